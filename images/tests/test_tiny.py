@@ -168,8 +168,8 @@ def test_whole_life(image: Path, tmp_path: Path) -> None:
     ("machine", "cpu", "mib", "attach"),
     [
         ("q35", "max", 128, scsi_cdrom),
-        ("pc", "qemu64", 256, ide_cdrom),
-        ("pc", "max", 128, disk_seed),
+        pytest.param("pc", "qemu64", 256, ide_cdrom, marks=pytest.mark.long),
+        pytest.param("pc", "max", 128, disk_seed, marks=pytest.mark.long),
     ],
 )
 def test_other_machines(

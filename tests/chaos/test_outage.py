@@ -77,7 +77,9 @@ def missing(platform: Platform) -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("outage", "away_s"), [(stopped, AWAY_S), (missing, GONE_S)])
+@pytest.mark.parametrize(
+    ("outage", "away_s"), [pytest.param(stopped, AWAY_S, marks=pytest.mark.long), (missing, GONE_S)]
+)
 def test_ten_creates_wait_for_netd_and_all_run_once_it_is_back(
     patient: Platform, outage: Callable[[Platform], AbstractContextManager[None]], away_s: float
 ) -> None:

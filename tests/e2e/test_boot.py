@@ -47,6 +47,8 @@ def test_delete_restores_the_census_and_the_guest_answers_until_its_halt(
     platform.wait_quiet(within_s=10)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_ten_in_sequence_are_each_reachable(platform: Platform) -> None:
     for number in range(10):
         name = f"seq-{number}"

@@ -36,6 +36,7 @@ def bridge(kubevirt: Cluster, place: Path) -> Iterator[Bridged]:
         yield running
 
 
+@pytest.mark.long
 async def test_virtctls_calls_reach_a_guest(bridge: Bridged, tmp_path: Path) -> None:
     key = tmp_path / "key"
     host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))

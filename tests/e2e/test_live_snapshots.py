@@ -71,6 +71,7 @@ def clean(platform: Platform) -> None:
         subprocess.run(["qemu-img", "check", "-q", str(path)], check=True)
 
 
+@pytest.mark.long
 def test_each_snapshot_of_a_running_guest_has_one_instant_of_all_its_disks(
     platform: Platform, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def alone() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_bad_images_are_reported_and_work_after_a_repair(
     alone: Cluster, registries: tuple[Debian, Debian], tmp_path: Path
 ) -> None:

@@ -34,6 +34,9 @@ _WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+
 _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
 """Reasons of vmwrapper after which a later start may succeed."""
 
+_LOST_MESSAGE = "failed to connect to monitor socket"
+"""An emulator that ends before libvirt connects to it. libvirt then does not read its message."""
+
 
 def is_down(error: libvirt.libvirtError) -> bool:
     """Return True if the connection failed, not the request."""
@@ -67,6 +70,9 @@ def translated(
     if match is not None:
         code = Code.UNAVAILABLE if _LATER.match(match[1]) else Code.INTERNAL
         return VirtbusError(code, match[1], f"{doing}: {match[2]}")
+    if text.startswith(_LOST_MESSAGE):
+        message = f"{doing}: the emulator ended at once and gave no reason ({text}); tried again"
+        return VirtbusError(Code.UNAVAILABLE, "emulator_ended", message, after_ms=1000)
     if error.get_error_code() in _AGENT:
         return _of_the_agent(text)
     kind, reason = _TABLE.get(error.get_error_code(), (Code.INTERNAL, "libvirt_failed"))
