@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.imaged.tests.filling import ended, filling, work
+from services.imaged.tests.filling import Copies, ended, filling, work
 from services.imaged.tests.records import named, record, ref, uid
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
@@ -221,6 +221,26 @@ class Hanging(Pools):
         while self.hangs and name == "fast":
             time.sleep(0.005)
         return super().measure(name)
+
+
+async def test_a_volume_is_copied_to_another_pool_and_its_former_data_goes(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        root, of, to = home(node), ref(8 * MIB), in_fast(8 * MIB, copied=True)
+        await ensure(node, of)
+        pools = node.disks.pools
+        async with filling(node, threads, Copies(), pools=pools) as fills:
+            want = work(to, volume=of, moved=True)
+            state = await ended(fills, want)
+            assert state.virtual_size_bytes == 8 * MIB
+            assert await node.disks.release_volume(of)
+            assert (await ended(fills, want)) == state
+        assert [path.name for path in (root / to.folder).glob("disk*")] == ["disk.qcow2"]
+        assert not (node.state / "disks" / "volumes").exists()
+        await ensure(node, to)
+        held = await node.disks.held_volumes("")
+        assert [one.ref and one.ref.pool for one in held.volumes] == ["fast"]
 
 
 async def test_a_volume_on_a_server_needs_no_file_and_a_release_removes_nothing(

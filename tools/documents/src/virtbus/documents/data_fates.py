@@ -30,7 +30,7 @@ class Fate(StrEnum):
     REFUSED = "refused"
     COPIED = "copied"
     REPLACED = "replaced"
-    MOVED = "to the other node"
+    MOVED = "to the other node or pool"
     LOST = "lost with its host"
 
 
