@@ -77,7 +77,11 @@ def platform(servers: dict[str, StorageServer]) -> Iterator[Platform]:
 
 
 def pool(platform: Platform, name: str) -> dict[str, str]:
-    found = json.loads(platform.cli("pool", "get", name, "-o", "json"))["items"][0]
+    """Return the state of a pool and its reason; empty until the node has reported it."""
+    done = platform.try_cli("pool", "get", name, "-o", "json")
+    if done.returncode != 0:
+        return {"state": "", "message": done.stderr}
+    found = json.loads(done.stdout)["items"][0]
     return {"state": found["state"], "message": found.get("message", "")}
 
 

@@ -156,10 +156,9 @@ class NfsPool(_OnServer):
 
     kind: Literal[PoolKind.NFS]
     host: Host
-    user: int | None = Field(None, ge=1, le=2**31)
-    """The id that the server sees as the user; default: that of QEMU's process. libvirt 9.0 cannot
-    pass 0."""
-    group: int | None = Field(None, ge=1, le=2**31)
+    user: int | None = Field(None, ge=0, le=2**31)
+    """The id that the server sees as the user; default: that of QEMU's process."""
+    group: int | None = Field(None, ge=0, le=2**31)
     """The same of the group."""
     volumes: dict[VolumeKey, NfsPath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
 

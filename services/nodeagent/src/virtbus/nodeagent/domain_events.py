@@ -58,6 +58,8 @@ class DomainEvents:
     ) -> None:
         self._hypervisor = hypervisor
         self._servers = servers
+        self._wake = asyncio.Event()
+        servers.changed = self._wake.set
         self._guests = guests
         self._blind = blind
         self._blind_soon: asyncio.TimerHandle | None = None
@@ -109,8 +111,8 @@ class DomainEvents:
         while True:
             pause_s = min(interval_s, WAITING_S) if self._waiting else interval_s
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._servers.changed.wait(), pause_s)
-            self._servers.changed.clear()
+                await asyncio.wait_for(self._wake.wait(), pause_s)
+            self._wake.clear()
             await self._see_again()
 
     async def _see_again(self) -> None:

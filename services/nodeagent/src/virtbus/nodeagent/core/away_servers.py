@@ -1,6 +1,6 @@
 """Keeps which servers of pools do not answer, and says which guests wait for them."""
 
-import asyncio
+from collections.abc import Callable
 
 from virtbus.schemas.vm import VmRecord
 
@@ -15,14 +15,14 @@ class AwayServers:
 
     def __init__(self) -> None:
         self._pools: set[str] = set()
-        self.changed = asyncio.Event()
-        """Set when a server went away, or is back."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a server went away, or is back."""
 
     def set(self, pool: str, *, away: bool) -> None:
         """Note if the server of a pool is away."""
         if away != (pool in self._pools):
             (self._pools.add if away else self._pools.discard)(pool)
-            self.changed.set()
+            self.changed()
 
     def why_it_stalls(self, record: VmRecord) -> str:
         """Return why a VM's guest may wait for a disk; empty if each of its servers answers."""

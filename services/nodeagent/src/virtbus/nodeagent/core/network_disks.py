@@ -96,7 +96,9 @@ def network_source(disk: NetworkDisk) -> Element:
 
 
 def _nfs_ids(pool: NfsPool) -> Element | None:
-    return None if pool.user is None else el("nfs", user=f"+{pool.user}", group=f"+{pool.group}")
+    if pool.user is None:
+        return None
+    return el("identity", user=f"+{pool.user}", group=f"+{pool.group}")
 
 
 def _auth(login: Login | None) -> Element | None:
