@@ -6,7 +6,6 @@ its pool only; server, place and login are settings of the node (ADR 0060).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from uuid import UUID, uuid5
 
 from virtbus.bus.runtime.pool_settings import (
     BlockPool,
@@ -41,7 +40,8 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret. A volume has one guest, so no two starts share one."""
+    """The UUID of libvirt's secret, the volume's own. A volume has one guest, so no two starts
+    share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDi
     login = None
     if isinstance(pool, IscsiPool | RbdPool) and pool.user:
         kind = _SECRET_KINDS[pool.kind]
-        login = Login(kind, pool.user, pool.secret_file, str(uuid5(UUID(ref.uid), "login")))
+        login = Login(kind, pool.user, pool.secret_file, ref.uid)
     return NetworkDisk(pool, pool.volumes[ref.key], login)
 
 

@@ -1,7 +1,7 @@
 """Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
 
 libvirt passes a secret to QEMU encrypted. It keeps ours in its memory only, and returns their
-values to nobody (`ephemeral`, `private`). The UUID is a function of the volume. So a secret that an
+values to nobody (`ephemeral`, `private`). The UUID is the volume's. So a secret that an
 agent left behind when it died is found, and replaced or removed.
 """
 
