@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from tests.sim.machine import Disk, copy_of
 from tests.sim.world import Service, World
 
+from virtbus.schemas import subjects
+
 FAULTS_FROM_S = 5.0
 HEAL_S = 215.0
 
@@ -183,14 +185,21 @@ class Nemesis:
         self.world.loop.outside(self.world.loop.time() + rng.uniform(1.0, 15.0), server.free)
 
     def _copied_host(self) -> None:
-        """Add one more host with a node's credentials: a clone, an old disk of it, or neither."""
+        """Add one more host with a node's credentials: a clone, an old disk of it, or neither.
+
+        Before the node's own agent has its key, the first host that asks gets the node, and only a
+        person gives it to another one (ADR 0031). So such a copy would be the node itself.
+        """
         rng, world = self.world.rng, self.world
         host = world.hosts[rng.choice(list(world.hosts))]
         now = copy_of(host.disk)
         old = self.old_disks.setdefault(host.name, now)
         if rng.random() < 0.5:
             self.old_disks[host.name] = now
-        copy = world.copy(host.name, rng.choice((now, old, Disk())))
+        disk, key = rng.choice((now, old, Disk())), subjects.node_instance(host.name)
+        if key not in world.server.shelf(key).entries:
+            return
+        copy = world.copy(host.name, disk)
         for_s = min(rng.uniform(5.0, 60.0), HEAL_S - world.loop.time())
         world.loop.outside(world.loop.time() + max(for_s, 0.1), lambda: world.scrap(copy))
 

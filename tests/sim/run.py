@@ -85,7 +85,7 @@ def run(
     keep_all: bool = False,
     controller_bus: type[SimBus] = SimBus,
 ) -> Verdict:
-    """Simulate five minutes of three nodes, two controllers, twenty VMs and five volumes."""
+    """Simulate five minutes of three nodes, two controllers, and the objects of a `Plan`."""
     began_s = time.process_time()
     world = World(seed, controller_bus=controller_bus)
     world.observer.keep_all = keep_all
@@ -93,7 +93,7 @@ def run(
     with running(world):
         world.begin()
         nemesis.begin()
-        plan = plan or Plan(volumes=VOLUMES)
+        plan = plan or Plan(volumes=VOLUMES, networks=NETWORKS)
         users.begin(world, plan)
         operators.begin(world, plan)
         at_s = REST_FROM_S

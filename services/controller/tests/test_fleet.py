@@ -8,9 +8,9 @@ from services.controller.tests.fleets import GIB, node, record, status, uid
 
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.node_views import node_views
-from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
+from virtbus.controller.core.nodes import DOWN_AFTER_S, LEFT_FOR_S, SUSPECT_AFTER_S
 from virtbus.controller.core.unrecorded_vms import HELD
-from virtbus.controller.core.view import view
+from virtbus.controller.core.view import matching_uids, view
 from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas import subjects
@@ -282,6 +282,47 @@ def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
     assert fleet.silent("n1", 1000.1 + SUSPECT_AFTER_S)
 
 
+def join(fleet: Fleet, node: str, revision: int = 1) -> None:
+    fleet.put_vm(subjects.join_nonce(node), encode(JoinNonce(nonce="x")), revision, 1)
+
+
+def test_a_joined_node_is_known_before_its_heartbeat_and_takes_no_vms() -> None:
+    fleet = Fleet(quiet_since_s=100.0)
+    join(fleet, "n3")
+    assert fleet.known_nodes() == ["n3"]
+    assert fleet.has_node("n3")
+    assert not fleet.has_node("n4")
+    assert [one.state for one in node_views(fleet, 101.0)] == [NodeState.RECOVERING]
+    assert [one.state for one in node_views(fleet, 101.0 + DOWN_AFTER_S)] == [NodeState.DOWN]
+    assert not fleet.may_be_off("n3", 101.0)
+    assert fleet.may_be_off("n3", 101.0 + DOWN_AFTER_S)
+    assert fleet.candidates(101.0) == []
+    fleet.purge_vm(subjects.join_nonce("n3"), 2)
+    assert fleet.known_nodes() == []
+
+
+def test_joined_nodes_that_were_never_heard_and_have_no_vms_trigger_no_brake() -> None:
+    fleet = Fleet(quiet_since_s=100.0)
+    for number in range(2, 9):
+        join(fleet, f"n{number}")
+    hear(fleet, node(), 200.0, 0)
+    assert not fleet.must_brake(200.0)
+    for number in range(2, 9):
+        put(fleet, record(number, node=f"n{number}"), number)
+    assert fleet.must_brake(200.0)
+
+
+def test_a_node_that_left_is_shown_until_it_is_forgotten() -> None:
+    fleet = Fleet()
+    for name in ("n1", "n2"):
+        hear(fleet, node(name, state=NodeState.LEFT), 100.0, 0)
+    join(fleet, "n1")
+    fleet.forget_left(100.1 + LEFT_FOR_S)
+    assert [(one.node, one.state) for one in node_views(fleet, 999.0)] == [("n1", NodeState.LEFT)]
+    fleet.purge_vm(subjects.join_nonce("n1"), 2)
+    assert fleet.known_nodes() == []
+
+
 def test_allocations_on_a_node_are_counted() -> None:
     fleet = Fleet()
     hear(fleet, node(time_ns=2_500_000_000), 10.0, 1_000_000_000)
@@ -324,10 +365,10 @@ def test_vms_are_listed_by_namespace_name_and_uid() -> None:
     put(fleet, record(1, "b", namespace="shop"), 1)
     put(fleet, record(2, "b"), 2)
     put(fleet, record(3, "a", labels={"x": "1", "y": "2"}), 3)
-    assert fleet.sorted_uids(None, {}) == [uid(3), uid(2), uid(1)]
-    assert fleet.sorted_uids("shop", {}) == [uid(1)]
-    assert fleet.sorted_uids(None, {"x": "1"}) == [uid(3)]
-    assert fleet.sorted_uids(None, {"x": "2"}) == []
+    assert matching_uids(fleet.vms, None, {}) == [uid(3), uid(2), uid(1)]
+    assert matching_uids(fleet.vms, "shop", {}) == [uid(1)]
+    assert matching_uids(fleet.vms, None, {"x": "1"}) == [uid(3)]
+    assert matching_uids(fleet.vms, None, {"x": "2"}) == []
 
 
 def test_the_memory_of_deleted_vms_is_bounded() -> None:

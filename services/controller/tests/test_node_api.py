@@ -11,10 +11,11 @@ from services.controller.tests.virtual import World, run, settle, world_on
 from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.schemas import subjects
-from virtbus.schemas.api import NodeDetail
-from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.api import NodeDetail, NodePage
+from virtbus.schemas.node import NodeSpec, NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.wire import encode, read, validate
 
 
 async def detail(made: World, verb: str, name: str = "n1", **data: object) -> NodeDetail:
@@ -58,9 +59,9 @@ async def test_cordon_keeps_the_vms_and_uncordon_clears_the_node_spec(made: Worl
     assert (await detail(made, "cordon")).node.node_spec is not None
 
 
-async def wanted(made: World) -> NodeSpec:
-    """Return n1's desired state on the bus."""
-    entry = await made.host.get(subjects.node_spec("n1"))
+async def wanted(made: World, name: str = "n1") -> NodeSpec:
+    """Return a node's desired state on the bus."""
+    entry = await made.host.get(subjects.node_spec(name))
     assert entry is not None
     return read(NodeSpec, entry.value)
 
@@ -218,6 +219,50 @@ async def test_a_node_that_is_gone_for_good_is_forgotten_by_every_controller(mad
 
 async def forget(made: World) -> Any:
     return await made.ask("forget", resource="node", node="n2")
+
+
+@played(controllers=2)
+async def test_a_node_that_is_off_since_before_the_controllers_is_shown_and_fenced(
+    made: World,
+) -> None:
+    await made.host.put(subjects.join_nonce("n2"), encode(JoinNonce(nonce="x")))
+    await settle()
+    assert (await detail(made, "get", "n2")).node.state is NodeState.RECOVERING
+    want = {"resource": "node", "node": "n2", "confirm": "its power is off"}
+    assert (await refused(made.ask("fence", **want))).reason == "node_answers"
+    await asyncio.sleep(30)
+    await made.hear(node("n1"))
+    page = validate(NodePage, await made.ask("list", resource="node"))
+    assert [(one.node, one.state) for one in page.items] == [
+        ("n1", NodeState.READY),
+        ("n2", NodeState.DOWN),
+    ]
+    assert page.alarms == ()
+    assert (await made.vm("create", name="web", image="tiny")).node == "n1"
+    await detail(made, "cordon", "n2")
+    assert (await wanted(made, "n2")).cordoned
+    fenced = (await detail(made, "fence", "n2", confirm="its power is off")).node.node_spec
+    assert fenced is not None
+    assert fenced.fenced is not None
+    assert (await refused(made.ask("unfence", resource="node", node="n2"))).reason == "node_silent"
+    await made.hear(node("n2"))
+    await settle()
+    back = (await detail(made, "unfence", "n2")).node.node_spec
+    assert back is not None
+    assert back.fenced is None
+
+
+@played()
+async def test_a_join_record_that_a_new_list_lacks_is_no_node(made: World) -> None:
+    await made.host.put(subjects.join_nonce("n2"), encode(JoinNonce(nonce="x")))
+    await settle()
+    made.buses["c1"].disconnect()
+    await settle()
+    await made.host.purge(subjects.join_nonce("n2"))
+    made.server.expire()
+    made.buses["c1"].reconnect()
+    await settle()
+    assert (await refused(made.ask("get", resource="node", node="n2"))).code == 404
 
 
 @played()

@@ -33,6 +33,7 @@ from virtbus.schemas.operation import (
 )
 from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
 from virtbus.schemas.streams import ExportRead
+from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.volume import VolumeMove, VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.volume_ref import VolumeRef
@@ -259,6 +260,22 @@ async def test_a_delete_of_a_moving_volume_removes_the_data_of_both_nodes(made: 
     assert entry is None or not entry.value or entry.why
     assert {node for node, _ in nodes.released} == {"n1", "n2"}
     assert nodes.image == ""
+
+
+@played(nodes=1)
+async def test_a_delete_waits_for_a_node_that_is_off_since_before_the_controllers(
+    made: World,
+) -> None:
+    nodes = Nodes()
+    await made.host.put(subjects.join_nonce("n2"), encode(JoinNonce(nonce="x")))
+    move = VolumeMove(source="n1", target="n2", export=uid(70), fill=uid(71))
+    await with_data(made, move=move, deleting=True)
+    await asyncio.sleep(20)
+    assert (await get(made)).state == VolumeState.DELETING
+    async with nodes.serve(made):
+        await asyncio.sleep(20)
+    assert {node for node, _ in nodes.released} == {"n1", "n2"}
+    assert (await refused(get(made))).code == 404
 
 
 @played(nodes=2, controllers=2)

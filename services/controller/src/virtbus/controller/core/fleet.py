@@ -28,7 +28,7 @@ from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of
 from virtbus.controller.core.pools import KnownPools
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
-from virtbus.controller.core.view import matches, view
+from virtbus.controller.core.view import view
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key
 from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_of
 from virtbus.controller.core.volumes import Volumes
@@ -113,6 +113,8 @@ class Fleet:
         held = self.vms.get(key.rpartition(".")[2])
         if held is not None and held.revision >= revision:
             return None  # our own write, already applied: needs no decoding
+        if (tokens := key.split("."))[-1] == JOIN_KEY:
+            self.hosts.joined.add(tokens[2])
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim | AddressClaim):
             self.claims[key] = StoredClaim(message.uid, revision, time_ns)
@@ -157,8 +159,7 @@ class Fleet:
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
             if tokens[-1] == JOIN_KEY:
-                # the node was forgotten; if it is online, its next heartbeat adds it again
-                self.nodes.pop(tokens[2], None)
+                self.drop_node(tokens[2])
             return None
         self.addresses.purge(key, revision)
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
@@ -248,15 +249,21 @@ class Fleet:
             self.nodes[node] = seen._replace(record=record, kind=kind_of(plain))
         self._candidates.pop(node, None)
 
+    def drop_node(self, node: str) -> None:
+        """Forget a node on request. If it is online, its next heartbeat adds it again."""
+        self.hosts.joined.discard(node)
+        self.nodes.pop(node, None)
+
     def forget_left(self, now_s: float) -> None:
         """Forget nodes that left: their heartbeat keys expire without a message."""
         for node in [n for n, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """Process the end of a heartbeat key: forget a node that left and has no VMs."""
+        """Process the end of a heartbeat key: forget a node that left, if nothing else names it."""
         seen = self.nodes.get(node)
-        if seen and seen.record.state is NodeState.LEFT and node not in self.promises.on:
+        kept = node in self.hosts.joined or node in self.promises.on
+        if seen and seen.record.state is NodeState.LEFT and not kept:
             del self.nodes[node]
 
     def node_spec_of(self, node: str) -> NodeSpec:
@@ -298,8 +305,12 @@ class Fleet:
         return left or self.silence_s(node, now_s) > DOWN_AFTER_S
 
     def known_nodes(self) -> list[str]:
-        """Return the sorted names of nodes that sent a heartbeat or have VMs."""
-        return sorted({*self.nodes, *self.promises.on} - {UNPLACED})
+        """Return the sorted names of nodes that sent a heartbeat, have joined, or have VMs."""
+        return sorted({*self.nodes, *self.hosts.joined, *self.promises.on} - {UNPLACED})
+
+    def has_node(self, node: str) -> bool:
+        """Return True for a node of `known_nodes`."""
+        return node in self.nodes or node in self.hosts.joined or node in self.promises.on
 
     def alarms(self) -> tuple[str, ...]:
         """Return problems that need a person, one sentence each."""
@@ -309,7 +320,7 @@ class Fleet:
 
     def must_brake(self, now_s: float) -> bool:
         """Return True if too many nodes fell silent together."""
-        known = {node: self.nodes.get(node) for node in self.known_nodes()}
+        known = {node: self.nodes.get(node) for node in {*self.nodes, *self.unheard_nodes()}}
         there = {n: s for n, s in known.items() if not s or s.record.state is not NodeState.LEFT}
         silent = [s for node, s in there.items() if self.silence_s(node, now_s) > SUSPECT_AFTER_S]
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
@@ -346,26 +357,14 @@ class Fleet:
             if len(self._reasons) > REASONS_KEPT:
                 self._reasons.clear()
             refused = place_waiting(record, wait, self.candidates(now_s)).refused
-            refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
+            unheard = (node for node in self.known_nodes() if node not in self.nodes)
+            refused = {**refused, **dict.fromkeys(unheard, "is silent")}
             reason = self._reasons[wait] = (now_s, why_unplaced(refused))
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
         """Return nodes that have VMs and sent no heartbeat: their capacity is unknown."""
-        return [node for node in self.known_nodes() if node not in self.nodes]
-
-    def sorted_uids(
-        self, namespace: str | None, labels: dict[str, str], owner: str = ""
-    ) -> list[str]:
-        """Return the uids of a namespace (None: all) and owner (empty: all) with the labels.
-
-        They are sorted by namespace, name and uid.
-        """
-        return [
-            held.record.uid
-            for held in sorted(self.vms.values(), key=StoredVm.order)
-            if matches(held.record, namespace, labels, owner)
-        ]
+        return sorted(self.promises.on.keys() - self.nodes.keys() - {UNPLACED})
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """Return the nodes with their allocations, for placement."""

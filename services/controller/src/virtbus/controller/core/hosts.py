@@ -1,4 +1,4 @@
-"""Caches the hosts of nodes: their identity, approved capacity, and refused agents."""
+"""Caches the hosts of nodes: which have joined, their identity, capacity, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from virtbus.schemas.hosts import HostRecord, Instance
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.records import refuse_foreign
+from virtbus.schemas.subjects import JOIN_KEY
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0
@@ -27,10 +28,12 @@ class Rival(NamedTuple):
 
 @dataclass
 class Hosts:
-    """The hosts of nodes, from the keys `_host` and `_rival` and from heartbeats."""
+    """The hosts of nodes, from the keys `_join`, `_host` and `_rival` and from heartbeats."""
 
     records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
     """By node: the record, None if it was purged, and the key's revision."""
+    joined: set[str] = field(default_factory=set)
+    """Nodes with a join record. Each is a host of the fleet until `node forget`, also while off."""
     reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
     """By node: the last heartbeat as reported, as a model and as plain data."""
     rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
@@ -49,6 +52,15 @@ class Hosts:
         """Store a host record, unless a newer revision is known."""
         if self.revision(node) < revision:
             self.records[node] = (record, revision)
+
+    def forget(self, key: str) -> str:
+        """Forget the value at `_join` or `_host`, which the bus does not have; return the node."""
+        node, kind = key.split(".")[2:4]
+        if kind == JOIN_KEY:
+            self.joined.discard(node)
+        else:
+            self.records.pop(node, None)
+        return node
 
     def record(self, node: str) -> HostRecord | None:
         return self.records.get(node, (None, 0))[0]

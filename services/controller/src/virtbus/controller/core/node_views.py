@@ -9,7 +9,7 @@ from virtbus.schemas.node import NodeView
 
 
 def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
-    """Yield the view of each node that sent a heartbeat or has VMs, ordered by name."""
+    """Yield the view of each known node, ordered by name."""
     for node in fleet.known_nodes():
         seen = fleet.nodes.get(node) or NodeSeen(unheard(node), fleet.quiet_since_s)
         load = fleet.promises.on.get(node, NOTHING)

@@ -86,7 +86,7 @@ def state_of(signs: NodeSignals) -> NodeState:
 
 
 def unheard(node: str) -> NodeRecord:
-    """Return a placeholder record for a node that has VMs and sent no heartbeat."""
+    """Return a placeholder record for a known node that sent no heartbeat."""
     return NodeRecord(
         node=node,
         hostname="",

@@ -1,7 +1,10 @@
 """Joins a VM's record with the status that its node last wrote, as users see the VM."""
 
+from collections.abc import Mapping
+
 from virtbus.controller.core.evacuation import fenced
 from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
@@ -115,3 +118,14 @@ def matches(
         and (not owner or record.owner == owner)
         and all(record.labels.get(key) == value for key, value in labels.items())
     )
+
+
+def matching_uids(
+    vms: Mapping[str, StoredVm], namespace: str | None, labels: dict[str, str], owner: str = ""
+) -> list[str]:
+    """Return the uids of the records that match, sorted by namespace, name and uid."""
+    return [
+        held.record.uid
+        for held in sorted(vms.values(), key=StoredVm.order)
+        if matches(held.record, namespace, labels, owner)
+    ]

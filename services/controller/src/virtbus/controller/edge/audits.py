@@ -34,9 +34,9 @@ class Audits:
 
     async def audit(self, request: Request) -> NodeAudited:
         want = validate(NodeAudit, request.data)
-        if want.node is not None and want.node not in self._fleet.nodes:
+        if want.node is not None and not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
-        nodes = [want.node] if want.node is not None else sorted(self._fleet.nodes)
+        nodes = [want.node] if want.node is not None else self._fleet.known_nodes()
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(self._ask(node, request.deadline_s, repair=want.repair))

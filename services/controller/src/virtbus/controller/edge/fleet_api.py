@@ -125,11 +125,11 @@ class FleetApi:
 
     def _named(self, node: str | None) -> list[str]:
         """Return the given node, or all nodes for None; raise VirtbusError if there is none."""
-        nodes = [node] if node else sorted(self._fleet.nodes)
+        nodes = [node] if node else self._fleet.known_nodes()
         if not nodes:
             message = "no node has joined; start one with `virtbus up`"
             raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
-        if node and node not in self._fleet.nodes:
+        if node and not self._fleet.has_node(node):
             raise node_not_found(node)
         return nodes
 

@@ -145,10 +145,8 @@ class Informers:
         fleet.damaged.discard(key)
         if of_operation(key):
             fleet.operations.forget(key)
-        elif key.endswith(f".{subjects.HOST_KEY}"):
-            node = key.split(".")[2]
-            fleet.hosts.records.pop(node, None)
-            fleet.offer(node)
+        elif key.endswith((f".{subjects.HOST_KEY}", f".{subjects.JOIN_KEY}")):
+            fleet.offer(fleet.hosts.forget(key))
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
         elif key.endswith(f".{subjects.POOLS_KEY}"):
@@ -173,6 +171,7 @@ class Informers:
             *fleet.vms,
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
+            *(subjects.join_nonce(node) for node in fleet.hosts.joined),
             *fleet.volumes.keys(),
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),

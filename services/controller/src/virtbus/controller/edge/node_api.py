@@ -227,7 +227,7 @@ class NodeApi:
         await self._bus.purge(subjects.node_hosts(node), marker_ttl_s=MARKER_TTL_S)
         await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
         await self._change(node, nothing, request)
-        self._fleet.nodes.pop(node, None)
+        self._fleet.drop_node(node)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
         self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
         return NodeForgotten(node=node, statuses=len(uids), lost_volumes=lost)
@@ -332,10 +332,9 @@ class NodeApi:
         return found
 
     def _known(self, node: str) -> str:
-        """Return the node; raise 404 if it has no heartbeat, no VMs and no desired state."""
+        """Return the node; raise 404 if neither it nor a desired state of it is known."""
         fleet = self._fleet
-        holds = any(held.record.node == node for held in fleet.vms.values())
-        if node in fleet.nodes or holds or not fleet.node_spec_of(node).idle:
+        if fleet.has_node(node) or not fleet.node_spec_of(node).idle:
             return node
         raise node_not_found(node)
 

@@ -57,7 +57,7 @@ class Quarantines:
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
         want = validate(NodeQuarantine, request.data)
-        if want.node not in self._fleet.nodes:
+        if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
         ask_s = request.deadline_s - asyncio.get_running_loop().time() - 1.0
         if want.do == "adopt":

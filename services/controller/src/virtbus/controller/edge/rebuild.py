@@ -68,7 +68,7 @@ class Rebuilds:
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
         reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
-        silent = {*failed, *(set(self._fleet.nodes) - set(nodes))}
+        silent = {*failed, *(set(self._fleet.known_nodes()) - set(nodes))}
         bus = await self._known(reports.values())
         records = [record for report in reports.values() for record in report.records]
         sure, doubtful = believed(reports, await self._keys.good(records), want.accept_unsigned)

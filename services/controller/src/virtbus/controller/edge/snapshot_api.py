@@ -108,7 +108,7 @@ class SnapshotApi:
     async def adopt(self, request: Request) -> SnapshotView:
         """Write the record of a snapshot whose data is on a node; a person names both."""
         want = validate(SnapshotAdopt, request.data)
-        if want.node not in self._fleet.nodes:
+        if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
         found = await self._orphans.find(want)
         now_ns = self._sources.time_ns()

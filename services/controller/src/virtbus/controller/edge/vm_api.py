@@ -25,6 +25,7 @@ from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import never_room, no_room, room
 from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.view import matching_uids
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.volume_attachment import refuse_growth
 from virtbus.controller.edge.bus_storage import BusStorageGuard
@@ -98,7 +99,7 @@ class VmApi:
         want = validate(VmList, request.data)
         now_s = asyncio.get_running_loop().time()
         owner = owner_of(request.account)
-        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels), owner)
+        uids = matching_uids(self._fleet.vms, want.namespace, dict(want.labels), owner)
         vms = self._fleet.vms
         if want.continue_ is not None:
             after = _place(pages.key_of(want.continue_))

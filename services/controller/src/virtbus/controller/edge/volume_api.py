@@ -125,7 +125,7 @@ class VolumeApi:
 
     def node(self, node: str | None) -> str:
         """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
-        if node is not None and node not in self._fleet.nodes:
+        if node is not None and not self._fleet.has_node(node):
             raise node_not_found(node)
         return node or ""
 

@@ -223,7 +223,7 @@ class VolumeMoves:
                 return  # the next round finds its end
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        if node in self._fleet.nodes:
+        if self._fleet.has_node(node):
             ask = VolumeRelease(ref=ref)
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
@@ -235,7 +235,7 @@ class VolumeMoves:
 
     async def drop_file(self, record: VolumeRecord, move: VolumeMove) -> None:
         """Remove the uploaded file from the target, unless that node is forgotten."""
-        if move.source == move.target or move.target not in self._fleet.nodes:
+        if move.source == move.target or not self._fleet.has_node(move.target):
             return
         subject = subjects.rpc(move.target, "imaged", "delete")
         ask = ForgetImage(ref=volume_moves.image_name(record, move))

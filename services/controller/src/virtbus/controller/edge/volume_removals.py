@@ -104,7 +104,7 @@ class VolumeRemovals:
         places = [(record.node, ref_of(record))]
         if move is not None:
             other = left_behind(record, move)
-            places += [other] if other[0] in self._fleet.nodes else []
+            places += [other] if self._fleet.has_node(other[0]) else []
             await self._moves.drop_file(record, move)
         for node, ref in places:
             subject = subjects.rpc(node, "imaged", "volume-release")

@@ -12,6 +12,7 @@ from virtbus.bus.client.owners import account_of, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.view import matching_uids
 from virtbus.controller.edge.pace import Pace
 from virtbus.controller.edge.watch_sender import Watcher, WatchSender
 from virtbus.schemas import subjects
@@ -159,7 +160,7 @@ class WatchServer:
             watcher.dirty.clear()
             return [
                 uid
-                for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
+                for uid in matching_uids(self._fleet.vms, want.namespace, dict(want.labels))
                 if self._teller.wanted(watcher, uid)
             ]
         position = Position.parse(want.after)
