@@ -281,6 +281,14 @@ class Platform:
         view: Json = json.loads(self.cli("vm", "get", name, "-o", "json"))
         return view
 
+    def pool(self, name: str) -> Json:
+        """`virtbus pool get`; the state is empty until the node has reported the pool."""
+        done = self.try_cli("pool", "get", name, "-o", "json")
+        if done.returncode != 0:
+            return {"state": "", "message": done.stderr}
+        view: Json = {"message": "", **json.loads(done.stdout)["items"][0]}
+        return view
+
     def vms(self) -> list[Json]:
         """Return all VMs, by a request of this process: the CLI takes ten times the CPU."""
         page = VmPage.model_validate(self._read("vm.list", {"limit": 500}))

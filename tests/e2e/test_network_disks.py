@@ -4,7 +4,6 @@ One body for all kinds of servers. The guests use QEMU's own drivers.
 """
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -76,15 +75,6 @@ def platform(servers: dict[str, StorageServer]) -> Iterator[Platform]:
         yield held
 
 
-def pool(platform: Platform, name: str) -> dict[str, str]:
-    """Return the state of a pool and its reason; empty until the node has reported it."""
-    done = platform.try_cli("pool", "get", name, "-o", "json")
-    if done.returncode != 0:
-        return {"state": "", "message": done.stderr}
-    found = json.loads(done.stdout)["items"][0]
-    return {"state": found["state"], "message": found.get("message", "")}
-
-
 def written(platform: Platform) -> int:
     """Return the number of the last line that the guest has written."""
     return platform.console_log("web").count("WROTE ")
@@ -97,12 +87,12 @@ def test_a_guest_waits_for_its_server_and_continues(
     server, script = servers[name], tmp_path / "user-data"
     script.write_text(WRITE)
     with server.running():
-        until(lambda: pool(platform, name)["state"] == "Ready", lambda: str(pool(platform, name)))
+        until(lambda: platform.pool(name)["state"] == "Ready", lambda: str(platform.pool(name)))
         platform.cli("volume", "create", name, "--size", "8MiB", "--pool", name)
         use = ("--image", "tiny", "--memory", "128MiB", "--user-data", str(script))
         platform.create("web", *use, "--volume", name, wait="ready")
         until(lambda: written(platform) > 3, lambda: platform.console_log("web")[-2000:])
-        assert pool(platform, name)["state"] == "Ready"
+        assert platform.pool(name)["state"] == "Ready"
         assert not platform.get("web").get("message")
         refuse_leaks(platform, server.secret)
     began_s = time.monotonic()
@@ -110,8 +100,8 @@ def test_a_guest_waits_for_its_server_and_continues(
     waited_s = time.monotonic() - began_s
     assert waited_s < PROBE_S + BUSY_S, f"it took {waited_s:.1f} s"
     assert platform.get("web")["state"] == ("Running" if server.stalls else "Paused")
-    until(lambda: pool(platform, name)["state"] == "Gone", "the pool is gone")
-    assert "start it" in pool(platform, name)["message"]  # it refuses, or a probe was under way
+    until(lambda: platform.pool(name)["state"] == "Gone", "the pool is gone")
+    assert "start it" in platform.pool(name)["message"]  # it refuses, or a probe was under way
     platform.create("other", "--image", "tiny", "--memory", "128MiB", wait="ready")
     platform.delete("other")
 
