@@ -130,10 +130,10 @@ class VolumeFill(LenientModel):
 
 
 class VolumeMove(LenientModel):
-    """The move of a volume's data from node to node (ADR 0063).
+    """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
     The volume is on its target once its record says so, in one write. Before it, a failure leaves
-    it where it was. The data that is left on the other node is removed afterwards.
+    it where it was. The data that is left in the other place is removed afterwards.
     """
 
     source: Id
@@ -146,6 +146,10 @@ class VolumeMove(LenientModel):
     """The reason of a failure; empty for none. The volume stays on its source."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
+    pool: Id | None = None
+    """The pool that gets the data; None: that of the same name."""
+    former_pool: Id = LOCAL
+    """The pool that had the data, if `pool` is another one. Both are of the kind local."""
 
 
 class VolumeRecord(LenientModel):
@@ -194,7 +198,9 @@ class VolumeRecord(LenientModel):
     def is_moving(self) -> bool:
         """Return True while the data is being copied: the volume is still on the source."""
         move = self.move
-        return move is not None and not move.failed and self.node == move.source
+        if move is None or move.failed or self.node != move.source:
+            return False
+        return move.pool is None or self.spec.pool == move.former_pool
 
     @property
     def has_open_move(self) -> bool:

@@ -56,12 +56,15 @@ class VolumeFillAgain(VolumeAsk):
 
 
 class VolumeMoveTo(VolumeAsk):
-    """`volume.move`: moves the data to `node`. No VM may hold the volume.
+    """`volume.move`: moves the data to `node`, or to `pool`, or both. No VM may hold the volume.
 
-    With the node of the data, a move that has not ended is given up.
+    With the node and the pool of the data, a move that has not ended is given up.
     """
 
-    node: Id
+    node: Id | None = None
+    """Default: the node of the data."""
+    pool: Id | None = None
+    """Default: the pool of the volume."""
 
 
 class VolumeAdopt(VolumeAsk):

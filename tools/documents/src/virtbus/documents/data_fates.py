@@ -31,7 +31,7 @@ class Fate(StrEnum):
     REFUSED = "refused"
     COPIED = "copied"
     REPLACED = "replaced"
-    MOVED = "to the other node"
+    MOVED = "to the other node or pool"
     LOST = "lost with its host"
 
 
@@ -264,6 +264,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "its operator removes it; the name is free",
         ),
     },
+    "`vm move`, `node drain` or `node fence` with a volume on a server": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_pools.py"
+            "::test_a_volume_on_a_server_goes_with_its_vm_to_a_node_that_reaches_it",
+            "on its server; the VM uses it on its next node",
+        ),
+    },
     "imaged dies while it writes a device": {
         Data.VOLUME: Outcome(
             Fate.REPLACED,
@@ -275,7 +283,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "its pool's server dies": {
         Data.VOLUME: Outcome(
             Fate.STAYS,
-            "tests/e2e/test_nbd_pool.py::test_a_guest_waits_for_its_server_and_continues",
+            "tests/e2e/test_network_disks.py::test_a_guest_waits_for_its_server_and_continues",
             "the guest pauses, and continues when the server is back",
         ),
     },

@@ -64,6 +64,7 @@ _VALUES: dict[str, Any] = {
     "ImageList.continue": DIGEST,
     "NodeImages.keys": ["9ad0c0ffee0ddba1"],
     "image_keys": ["9ad0c0ffee0ddba1"],
+    "former_pool": "local",
     "spec_hash": "ab" * 32,
     "sec_digest": "cd" * 32,
     "traceparent": TRACEPARENT,

@@ -21,6 +21,7 @@ from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -108,10 +109,15 @@ class VolumeHolders:
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM begins to hold, or that come to its new node."""
-    moved = before is not None and after.node not in {before.node, UNPLACED}
+    """Return the volumes that the VM begins to hold, or that go with it to another node."""
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
-    return [ref for ref in after.volume_refs.values() if moved or ref.folder not in had]
+    moved = before is not None and after.node != before.node
+    placed = after.node != UNPLACED
+    return [
+        ref
+        for ref in after.volume_refs.values()
+        if ref.folder not in had or (moved and (placed or ABILITIES[ref.kind].shared))
+    ]
 
 
 def _larger(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
