@@ -1,15 +1,23 @@
 """References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
 
+from pydantic import Field
+
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.volume_spec import VolumeSpec
 
 
 class NamedVolume(StrictModel):
-    """A volume of the VM's namespace, by name. The VM holds it while its spec names it."""
+    """A volume of the VM's namespace, by name. The VM holds it while its spec names it.
+
+    With a `template`, the create of the VM makes the volume if there is none of that name, in the
+    same write as the VM (ADR 0072). A volume that exists is used as it is.
+    """
 
     name: Id
+    template: VolumeSpec | None = Field(None, exclude_if=lambda spec: spec is None)
 
 
 class VolumeRef(LenientModel):
