@@ -65,6 +65,7 @@ def path(**more: Any) -> NicPath:
     [
         ("nat", "10.9.0.1", "virtbus0 (10.9.0.1) -- host", "masquerade"),
         ("routed", "10.9.0.1", "virtbus0 (10.9.0.1) -- host", "needs a route to 10.9.0.0/24"),
+        ("overlay", "10.9.0.1", "virtbus0 (10.9.0.1) -- host", "through a tunnel"),
         ("isolated", "", "vb0 -- virtbus0", "Nothing leads further"),
     ],
 )
@@ -77,7 +78,7 @@ def test_the_explanation_follows_the_kind_of_the_network(
     text = explained({**OUTSIDE, **view, "interfaces": [nic]})
     assert f"{drawn}\n" in text
     assert (told in text, "Guests of 10.9.0.0/24" in text) == (True, True)
-    assert ("masquerade" in text, "10.127" in text) == (kind == "nat", False)
+    assert ("masquerade" in text, "10.127" in text) == (kind in {"nat", "overlay"}, False)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ def test_every_subject_is_in_the_catalogue() -> None:
     }
     filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "service_report_all", "events"}
     filters |= {"signing_keys", "watch_renewals", "operation_anywhere", "names_asks"}
+    filters |= {"overlay_peers_all"}
     readers = {"claimed_address"}
     assert made - filters - readers == {channel.function for channel in CHANNELS}
     assert len(FILTERS) == len(filters)

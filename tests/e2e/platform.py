@@ -37,6 +37,7 @@ from virtbus.schemas.subjects import (
     INSTANCE_KEY,
     JOIN_KEY,
     NODE_SPEC_KEY,
+    PEER_KEY,
     POOLS_KEY,
     RIVAL_KEY,
     SIGNING,
@@ -477,7 +478,7 @@ def lasts(key: str, value: bytes) -> bool:
     if last == NODE_SPEC_KEY:
         return read(NodeSpec, value).idle
     nodes = {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, POOLS_KEY, INSTANCE_KEY, RIVAL_KEY}
-    of_nodes = last in nodes
+    of_nodes = last in nodes | {PEER_KEY}
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 

@@ -17,7 +17,7 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
+from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY, PEER_KEY
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -99,7 +99,7 @@ class Host:
         if _is_wish(entry):
             there = entry.kind is EntryKind.PUT
             self._fenced = there and read(NodeSpec, entry.value).fenced is not None
-        elif uid in {JOIN_KEY, HOST_KEY, HOSTS_KEY}:
+        elif uid in {JOIN_KEY, HOST_KEY, HOSTS_KEY, PEER_KEY}:
             return
         elif entry.kind is EntryKind.PURGE:
             self._forget(uid)

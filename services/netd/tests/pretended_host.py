@@ -26,6 +26,7 @@ from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -40,6 +41,7 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.netd.resolver import Resolver
 from virtbus.schemas.counters import Counters
 from virtbus.schemas.node_rpc import NetReady
@@ -355,6 +357,7 @@ class Node:
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
         self.links_allowed = ("br-lan",)
+        self.reach = ReachRules()
         self.begun: list[NetReady] = []
         self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
         self.doors: HostPorts
@@ -367,9 +370,8 @@ class Node:
     def wire(self) -> None:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
-        bridge = HostBridge(
-            self.bridge, Gateways(self.gateway, self.gateway6), state / "host.json", self.state_dir
-        )
+        gateways = Gateways(self.gateway, self.gateway6)
+        bridge = HostBridge(self.bridge, gateways, state / "host.json", self.state_dir, self.reach)
         cni = Cni(
             self.conf_dir,
             self.bin_dirs,
@@ -377,8 +379,9 @@ class Node:
             openings={"*": ("*",), "team-only": ("team",)},
             allowed=("bridge", "host-local"),
         )
+        bridges = HostBridges(bridge, "n1")
         self.doors = HostPorts(
-            attachers=Attachers(HostBridges(bridge, "n1"), cni, Segments(self.links_allowed)),
+            attachers=Attachers(bridges, cni, Segments(self.links_allowed), Tunnels(bridges)),
             namespaces=self.host.namespaces,
             bridge=bridge,
             ports=PublishedPorts(bridge),
@@ -387,10 +390,7 @@ class Node:
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
             resolver=Resolver(
-                Gateways(self.gateway, self.gateway6),
-                "vm.internal",
-                HostServers(self.site.dns, self.gateway.ip),
-                "n1",
+                gateways, "vm.internal", HostServers(self.site.dns, self.gateway.ip), "n1"
             ),
         )
         self.attachments = Attachments(self.doors, self.site)

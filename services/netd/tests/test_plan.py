@@ -21,7 +21,7 @@ from virtbus.netd.settings import Settings
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.network import check_mac
+from virtbus.schemas.network import check_mac, guest_mac
 from virtbus.schemas.network_object import NetworkKind, NetworkSpec, NetworkTarget, PoolScope
 from virtbus.schemas.vm import VmRecord
 
@@ -38,7 +38,7 @@ def test_every_name_fits_the_kernel_and_every_mac_is_a_guests(uid: object, index
     lent = names.lent_tap(str(uid), index)
     assert len(lent.encode()) == 15
     assert not names.is_host_link(lent)
-    macs = {names.guest_mac(str(uid), f"net{index}"), names.wire_mac(str(uid), index)}
+    macs = {guest_mac(str(uid), f"net{index}"), names.wire_mac(str(uid), index)}
     assert len(macs) == 2
     for mac in macs:
         assert check_mac(mac) == mac
@@ -59,7 +59,7 @@ def test_a_plan_uses_the_specs_mac_and_generates_the_others() -> None:
     record = make_record(A, networks=("default", "lan"), macs=("02:00:00:00:00:07", None))
     plan = plan_of(record)
     assert [nic.kind for nic in plan.nics] == [NicKind.BRIDGE, NicKind.CNI]
-    assert [nic.mac for nic in plan.nics] == ["02:00:00:00:00:07", names.guest_mac(A, "net1")]
+    assert [nic.mac for nic in plan.nics] == ["02:00:00:00:00:07", guest_mac(A, "net1")]
     assert plan == plan_of(record)
 
 

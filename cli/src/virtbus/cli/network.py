@@ -18,7 +18,7 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.network"
 HEADER = ("NAMESPACE", "NAME", "KIND", "STATE", "SUBNET", "VMS", "NODES")
 EVERYWHERE = "_"
-KINDS = ("nat", "routed", "isolated", "bridge", "macvtap", "cni")
+KINDS = ("nat", "routed", "isolated", "overlay", "bridge", "macvtap", "cni")
 MODES = ("bridge", "vepa", "private", "passthru")
 
 
@@ -72,9 +72,10 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
         virtbus network create lab --kind isolated --subnet 10.9.0.0/24
         virtbus network create db --kind isolated --subnet 10.9.1.0/24 --pool fleet
         virtbus network create dmz --kind routed --on n1=10.1.0.0/24 --on n2=10.2.0.0/24
+        virtbus network create mesh --kind overlay --subnet 10.210.0.0/16
         virtbus network create lan --kind bridge --link br-lan
         virtbus network create wan --kind macvtap --link eth1
-        virtbus network create mesh --kind cni --conflist mesh
+        virtbus network create calico --kind cni --conflist calico
         virtbus network create vlan7 --kind cni --config ./vlan7.conflist --all-namespaces
         """
     )
@@ -138,7 +139,8 @@ def create(
 
     With nat, guests reach each other on their host, and the outside under the host's address. With
     routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
-    isolated, they reach each other on their host, and nothing else. With bridge, they are on the
+    isolated, they reach each other on their host, and nothing else. With overlay, it is as with
+    nat, and guests of all hosts reach each other. With bridge, they are on the
     segment of a bridge that hosts have, and its DHCP server gives them addresses. With macvtap,
     they are on that of an interface, and do not reach the host itself. With cni, plugins decide.
 

@@ -45,7 +45,8 @@ node, operations.
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, the holder and request ids: less than 2 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
-"""The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses."""
+"""The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses. Also the
+guests of an overlay on one host."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
@@ -81,7 +82,7 @@ _BY_PLACE = {
 def bound_of(subject: str) -> Bound:
     """Return the limits of the values at `subject`, a bucket's key or a stream's subject."""
     tokens = subject.split(".")
-    if tokens[-1] == "_hosts":
+    if tokens[-1] in {"_hosts", "_peer"}:
         return HOSTS
     if tokens[1:3] == ["vm", "_vol"]:
         return VOLUME

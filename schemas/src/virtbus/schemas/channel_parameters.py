@@ -23,6 +23,7 @@ SAMPLES = {
     "key": "sample-key",
     "network": "0192f0c1-2d3e-7abc-8def-0123456789ac",
     "address": "10.0.0.1",
+    "peer": "sample-peer",
 }
 PARAMETERS = {
     "uid": "the UUID of the VM, the object or the operation",
@@ -41,6 +42,7 @@ PARAMETERS = {
     "key": "the id of a key: the digest of its public half",
     "network": "the uid of a network object",
     "address": "lower-case base32 of an IPv4, IPv6 or MAC address, without padding",
+    "peer": "the id of another node that has guests of the network",
     "bucket": "a KV bucket, such as `vm`",
 }
 

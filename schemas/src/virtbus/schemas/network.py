@@ -1,5 +1,6 @@
 """A VM's network, as services describe it to each other."""
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated
 
@@ -21,6 +22,15 @@ def check_mac(text: str) -> str:
         msg = "must be a unicast MAC address, not a multicast, broadcast or zero one"
         raise ValueError(msg)
     return lowered
+
+
+def guest_mac(uid: str, name: str) -> str:
+    """Return the MAC of the interface `name` of a VM, if its spec has none.
+
+    It depends on no other interface, so it stays if one of them is removed.
+    """
+    digest = hashlib.sha256(f"guest/{uid}/{name}".encode()).digest()
+    return "02:" + digest[:5].hex(":")
 
 
 Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]

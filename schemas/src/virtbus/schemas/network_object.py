@@ -17,6 +17,7 @@ from virtbus.schemas.address_pool import AddressPool, AddressRange, pool_of
 from virtbus.schemas.ids import UNPLACED, Id, Uid, check_id
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.nic import MTU_MIN
+from virtbus.schemas.overlay import VNI_MAX
 from virtbus.schemas.quantity import Count
 
 EVERYWHERE = UNPLACED
@@ -42,6 +43,8 @@ class NetworkKind(StrEnum):
     """As nat, but with the guests' own addresses: the outside needs a route to each subnet."""
     ISOLATED = "isolated"
     """Guests reach other guests of the network on their host, and nothing else."""
+    OVERLAY = "overlay"
+    """As nat, and guests of several hosts reach each other, by tunnels between the hosts."""
     BRIDGE = "bridge"
     """Guests are on the segment of an existing bridge of the host."""
     MACVTAP = "macvtap"
@@ -59,7 +62,7 @@ class PoolScope(StrEnum):
     """Controllers claim each address on the bus before the VM's commit. A move keeps it."""
 
 
-SPANNING = frozenset[NetworkKind]()
+SPANNING = frozenset({NetworkKind.OVERLAY})
 """Kinds that connect guests of several hosts, so that their addresses are always claimed."""
 
 
@@ -216,6 +219,8 @@ class NetworkTarget(LenientModel):
     name: Id
     generation: int = 1
     spec: NetworkSpec
+    vni: int = 0
+    """For `overlay`: the number of the network in its tunnels."""
 
 
 class NetworkRecord(LenientModel):
@@ -238,6 +243,8 @@ class NetworkRecord(LenientModel):
     generation: int = Field(1, ge=1)
     """Rises with every change of the spec."""
     created_ns: int
+    vni: int = Field(0, ge=0, le=VNI_MAX)
+    """For `overlay`: as in `NetworkTarget`."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it. A repeat changes nothing."""
 
@@ -250,6 +257,7 @@ class NetworkRecord(LenientModel):
             name=self.name,
             generation=self.generation,
             spec=self.spec,
+            vni=self.vni,
         )
 
 

@@ -23,7 +23,8 @@ class NicPath(LenientModel):
 
     status: InterfaceStatus
     kind: str
-    """`bridge`: the built-in network; `nat`, `routed`, `isolated`: that of a network object;
+    """`bridge`: the built-in network; `nat`, `routed`, `isolated`, `overlay`: that of a network
+    object;
     `host-bridge`: a bridge of the host; `macvtap`: an interface of it, on which `link` is; `cni`:
     plugins made `link`."""
     bridge: str

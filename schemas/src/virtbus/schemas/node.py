@@ -7,6 +7,7 @@ from pydantic import Field
 from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.image import ImageKeys
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.overlay import TunnelEnd
 from virtbus.schemas.pool import PoolReport
 
 
@@ -60,6 +61,8 @@ class NodeRecord(LenientModel):
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
     """Links of the host that networks may name, each with the kind of network that it carries."""
+    tunnel: TunnelEnd | None = None
+    """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Lists the keys below a node's own id that hold no VM."""
 
-from virtbus.schemas import hosts, node, subjects, vm
+from virtbus.schemas import hosts, node, overlay, subjects, vm
 from virtbus.schemas.channel import Channel, Plane
 from virtbus.schemas.channel import core_or_stored as _said
 
@@ -32,6 +32,13 @@ NODE_KEYS: tuple[Channel, ...] = (
         node.HostAddresses,
         "controller → controller, netd",
         "Addresses of the fleet's hosts, which guests of the node may not reach.",
+    ),
+    _said(
+        subjects.overlay_peer,
+        Plane.RECORD,
+        overlay.OverlayPeer,
+        "controller → controller, netd",
+        "The guests of an overlay on another host, for a node that has some, too.",
     ),
     _said(
         subjects.node_reserved,

@@ -13,6 +13,7 @@ from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
+from virtbus.schemas.overlay import TunnelEnd
 from virtbus.schemas.pool import PoolReport
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.snapshot import SnapshotRef
@@ -231,6 +232,7 @@ class ServiceReport(LenientModel):
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
+    tunnel: TunnelEnd | None = None
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0

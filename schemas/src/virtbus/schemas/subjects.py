@@ -20,6 +20,7 @@ RIVAL_KEY = "_rival"
 IMAGES_KEY = "_images"
 POOLS_KEY = "_pools"
 HOSTS_KEY = "_hosts"
+PEER_KEY = "_peer"
 RESERVED = "_reserved"
 OPERATIONS = "_op"
 VOLUMES = "_vol"
@@ -144,6 +145,16 @@ def node_host(node: str) -> str:
 def node_hosts(node: str) -> str:
     """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
     return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
+
+
+def overlay_peer(node: str, network: str, peer: str) -> str:
+    """`$KV.vm.<node>.<network>.<peer>._peer`: the guests of an overlay on another host."""
+    return f"$KV.vm.{check_id(node)}.{check_uid(network)}.{check_id(peer)}.{PEER_KEY}"
+
+
+def overlay_peers_all() -> str:
+    """Filter over the peers of all overlays and nodes."""
+    return f"$KV.vm.*.*.*.{PEER_KEY}"
 
 
 def hosts_all() -> str:

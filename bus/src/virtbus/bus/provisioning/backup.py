@@ -28,6 +28,7 @@ from virtbus.schemas.subjects import (
     IMAGE_NAME_KEYS,
     JOIN_KEY,
     NETWORK_KEYS,
+    PEER_KEY,
     SIGNING,
     SNAPSHOT_KEYS,
     VOLUME_KEYS,
@@ -298,9 +299,9 @@ def _signs(key: str) -> bool:
 def _lasts(entry: Entry) -> bool:
     """Return False for purge markers and for keys that only concern this bus.
 
-    These are join records, tombstones, addresses of hosts and operations.
+    These are join records, tombstones, addresses of hosts, peers of overlays and operations.
     """
-    if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
+    if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
         return False
     if of_operation(entry.key):
         return False

@@ -8,7 +8,7 @@ from virtbus.cli import units
 
 Map = Mapping[str, Any]
 BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
-HOST_BRIDGE, MACVTAP = "host-bridge", "macvtap"
+HOST_BRIDGE, MACVTAP, OVERLAY = "host-bridge", "macvtap", "overlay"
 """Kinds of an interface's path (`NicPath.kind`)."""
 
 
@@ -117,6 +117,11 @@ def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
         subnet = _subnet(view, nic, status)
         yield f"The outside reaches the guest at its address, and needs a route to {subnet}."
         return
+    if nic.get("kind") == OVERLAY:
+        yield (
+            "Frames to guests on other hosts go through a tunnel of the bridge, to the host that "
+            "the bus names. It answers ARP for them, and carries nothing else."
+        )
     if nic.get("kind") != BUILT_IN:
         yield "From outside, nothing leads to the guest."
         return

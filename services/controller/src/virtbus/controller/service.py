@@ -34,6 +34,7 @@ from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
+from virtbus.controller.edge.overlay_peers import OverlayPeers
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
@@ -207,6 +208,7 @@ class ControllerService:
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
+            OverlayPeers(bus, fleet).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,

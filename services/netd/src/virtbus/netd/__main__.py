@@ -20,6 +20,7 @@ from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -42,9 +43,13 @@ def host_ports(settings: Settings) -> HostPorts:
         openings=settings.network_namespaces,
         allowed=settings.cni_plugins_allowed,
     )
+    bridges = HostBridges(bridge, settings.node)
     return HostPorts(
         attachers=Attachers(
-            HostBridges(bridge, settings.node), cni, Segments(settings.links_allowed)
+            bridges,
+            cni,
+            Segments(settings.links_allowed),
+            Tunnels(bridges, settings.overlay_address),
         ),
         namespaces=Namespaces(settings.netns_dir),
         bridge=bridge,

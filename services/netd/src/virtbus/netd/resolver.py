@@ -1,4 +1,4 @@
-"""Resolves names for guests of the built-in network, on the gateway's address.
+"""Resolves names for guests of the built-in network and of overlays, on the gateway's address.
 
 Names of VMs are answered here, all others by the host's DNS servers. A guest finds the VMs of its
 own namespace, and of those that controllers open to it.
@@ -83,12 +83,12 @@ class Resolver:
         if self._fleet is None:
             return
         vm = vm_of(attachment)
-        for address in set(self._guests.remove(vm.uid)).difference(vm.built_in):
+        for address in set(self._guests.remove(vm.uid)).difference(dict(vm.gateways)):
             self._server.stop(address)
         self._guests.put(vm)
-        for address in vm.built_in:
+        for address, gateway in vm.gateways:
             try:
-                self._server.serve(address)
+                self._server.serve(address, gateway)
             except OSError as error:
                 extra = {"code": "resolver_socket", "uid": vm.uid}
                 log.warning("%s gets no answers to DNS queries: %s", address, error, extra=extra)
@@ -133,7 +133,7 @@ class Resolver:
         own = wanted.namespace == vm.namespace
         here = self._guests.named(wanted.namespace, wanted.name) if own else None
         if here is not None:
-            return dns_message.positive(query, here.addresses, self._zone.domain)
+            return dns_message.positive(query, here.addresses_for(vm), self._zone.domain)
         found = await self._find(
             vm, limits, Lookup(vm.namespace, namespace=wanted.namespace, vm=wanted.name)
         )

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus.client.ports import Bus, Endpoint, Gate, Handler, Request, ServiceInfo
+from virtbus.bus.client.ports import Bus, Endpoint, Entry, Gate, Handler, Request, ServiceInfo
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
@@ -21,6 +21,7 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.segment_guests import SegmentGuests
@@ -73,6 +74,7 @@ class Netd:
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
+        self._peers = OverlayPeers(ports.attachers, self._attachments)
         self._segments = SegmentGuests(ports, self._attachments, self._reporter)
         self._reach = ForbiddenAddresses(
             ports.attachers.bridges, settings, ports.resolver, self._segments.guard
@@ -112,18 +114,23 @@ class Netd:
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
-                    group.create_task(self._tidy())
-                    group.create_task(self._segments.run())
-                    group.create_task(self._reach.run())
+                    for duty in (self._tidy, self._reach.run, self._segments.run):
+                        group.create_task(duty())
+                    group.create_task(self._peers.run(lambda: work.synced))
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
-                            watch, settings.node, of_node=self._reach.see, compare=self._compare
+                            watch, settings.node, of_node=self._of_node, compare=self._compare
                         )
         finally:
             with contextlib.suppress(OSError):
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self._ports.dhcp.close()
             self._ports.files.close()
+
+    def _of_node(self, entry: Entry) -> None:
+        """Take a key below the node's id that is no VM."""
+        self._reach.see(entry)
+        self._peers.see(entry)
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6
@@ -247,6 +254,7 @@ class Netd:
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
             links=await in_thread(self._ports.attachers.segments.offered),
+            tunnel=await in_thread(self._ports.attachers.tunnels.end),
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 

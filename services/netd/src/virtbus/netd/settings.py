@@ -61,6 +61,13 @@ class Settings(ServiceSettings):
             "must exist, and netd never changes them"
         ),
     )
+    overlay_address: IPv4Address | None = Field(
+        None,
+        description=(
+            "address of this host to which other hosts send the frames of overlays; empty: that "
+            "of its default route, or the first"
+        ),
+    )
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )

@@ -128,7 +128,7 @@ class Assignments:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_node_spec(entry)
-        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
+        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY}:
             return  # keys for controllers and netd
         elif entry.kind is EntryKind.PURGE:
             self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")

@@ -173,6 +173,7 @@ class Heartbeat:
                 for report in self._reports.values()
                 for name, kind in report.links.items()
             },
+            tunnel=next((one.tunnel for one in self._reports.values() if one.tunnel), None),
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
@@ -193,5 +194,5 @@ class Heartbeat:
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
-    own = report.networks, report.cni_plugins, report.links, report.addresses
+    own = report.networks, report.cni_plugins, report.links, report.tunnel, report.addresses
     return report.state.state, own, report.quarantined_bytes

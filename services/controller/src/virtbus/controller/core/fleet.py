@@ -37,7 +37,7 @@ from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY, PEER_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
@@ -157,7 +157,7 @@ class Fleet:
         if (tokens := key.split("."))[-1] == NODE_SPEC_KEY:
             self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
-        if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
+        if tokens[-1] in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
             if tokens[-1] == JOIN_KEY:
                 self.drop_node(tokens[2])
             return None

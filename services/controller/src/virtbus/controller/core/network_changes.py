@@ -1,5 +1,6 @@
 """Decides about creates, changes and deletes of networks, and shows networks (ADR 0055)."""
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address, ip_network
 
@@ -24,6 +25,7 @@ from virtbus.schemas.network_object import (
     NetworkTarget,
 )
 from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.overlay import ENCAPSULATION_BYTES, VNI_MAX
 from virtbus.schemas.wire import invalid
 
 USERS_SHOWN = 8
@@ -33,6 +35,7 @@ _FIELDS = {
     NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu", "gateway6", *POOL}),
     NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", "dns", "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
+    NetworkKind.OVERLAY: frozenset({"subnet", "gateway", "dns", "mtu", "ranges", "excluded"}),
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
     NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),
@@ -43,11 +46,25 @@ _NEEDED = {
     NetworkKind.NAT: "subnet",
     NetworkKind.ROUTED: "subnets",
     NetworkKind.ISOLATED: "subnet",
+    NetworkKind.OVERLAY: "subnet",
     NetworkKind.BRIDGE: "link",
     NetworkKind.MACVTAP: "link",
     NetworkKind.CNI: "conflist",
 }
 _SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a bridge or interface of nodes"}
+
+
+def choose_vni(uid: str, networks: Networks) -> int:
+    """Return the number of a new overlay: a hash of its uid, or the next that is free.
+
+    Two creates at one moment may choose one number. A host then takes the first of the two only
+    (`vni_taken`), and no host sends frames of one to guests of the other.
+    """
+    taken = {held.record.vni for held in networks.listed(None)}
+    start = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:3], "big")
+    return next(
+        vni for step in range(VNI_MAX) if (vni := (start + step) % VNI_MAX + 1) not in taken
+    )
 
 
 def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) -> CreateStep:
@@ -201,6 +218,8 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
     if spec.conflist and not any(spec.conflist in node.networks for node in nodes.values()):
         hint = "add the conflist to cni_conf_dir of a node first"
         found.append(Detail(path="spec.conflist", message="no node has it", hint=hint))
+    if spec.kind is NetworkKind.OVERLAY:
+        found += _untunnelled(spec, nodes.values())
     if spec.link and not any(node.links.get(spec.link) == spec.kind for node in nodes.values()):
         hint = "add it to the setting links_allowed of a node's netd; it must exist there"
         message = f"no node has and allows a {spec.kind} {spec.link}"
@@ -210,6 +229,18 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
     if found:
         message = f"{found[0].path}: {found[0].message}; {found[0].hint}"
         raise VirtbusError(Code.UNSUPPORTED, "network_impossible", message, details=tuple(found))
+
+
+def _untunnelled(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
+    """Yield the reasons why the hosts of the fleet cannot carry an overlay."""
+    mtus = [node.tunnel.mtu - ENCAPSULATION_BYTES for node in nodes if node.tunnel is not None]
+    if not mtus:
+        hint = "set overlay_address of a node's netd, or wait until one has reported"
+        yield Detail(path="spec.kind", message="no node has an address for tunnels", hint=hint)
+    elif spec.mtu and spec.mtu > min(mtus):
+        hint = f"choose {min(mtus)} or less, or leave it out"
+        message = f"a host's tunnels carry {min(mtus)} bytes at most"
+        yield Detail(path="spec.mtu", message=message, hint=hint)
 
 
 def _forbidden(config: str, nodes: Iterable[NodeRecord]) -> list[Detail]:
@@ -316,6 +347,7 @@ def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
         spec=target.spec,
         generation=target.generation,
         created_ns=now_ns,
+        vni=target.vni,
     )
 
 

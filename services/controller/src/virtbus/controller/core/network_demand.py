@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from virtbus.schemas.address_pool import Address
 from virtbus.schemas.cni_config import plugins_in
-from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
+from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
 from virtbus.schemas.vm import VmSpec
 
 Targets = Mapping[str, NetworkTarget]
@@ -25,6 +25,8 @@ class NetworkDemand(NamedTuple):
     """The nodes that have a subnet of each routed network; None: any."""
     plugins: frozenset[str] = frozenset()
     """CNI plugins that the node has to allow."""
+    tunnel: bool = False
+    """True if the node needs an end of tunnels."""
     links: frozenset[tuple[str, str]] = frozenset()
     """Links that the node has to allow, each with the kind of its network."""
 
@@ -34,7 +36,7 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
     offered: set[str] = set()
     nodes: frozenset[str] | None = None
     plugins: set[str] = set()
-    links: set[tuple[str, str]] = set()
+    tunnel, links = False, set[tuple[str, str]]()
     for name in {network.network for network in spec.networks}:
         target = targets.get(name)
         if target is None:
@@ -44,13 +46,14 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
             offered.add(target.spec.conflist)
         if target.spec.config:
             plugins |= _plugins(target.spec.config)
+        tunnel = tunnel or target.spec.kind is NetworkKind.OVERLAY
         if target.spec.link:
             links.add((target.spec.link, target.spec.kind))
         if target.spec.subnets:
             static = _static(spec, name)
             there = frozenset(node for node in target.spec.subnets if _has(target, node, static))
             nodes = there if nodes is None else nodes & there
-    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins), frozenset(links))
+    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins), tunnel, frozenset(links))
 
 
 def _static(spec: VmSpec, network: str) -> list[Address]:

@@ -10,7 +10,7 @@ from virtbus.schemas.network_object import NetworkKind, NetworkRecord, NetworkSp
 from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
-_ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED})
+_ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
 """Kinds whose subnets a host has a route to, so that they must not overlap."""
 
 

@@ -173,6 +173,8 @@ def _networks(want: Demand, node: Candidate) -> str | None:
     forbidden = sorted(want.networks.plugins.difference(node.record.cni_plugins))
     if forbidden:
         return f"does not allow the CNI plugin {', '.join(forbidden)}"
+    if want.networks.tunnel and node.record.tunnel is None:
+        return "has no address for tunnels of overlays (overlay_address of netd)"
     links = sorted(want.networks.links.difference(node.record.links.items()))
     return f"has or allows no {' and no '.join(f'{k} {n}' for n, k in links)}" if links else None
 

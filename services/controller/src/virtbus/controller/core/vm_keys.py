@@ -26,6 +26,7 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NETWORK_KEYS,
     NODE_SPEC_KEY,
+    PEER_KEY,
     RESERVED,
     SNAPSHOT_KEYS,
     VOLUME_KEYS,
@@ -98,7 +99,7 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     other modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED or of_operation(key):
+    if tokens[-1] in {HOST_KEY, HOSTS_KEY, PEER_KEY} or tokens[2] == RESERVED or of_operation(key):
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

@@ -29,7 +29,7 @@ from virtbus.schemas.network_api import (
     NetworkRef,
     NetworkUpdate,
 )
-from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.network_object import NetworkKind, NetworkRecord
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.wire import validate
 
@@ -74,6 +74,9 @@ class NetworkApi:
             spec=want.spec,
             created_ns=self._sources.time_ns(),
         )
+        if want.spec.kind is NetworkKind.OVERLAY:
+            vni = network_changes.choose_vni(record.uid, self._fleet.networks)
+            record = record.model_copy(update={"vni": vni})
         if self._fleet.networks.get(want.namespace, want.name) is None:
             network_changes.refuse_impossible(want.spec, self._nodes())
             network_changes.refuse_overlap(record, self._fleet.networks, self._nodes())

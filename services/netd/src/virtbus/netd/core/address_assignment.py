@@ -52,10 +52,17 @@ def carried_over(
     return plan.model_copy(update={"nics": tuple(carry(nic) for nic in plan.nics)})
 
 
-def addressed(nic: Nic, uid: str, gateways: Sequence[Gateway], taken: Collection[str]) -> Nic:
+def addressed(
+    nic: Nic,
+    uid: str,
+    gateways: Sequence[Gateway],
+    taken: Collection[str],
+    most: int = BRIDGE_MTU,
+) -> Nic:
     """Return an interface with an address of each gateway's subnet, and the network's settings.
 
     The first gateway is IPv4's. `taken` are the other addresses of the network on this host.
+    `most` is the MTU of a network without one in its object.
 
     Raises:
         VirtbusError: 409 the record's address is in use; 422 it is not in a subnet of this node, or
@@ -70,7 +77,7 @@ def addressed(nic: Nic, uid: str, gateways: Sequence[Gateway], taken: Collection
             "addresses": tuple(given),
             "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateways[0].ip),
             "gateway6": "" if nic.kind is NicKind.ISOLATED else "".join(_ips(gateways[1:])),
-            "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or BRIDGE_MTU),
+            "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or most),
             "dns": spec.dns if spec is not None else (),
         }
     )

@@ -23,6 +23,8 @@ class NicKind(StrEnum):
     ROUTED = "routed"
     ISOLATED = "isolated"
     """As BRIDGE, with the bridge and the rules of a network object."""
+    OVERLAY = "overlay"
+    """As NAT, with a tunnel to other hosts as a port of the bridge."""
     HOST_BRIDGE = "host-bridge"
     """A veth to an existing bridge of the host, which a network object of kind `bridge` names."""
     MACVTAP = "macvtap"
@@ -34,6 +36,10 @@ class NicKind(StrEnum):
     def of(cls, kind: NetworkKind) -> "NicKind":
         """Return the kind of an interface on a network object."""
         return cls.HOST_BRIDGE if kind is NetworkKind.BRIDGE else cls(kind)
+
+
+WITH_NAMES = frozenset({NicKind.BRIDGE, NicKind.OVERLAY})
+"""Kinds whose gateway resolves names of VMs."""
 
 
 class Route(LenientModel):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
 
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.attachment import WITH_NAMES, Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import ANY, Offer
 from virtbus.netd.core.dhcp6 import Offer6
 from virtbus.netd.core.domain_names import domains
@@ -43,7 +43,7 @@ def offers_of(
         if nic.on_segment:
             offers.append(None)  # its own server answers
             continue
-        resolved = names_domain if nic.kind is NicKind.BRIDGE else ""
+        resolved = names_domain if nic.kind in WITH_NAMES else ""
         around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
         offer = _offer(attachment, nic, _named(attachment, nic, around, resolved), routed=routed)
         routed = routed or (offer is not None and offer.router is not None)

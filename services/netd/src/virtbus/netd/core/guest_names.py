@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_interface
 
-from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.netd.core.attachment import WITH_NAMES, Attachment, Nic, NicKind
 from virtbus.schemas.address_pool import Address
 
 
 @dataclass(frozen=True, slots=True)
 class NamedVm:
-    """A VM of this host, with its addresses on the built-in network and those on others."""
+    """A VM of this host, with its addresses on the built-in network, on CNI, and on overlays."""
 
     uid: str
     namespace: str
@@ -17,11 +17,31 @@ class NamedVm:
     built_in: tuple[IPv4Address, ...]
     others: tuple[Address, ...]
     built_in6: tuple[IPv6Address, ...] = ()
+    overlays: tuple[tuple[str, Address], ...] = ()
+    """The uid of the overlay of each address."""
+    gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
+    """Each address from which it queries names, with the gateway that it asks."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Return the addresses that guests of this host reach most directly."""
-        return (*self.built_in, *self.built_in6) or self.others
+        built_in: tuple[Address, ...] = (*self.built_in, *self.built_in6)
+        return built_in or self.others or tuple(address for _, address in self.overlays)
+
+    @property
+    def asking(self) -> tuple[IPv4Address, ...]:
+        """Return the IPv4 addresses from which it queries names."""
+        overlays = (one for _, one in self.overlays if isinstance(one, IPv4Address))
+        return (*self.built_in, *overlays)
+
+    def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:
+        """Return the addresses that another VM of this host reaches most directly."""
+        shared = {network for network, _ in asking.overlays}
+        found = tuple(address for network, address in self.overlays if network in shared)
+        if not found:
+            return self.addresses
+        own: tuple[Address, ...] = (*self.built_in, *self.built_in6) if asking.built_in else ()
+        return (*found, *own)
 
 
 def vm_of(attachment: Attachment) -> NamedVm:
@@ -40,7 +60,24 @@ def vm_of(attachment: Attachment) -> NamedVm:
         built_in=tuple(one for one in built_in if isinstance(one, IPv4Address)),
         others=tuple(addresses(NicKind.CNI)),
         built_in6=tuple(one for one in built_in if isinstance(one, IPv6Address)),
+        overlays=tuple(
+            (nic.place, ip_interface(text).ip)
+            for nic in attachment.nics
+            if nic.kind is NicKind.OVERLAY
+            for text in nic.addresses
+        ),
+        gateways=tuple(
+            (address, IPv4Address(nic.gateway))
+            for nic in attachment.nics
+            if nic.kind in WITH_NAMES and nic.gateway
+            for address in _addresses(nic)
+        ),
     )
+
+
+def _addresses(nic: Nic) -> list[IPv4Address]:
+    found = (ip_interface(text).ip for text in nic.addresses)
+    return [one for one in found if isinstance(one, IPv4Address)]
 
 
 class GuestNames:
@@ -56,10 +93,10 @@ class GuestNames:
         self.remove(vm.uid)
         self._by_uid[vm.uid] = vm
         self._by_name.setdefault((vm.namespace, vm.name), set()).add(vm.uid)
-        self._by_address.update(dict.fromkeys((*vm.built_in, *vm.built_in6), vm.uid))
+        self._by_address.update(dict.fromkeys((*vm.asking, *vm.built_in6), vm.uid))
 
     def remove(self, uid: str) -> tuple[IPv4Address, ...]:
-        """Forget a VM; return the IPv4 addresses on the built-in network that it had."""
+        """Forget a VM; return the IPv4 addresses from which it queried names."""
         vm = self._by_uid.pop(uid, None)
         if vm is None:
             return ()
@@ -67,10 +104,10 @@ class GuestNames:
         self._by_name[name].discard(uid)
         if not self._by_name[name]:
             del self._by_name[name]
-        for address in (*vm.built_in, *vm.built_in6):
+        for address in (*vm.asking, *vm.built_in6):
             if self._by_address.get(address) == uid:
                 del self._by_address[address]
-        return vm.built_in
+        return vm.asking
 
     def named(self, namespace: str, name: str) -> NamedVm | None:
         """Return the VM of a name. Uids of version 7 grow with time."""
@@ -78,6 +115,6 @@ class GuestNames:
         return self._by_uid[max(uids)] if uids else None
 
     def at(self, address: object) -> NamedVm | None:
-        """Return the VM with an address on the built-in network."""
+        """Return the VM that queries names from an address."""
         uid = self._by_address.get(address)
         return self._by_uid[uid] if uid is not None else None

@@ -10,6 +10,7 @@ from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, ReachRules
+from virtbus.schemas.overlay import TUNNEL_PORT
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
@@ -17,6 +18,8 @@ _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 1, 2, 3, 4
 _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
+_CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
+"""Kinds whose guests get no connection from outside."""
 
 METADATA6 = IPv6Address("fd00:ec2::254")
 ROUTER = IPv6Interface("fe80::1/64")
@@ -69,6 +72,7 @@ def host_table(
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
+        *_tunnels(kind, hosts),
         # a guest on a segment reaches this host without being routed by its own
         nft.rule(
             "input",
@@ -101,7 +105,7 @@ def host_table(
         *(_forward6(bridge, gateway6, hosts6) if gateway6 is not None else []),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
-        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind is NicKind.NAT else []),
+        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind in _CLOSED else []),
         nft.rule(
             "output",
             nft.goes_to(bridge),
@@ -119,6 +123,19 @@ def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
     four = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv4Address)))
     six = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv6Address)))
     return nft.AddressSet("hosts", 1, four), nft.AddressSet("hosts6", 2, six, version=6)
+
+
+def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
+    """Yield the rules for frames of overlays: only hosts of the fleet send some.
+
+    To another host, a guest that masquerades has the address of its own host. So frames that this
+    host forwards to hosts are dropped here, also if a setting opens the hosts to guests.
+    """
+    frames = (*nft.is_ipv4(), *nft.l4_protocol(nft.UDP), *nft.destination_port(TUNNEL_PORT))
+    stranger, drop = nft.ip_source_not_among(hosts), nft.verdict(nft.NftVerdict.DROP)
+    if kind is NicKind.OVERLAY:
+        yield nft.rule("input", frames, stranger, drop)
+    yield nft.rule("forward", frames, stranger, nft.ip_destination_among(hosts), drop)
 
 
 def _input6(bridge: str, gateway: IPv6Interface) -> Iterator[nft.NftRule]:

@@ -44,6 +44,11 @@ def network_bridge(uid: str) -> str:
     return f"vbn{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
 
 
+def tunnel(uid: str) -> str:
+    """Return the name of the VXLAN device of an overlay, by the network's uid."""
+    return f"vbx{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
+
+
 def is_host_link(name: str) -> bool:
     """Return True if `host_link` can have made this name."""
     return _HOST_LINK.match(name) is not None
@@ -57,14 +62,6 @@ def _hashed_mac(*parts: str) -> str:
 def lent_tap(uid: str, index: int) -> str:
     """Return the name of tap `index` in the host's namespace, from which libvirt opens it."""
     return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{index}"
-
-
-def guest_mac(uid: str, name: str) -> str:
-    """Return the MAC of the interface `name`, if its spec has none.
-
-    It depends on no other interface, so it stays if one of them is removed.
-    """
-    return _hashed_mac("guest", uid, name)
 
 
 def wire_mac(uid: str, index: int) -> str:

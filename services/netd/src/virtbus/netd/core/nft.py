@@ -26,6 +26,8 @@ _SECOND_REGISTER = 2
 _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
 _TO_DESTINATION, _NF_IPV4 = 1, 2
 _EQ, _NEQ = 0, 1
+_LOOKUP_INVERTED = 1
+"""`NFT_LOOKUP_F_INV`."""
 _LINK_LAYER, _NETWORK, _TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
 _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
@@ -140,10 +142,18 @@ def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
 
 def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 destination in a set of the same table."""
-    lookup = _expression(
-        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
+    return _load(_NETWORK, 16, 4), _among(addresses)
+
+
+def ip_source_not_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv4 source outside of a set of the same table."""
+    return _load(_NETWORK, 12, 4), _among(addresses, be32(5, _LOOKUP_INVERTED))
+
+
+def _among(addresses: AddressSet, *more: bytes) -> bytes:
+    return _expression(
+        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number), *more
     )
-    return _load(_NETWORK, 16, 4), lookup
 
 
 def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:

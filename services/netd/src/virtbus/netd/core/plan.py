@@ -3,7 +3,7 @@
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.network import LinkState
+from virtbus.schemas.network import LinkState, guest_mac
 from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
 from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.wire import invalid
@@ -34,7 +34,7 @@ def plan_of(record: VmRecord) -> Attachment:
             )
             message = f"'{network}' is a {kind} network; {way_out}"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
-        mac = interface.mac_address or names.guest_mac(record.uid, interface.name)
+        mac = interface.mac_address or guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
             raise invalid((Detail(path=f"{_PATH}[{index}].mac_address", message=message),))

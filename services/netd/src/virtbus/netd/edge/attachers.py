@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
-from virtbus.netd.core.bridge_ports import refuse_full
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
-from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
-from virtbus.netd.edge.host_ends import plug, replug, unplugged
 from virtbus.netd.edge.macvtap_attacher import MacvtapAttacher
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.overlay_attacher import OverlayAttacher
+from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.tunnels import Tunnels
 
 
 class Attacher(Protocol):
@@ -44,45 +43,6 @@ class Attacher(Protocol):
 
         The kernel removes the host ends of a VM with its namespace.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class BridgeAttacher:
-    """Connects interfaces by a veth pair to a bridge of virtbus: nat, routed, isolated."""
-
-    bridges: HostBridges
-
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
-        bridge = self.bridges.of(nic)
-        ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
-        refuse_full(nic, len(ports))
-        taken = {address.partition("/")[0] for one in ports for address in one.addresses}
-        return addressed(nic, vm.uid, bridge.gateways.all, taken)
-
-    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        for bridge in self._of(nics):
-            bridge.ensure(host)
-
-    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
-
-    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        found: list[str] = []
-        with Netlink() as host:
-            for bridge in self._of(nics):
-                own = [nic for nic in nics if self.bridges.of(nic) is bridge]
-                if mend:
-                    replug(host, bridge, own)
-                else:
-                    found += unplugged(host, bridge, own)
-        return found
-
-    def detach(self, left: Sequence[Nic]) -> None:
-        for bridge in self.bridges.surplus(left):
-            self.bridges.remove(bridge)
-
-    def _of(self, nics: Sequence[Nic]) -> list[HostBridge]:
-        return list(dict.fromkeys(self.bridges.of(nic) for nic in nics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +80,19 @@ class CniAttacher:
 class Attachers:
     """The attacher of each kind of network."""
 
-    def __init__(self, bridges: HostBridges, cni: Cni, segments: Segments) -> None:
+    def __init__(
+        self, bridges: HostBridges, cni: Cni, segments: Segments, tunnels: Tunnels
+    ) -> None:
         self.bridges = bridges
+        self.tunnels = tunnels
         self.segments = segments
-        bridged = BridgeAttacher(bridges)
+        bridged = OwnBridgeAttacher(bridges)
         self._of: Mapping[NicKind, Attacher] = {
             NicKind.BRIDGE: bridged,
             NicKind.NAT: bridged,
             NicKind.ROUTED: bridged,
             NicKind.ISOLATED: bridged,
+            NicKind.OVERLAY: OverlayAttacher(bridged, tunnels),
             NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
             NicKind.MACVTAP: MacvtapAttacher(segments),
             NicKind.CNI: CniAttacher(cni),

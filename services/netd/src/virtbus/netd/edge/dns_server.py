@@ -79,11 +79,15 @@ class DnsServer:
                 for address in list(self._guests):
                     self.stop(address)
 
-    def serve(self, address: IPv4Address) -> None:
-        """Answer the guest with this address, if `running`; repeatable."""
+    def serve(self, address: IPv4Address, gateway: IPv4Address | None = None) -> None:
+        """Answer the guest with this address, if `running`; repeatable.
+
+        `gateway` is the address that it asks, by default that of the built-in network. Only that
+        one has TCP.
+        """
         if self._tasks is None or address in self._guests:
             return
-        datagrams = _datagrams(self._gateway)
+        datagrams = _datagrams(gateway or self._gateway)
         try:
             datagrams.connect((str(address), 0))  # any port of the guest
         except OSError:

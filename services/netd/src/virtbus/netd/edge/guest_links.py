@@ -16,7 +16,7 @@ from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.edge import filters, links, taps, tuning
+from virtbus.netd.edge import filters, links, neighbours, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
@@ -281,7 +281,7 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
     if eth is None or tap is None or eth.mac != nic.mac:
         return []
-    return [links.forget_local(eth.index, nic.mac), links.forward_to(tap.index, nic.mac)]
+    return [neighbours.forget_local(eth.index, nic.mac), neighbours.forward_to(tap.index, nic.mac)]
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:

@@ -48,7 +48,7 @@ class HostBridge:
         without it, the bridge is that of the built-in network.
         """
         self._target = target
-        self._kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
+        self.kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
@@ -125,14 +125,14 @@ class HostBridge:
     @property
     def _own(self) -> list[links.Interface]:
         """Return the addresses that the bridge has on the host."""
-        if self._kind is NicKind.ISOLATED:
+        if self.kind is NicKind.ISOLATED:
             return []
         six = self.gateways.six
         return [self.gateway] if six is None else [self.gateway, ROUTER, six]
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
-        if self._kind is NicKind.ISOLATED:
+        if self.kind is NicKind.ISOLATED:
             return True
         six = self.gateways.six is None or forwarding.forwards6()
         return six and forwarding.forwards4()
@@ -158,7 +158,7 @@ class HostBridge:
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
         self.memo.write(forwarding.current(), self._target)
-        isolated = self._kind is NicKind.ISOLATED
+        isolated = self.kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
         routes6 = self.gateways.six is not None and not isolated
@@ -214,7 +214,7 @@ class HostBridge:
     def _apply(self) -> None:
         with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(
-                host_table(self.name, self.gateway, self.reach, self._kind, self.gateways.six)
+                host_table(self.name, self.gateway, self.reach, self.kind, self.gateways.six)
             )
         self._applied = self.reach
 
@@ -231,7 +231,7 @@ class HostBridge:
         return tuple(sorted(str(ip) for ip in there if is_host(ip)))
 
     def _check_subnet(self, host: Netlink) -> None:
-        if self._kind is NicKind.ISOLATED:
+        if self.kind is NicKind.ISOLATED:
             return  # the host has no address in it
         ours = links.find(host, self.name)
         own = {(ours.index, one) for one in self.gateways.all} if ours is not None else set()
@@ -261,6 +261,8 @@ class HostBridge:
                 if link is None or not _is_foreign(link, self.mark):
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
+                    if self._target is not None and self.kind is NicKind.OVERLAY:
+                        host.do([links.delete_link(names.tunnel(self._target.uid))])
                     host.do([links.delete_link(self.name)])
                 found = links.list_links(host)
             if self.made:

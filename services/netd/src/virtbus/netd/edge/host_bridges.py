@@ -22,7 +22,7 @@ from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
 
-_BRIDGED = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.ISOLATED})
+_BRIDGED = frozenset(NicKind) - {NicKind.HOST_BRIDGE, NicKind.MACVTAP, NicKind.CNI}
 
 
 class HostBridges:
@@ -59,7 +59,7 @@ class HostBridges:
                 memo = self.built_in.memo.beside(name)
                 gateways = Gateways(gateway, target.spec.gateway6_on(self._node))
                 known = HostBridge(name, gateways, memo, self.built_in.owner, target=target)
-                known.reach = self._reach(self.built_in.reach)
+                known.reach = self._reach(self.built_in.reach, known)
                 self._named[target.uid] = known
             return known
 
@@ -93,12 +93,15 @@ class HostBridges:
         """Apply other reach rules to all bridges."""
         self.built_in.set_reach(reach)
         for each in self._named.values():
-            each.set_reach(self._reach(reach))
+            each.set_reach(self._reach(reach, each))
 
-    def _reach(self, reach: ReachRules) -> ReachRules:
-        """Return the rules without the resolver, which serves only the built-in network."""
+    def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:
+        """Return the rules of another bridge: with the resolver at its gateway, or without."""
         own = self.built_in.gateway.ip
-        return replace(reach, dns=tuple(server for server in reach.dns if server != own))
+        dns = tuple(server for server in reach.dns if server != own)
+        if bridge.kind is NicKind.OVERLAY and own in reach.dns:
+            dns = (bridge.gateway.ip, *dns)
+        return replace(reach, dns=dns)
 
     def times_made(self) -> int:
         """Return how often a bridge was made; then it lacks the links of other VMs."""

@@ -14,14 +14,13 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import (
     ADDRESSES,
     LINKS,
-    NEIGHBOURS,
     Attribute,
     Message,
     nest,
 )
+from virtbus.schemas.overlay import TUNNEL_PORT
 
 _AF_BRIDGE = 7
-_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
 _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
 """`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
@@ -106,6 +105,8 @@ class KernelAddress:
     index: int
     interface: Interface
     is_global: bool
+    label: str = ""
+    """The name of the link; only IPv4 has it."""
 
 
 @_kept
@@ -168,20 +169,6 @@ def new_macvlan(
     )
 
 
-def forward_to(port: int, mac: str) -> NetlinkCall:
-    """Return the call that sends a MAC's frames to a port of its bridge, always."""
-    mac_ = ("NDA_LLADDR", mac)
-    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER, "state": _NUD_NOARP}
-    return NEIGHBOURS.ensure(f"forwarding of {mac}", mac_, **fields)
-
-
-def forget_local(port: int, mac: str) -> NetlinkCall:
-    """Return the call that ends the delivery of a port's own MAC to its bridge's host."""
-    what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
-    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
-    return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
-
-
 def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCall:
     """Return the call that moves a link to another namespace, with a new name. It must be down.
 
@@ -189,6 +176,32 @@ def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCal
     """
     target = ("IFLA_NET_NS_FD", netns_fd)
     return LINKS.set(f"{name} netns", ("IFLA_IFNAME", new_name), target, index=index)
+
+
+def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
+    """Return the call that ensures a VXLAN device without learning, flooding and multicast.
+
+    It answers ARP from its neighbours. The kernel refuses a number that another device has, with
+    the error of an existing link.
+    """
+    data = nest(
+        ("IFLA_VXLAN_ID", vni),
+        ("IFLA_VXLAN_LOCAL", local),
+        ("IFLA_VXLAN_PORT", TUNNEL_PORT),
+        ("IFLA_VXLAN_LEARNING", 0),
+        ("IFLA_VXLAN_PROXY", 1),
+    )
+    info = nest(("IFLA_INFO_KIND", "vxlan"), ("IFLA_INFO_DATA", data))
+    return LINKS.ensure(
+        f"vxlan {name}", ("IFLA_IFNAME", name), ("IFLA_MTU", mtu), ("IFLA_LINKINFO", info)
+    )
+
+
+def quiet_port(name: str) -> NetlinkCall:
+    """Return the call that ends learning from a bridge's port, and frames to unknown MACs there."""
+    data = nest(("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
+    info = nest(("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", data))
+    return LINKS.set_port(name, ("IFLA_IFNAME", name), ("IFLA_LINKINFO", info))
 
 
 def delete_link(name: str) -> NetlinkCall:
@@ -283,4 +296,5 @@ def _read_address(message: Message) -> KernelAddress:
         index=message["index"],
         interface=ip_interface((ip, message["prefixlen"])),
         is_global=message["scope"] == 0,
+        label=(message.get_attr("IFA_LABEL") or "").partition(":")[0],
     )

@@ -14,6 +14,7 @@ from virtbus.netd.core.netlink import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
+    NLM_F_REPLACE,
     NetlinkCall,
     Reply,
 )
@@ -64,6 +65,11 @@ class Objects:
             tolerated=(errno.EEXIST,),
         )
 
+    def put(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
+        """Return the call that makes or replaces an object."""
+        body = self._body(attributes, fields)
+        return NetlinkCall(f"put {name}", self.new, NLM_F_CREATE | NLM_F_REPLACE, body)
+
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
         """Return the call that deletes an object. It tolerates the errno `gone`: no such object."""
         return NetlinkCall(
@@ -78,6 +84,10 @@ class Objects:
     def set(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
         """Return the call that changes an object."""
         return NetlinkCall(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
+
+    def set_port(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
+        """Return the call that changes an object as a port of its master. `set` ignores these."""
+        return NetlinkCall(f"set port {name}", self.new, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:
         """Return the object in an answer. Its attributes are decoded when they are read."""

@@ -1,0 +1,44 @@
+"""Overlays: networks that connect guests of several hosts by tunnels between the hosts."""
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+
+ENCAPSULATION_BYTES = 50
+"""The bytes that VXLAN over IPv4 adds to a guest's packet: Ethernet, VXLAN, UDP and IP headers."""
+VNI_MAX = 2**24 - 1
+MEMBERS_MAX = 2000
+"""Interfaces of one network on one host that other hosts learn of."""
+
+
+TUNNEL_PORT = 14789
+"""The UDP port of the tunnels. It is not VXLAN's own, so that other software keeps that."""
+
+
+class TunnelEnd(LenientModel):
+    """The end of a host's tunnels: its address on the underlay, and the MTU there."""
+
+    address: str
+    mtu: int
+
+
+class OverlayMember(LenientModel):
+    """An interface of a guest, as other hosts send to it."""
+
+    mac: str
+    addresses: tuple[str, ...] = ()
+
+
+class OverlayPeer(LenientModel):
+    """`$KV.vm.<node>.<network>.<peer>._peer`: the guests of a network on another host.
+
+    Controllers write it by CAS, for a node that has guests of the network itself.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    node: Id
+    network: Uid
+    peer: Id
+    address: str
+    members: tuple[OverlayMember, ...] = Field((), max_length=MEMBERS_MAX)

@@ -1,0 +1,104 @@
+"""Builds the netlink calls for forwarding entries and neighbours, and reads those of a link."""
+
+import errno
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_interface
+from socket import AF_INET, AF_INET6
+
+from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.rtnl import NEIGHBOURS, Message
+
+_AF_BRIDGE = 7
+_NTF_SELF, _NTF_MASTER = 0x02, 0x04
+_NUD_NOARP, _NUD_PERMANENT = 0x40, 0x80
+_INDEX = struct.Struct("=i")
+
+
+def forward_to(port: int, mac: str) -> NetlinkCall:
+    """Return the call that sends a MAC's frames to a port of its bridge, always."""
+    mac_ = ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER, "state": _NUD_NOARP}
+    return NEIGHBOURS.ensure(f"forwarding of {mac}", mac_, **fields)
+
+
+def forget_local(port: int, mac: str) -> NetlinkCall:
+    """Return the call that ends the delivery of a port's own MAC to its bridge's host."""
+    what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
+    return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """The entries of a VXLAN device, and of its bridge for it."""
+
+    remote: dict[str, str]
+    """The host of each MAC."""
+    ports: frozenset[str]
+    """The MACs that the bridge sends to the device."""
+
+
+def list_forwarding(netlink: Netlink, index: int) -> Forwarding:
+    """Return the forwarding entries of a VXLAN device. Lists those of all bridges."""
+    remote, ports = {}, set()
+    for mac, message in _entries(netlink, _AF_BRIDGE, index):
+        host = message.get_attr("NDA_DST")
+        if host is not None:
+            remote[mac] = str(host)
+        elif message.get_attr("NDA_MASTER") and not message["state"] & _NUD_PERMANENT:
+            ports.add(mac)
+    return Forwarding(remote, frozenset(ports))
+
+
+def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
+    """Return the static neighbours of a link: the MAC of each address."""
+    return {
+        str(ip_interface(message.get_attr("NDA_DST")).ip): mac
+        for family in (AF_INET, AF_INET6)
+        for mac, message in _entries(netlink, family, index)
+        if message["state"] & _NUD_PERMANENT and message.get_attr("NDA_DST")
+    }
+
+
+def _entries(netlink: Netlink, family: int, index: int) -> Iterator[tuple[str, Message]]:
+    """Yield the entries of a link that have a MAC, with it."""
+    for reply in netlink.dump(NEIGHBOURS.list_all("neighbours", family=family)):
+        if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
+            continue
+        message = NEIGHBOURS.read(reply)
+        mac = message.get_attr("NDA_LLADDR")
+        if mac:
+            yield str(mac), message
+
+
+def put_remote(index: int, mac: str, host: str) -> NetlinkCall:
+    """Return the call that sends a MAC's frames to another host."""
+    attributes = ("NDA_LLADDR", mac), ("NDA_DST", host)
+    fields = {"family": _AF_BRIDGE, "flags": _NTF_SELF, "state": _NUD_PERMANENT}
+    return NEIGHBOURS.put(f"{mac} at {host}", *attributes, ifindex=index, **fields)
+
+
+def delete_remote(index: int, mac: str) -> NetlinkCall:
+    """Return the call that deletes an entry of `put_remote`."""
+    fields = {"family": _AF_BRIDGE, "ifindex": index, "flags": _NTF_SELF}
+    return NEIGHBOURS.delete(f"remote {mac}", ("NDA_LLADDR", mac), gone=errno.ENOENT, **fields)
+
+
+def put_neighbour(index: int, address: str, mac: str) -> NetlinkCall:
+    """Return the call that sets the MAC of an address on a link."""
+    attributes = ("NDA_DST", address), ("NDA_LLADDR", mac)
+    fields = {"family": _family(address), "state": _NUD_PERMANENT}
+    return NEIGHBOURS.put(f"{address} at {mac}", *attributes, ifindex=index, **fields)
+
+
+def delete_neighbour(index: int, address: str) -> NetlinkCall:
+    """Return the call that deletes an entry of `put_neighbour`."""
+    fields = {"family": _family(address), "ifindex": index}
+    return NEIGHBOURS.delete(address, ("NDA_DST", address), gone=errno.ENOENT, **fields)
+
+
+def _family(address: str) -> int:
+    return AF_INET6 if ":" in address else AF_INET

@@ -1,0 +1,61 @@
+"""Connects interfaces to overlays: as `nat`, with a tunnel to the hosts of the other guests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
+from virtbus.netd.edge.tunnels import Tunnels, first_of_each
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.network_object import BRIDGE_MTU
+from virtbus.schemas.overlay import ENCAPSULATION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayAttacher:
+    """Implements `attachers.Attacher`."""
+
+    bridged: OwnBridgeAttacher
+    tunnels: Tunnels
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        """Return the interface with its addresses, and with the MTU of tunnels of this host.
+
+        Raises VirtbusError.
+        """
+        most = min(self.tunnels.plan(nic).mtu - ENCAPSULATION_BYTES, BRIDGE_MTU)
+        return self.bridged.plan(nic, vm, others, most)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure the bridges and the tunnels. Other hosts may be missing in these yet."""
+        self.bridged.prepare(host, nics)
+        for nic, macs in first_of_each(nics):
+            self.tunnels.ensure(host, nic)
+            self.tunnels.sync(host, nic, macs)
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        self.bridged.attach(host, uid, nics, netns_fd)
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return what is missing, and tunnels with wrong entries; `mend`: restore both."""
+        found = self.bridged.verify(nics, mend=mend)
+        with Netlink() as host:
+            for nic, macs in first_of_each(nics):
+                if mend:
+                    self._mend(host, nic, macs)
+                else:
+                    found += self.tunnels.faults(host, nic, macs)
+        return found
+
+    def _mend(self, host: Netlink, nic: Nic, macs: Sequence[str]) -> None:
+        try:
+            self.tunnels.ensure(host, nic)
+        except VirtbusError as error:
+            self.tunnels.warn(nic, error)
+            return
+        self.tunnels.sync(host, nic, macs)
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Do nothing: a tunnel ends with its bridge."""

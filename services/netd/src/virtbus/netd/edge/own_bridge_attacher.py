@@ -1,0 +1,60 @@
+"""Connects interfaces by a veth pair to a bridge of virtbus: nat, routed, isolated, overlay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtbus.netd.core.address_assignment import addressed
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.bridge_ports import refuse_full
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
+from virtbus.netd.edge.host_ends import plug, replug, unplugged
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.network_object import BRIDGE_MTU
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBridgeAttacher:
+    """Implements `attachers.Attacher`."""
+
+    bridges: HostBridges
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic], most: int = BRIDGE_MTU) -> Nic:
+        """Return the interface with its addresses; `most` is the largest MTU of the network.
+
+        Raises VirtbusError.
+        """
+        bridge = self.bridges.of(nic)
+        ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
+        refuse_full(nic, len(ports))
+        taken = {address.partition("/")[0] for one in ports for address in one.addresses}
+        return addressed(nic, vm.uid, bridge.gateways.all, taken, most)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure the bridges. Raises VirtbusError."""
+        for bridge in self._of(nics):
+            bridge.ensure(host)
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return each host end that is not on its bridge; `mend`: plug it."""
+        found: list[str] = []
+        with Netlink() as host:
+            for bridge in self._of(nics):
+                own = [nic for nic in nics if self.bridges.of(nic) is bridge]
+                if mend:
+                    replug(host, bridge, own)
+                else:
+                    found += unplugged(host, bridge, own)
+        return found
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Remove the bridges that nobody needs."""
+        for bridge in self.bridges.surplus(left):
+            self.bridges.remove(bridge)
+
+    def _of(self, nics: Sequence[Nic]) -> list[HostBridge]:
+        return list(dict.fromkeys(self.bridges.of(nic) for nic in nics))

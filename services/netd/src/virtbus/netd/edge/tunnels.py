@@ -1,0 +1,181 @@
+"""Makes the VXLAN devices of overlays, and writes the guests of other hosts into them.
+
+A device learns nothing and floods nothing: it forwards to the guests that the bus names, and
+answers ARP for them itself. A frame for anybody else ends there.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from ipaddress import IPv4Address
+
+from virtbus.netd.core import host_end, names
+from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.overlay import changes, remote_of
+from virtbus.netd.edge import links, neighbours
+from virtbus.netd.edge.host_bridges import HostBridges
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.overlay import ENCAPSULATION_BYTES, OverlayPeer, TunnelEnd
+
+log = logging.getLogger(__name__)
+
+_CALLS_AT_ONCE = 100
+_ANYWHERE = "192.0.2.1", 9
+"""An address of no host (RFC 5737): a route is looked up, and nothing is sent."""
+
+
+class Tunnels:
+    """The devices of this host. Methods that take or open a Netlink block."""
+
+    def __init__(self, bridges: HostBridges, address: IPv4Address | None = None) -> None:
+        """`address` is this host's on the underlay; None: see `end`."""
+        self._bridges = bridges
+        self._address = address
+        self._peers: dict[str, dict[str, OverlayPeer]] = {}
+        self._lock = threading.Lock()
+        self.complete = False
+        """True once all peers are known. Before that, no entry is deleted."""
+
+    def end(self) -> TunnelEnd | None:
+        """Return the end of this host's tunnels; None if it has no address for them.
+
+        Without a setting, it is the address of the default route, or the first one.
+        """
+        own = sorted(IPv4Address(text) for text in self._bridges.addresses() if ":" not in text)
+        outside = _address_to_outside()
+        wanted = self._address or (outside if outside in own else next(iter(own), None))
+        with Netlink() as host:
+            for found in links.list_addresses(host):
+                link = links.find(host, found.label) if found.interface.ip == wanted else None
+                if link is not None:
+                    return TunnelEnd(address=str(wanted), mtu=link.mtu)
+        return None
+
+    def plan(self, nic: Nic) -> TunnelEnd:
+        """Return the end of the tunnels for an interface of an overlay.
+
+        Raises:
+            VirtbusError: 422 `no_tunnels`, `mtu_too_large`.
+        """
+        end, target = self.end(), nic.target
+        if end is None or target is None or not target.vni:
+            message = (
+                "this node has no address for tunnels of overlays; its operator sets "
+                "overlay_address of netd"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "no_tunnels", message)
+        most = end.mtu - ENCAPSULATION_BYTES
+        if (target.spec.mtu or 0) > most:
+            message = (
+                f"the network '{nic.network}' has an MTU of {target.spec.mtu}, and tunnels of this "
+                f"node carry {most}; make the network again with a smaller one"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message)
+        return end
+
+    # --- peers ----------------------------------------------------------------------------
+    def set_peer(self, peer: OverlayPeer) -> None:
+        """Remember the guests of a network on another host, after those that came earlier.
+
+        So a guest that two hosts list is at the one whose key was written last.
+        """
+        with self._lock:
+            hosts = self._peers.setdefault(peer.network, {})
+            hosts.pop(peer.peer, None)
+            hosts[peer.peer] = peer
+
+    def drop_peer(self, network: str, peer: str) -> None:
+        """Forget a host that has no guests of a network any more."""
+        with self._lock:
+            self._peers.get(network, {}).pop(peer, None)
+
+    # --- devices --------------------------------------------------------------------------
+    def ensure(self, host: Netlink, nic: Nic) -> None:
+        """Ensure the device of an interface's network, as a port of its bridge.
+
+        Raises:
+            VirtbusError: as `plan`; 409 `vni_taken` if another network has the number here.
+        """
+        end, target, bridge = self.plan(nic), nic.target, self._bridges.of(nic)
+        vni = target.vni if target is not None else 0
+        name = names.tunnel(nic.place)
+        there = links.find(host, name)
+        mtu = end.mtu - ENCAPSULATION_BYTES
+        if there is not None and (there.alias != end.address or there.mtu != mtu):
+            host.do([links.delete_link(name)])  # of an earlier address or MTU of the host
+            there = None
+        if there is not None and there.master == bridge.index and there.up:
+            return
+        host.do([links.new_vxlan(name, vni, end.address, mtu)])
+        if links.find(host, name) is None:
+            message = f"another overlay has the number {vni} on this node; make the network again"
+            raise VirtbusError(Code.CONFLICT, "vni_taken", message)
+        port = links.set_link(name, master=bridge.index, alias=end.address)
+        up = links.set_link(name, up=True)  # last: an interrupted start leaves a port that is down
+        host.do([host_end.no_ipv6(name), port, links.quiet_port(name), up])
+
+    def sync(self, host: Netlink, nic: Nic, own: Collection[str]) -> None:
+        """Write the guests of other hosts into the device; `own` are MACs of guests here."""
+        calls = self._missing(host, nic, own)
+        for start in range(0, len(calls), _CALLS_AT_ONCE):
+            host.do(calls[start : start + _CALLS_AT_ONCE])
+
+    def faults(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[str]:
+        """Return a message if the device of a network is gone, or has wrong entries."""
+        name = names.tunnel(nic.place)
+        link = links.find(host, name)
+        if link is None or not link.up:
+            return [f"{name}: gone or down"]
+        count = len(self._missing(host, nic, own))
+        return [f"{name}: {count} entries are wrong or missing"] if count else []
+
+    def _missing(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[NetlinkCall]:
+        """Return the calls that make the entries of a device those of its peers."""
+        link = links.find(host, names.tunnel(nic.place))
+        if link is None:
+            return []
+        with self._lock:
+            peers = list(self._peers.get(nic.place, {}).values())
+        wanted = remote_of(peers, own)
+        found = neighbours.list_forwarding(host, link.index)
+        put, gone = changes(found.remote, wanted.forwarding)
+        near, gone_near = changes(neighbours.list_neighbours(host, link.index), wanted.neighbours)
+        ports = set(wanted.forwarding)
+        calls = [neighbours.put_remote(link.index, mac, address) for mac, address in put.items()]
+        calls += [neighbours.forward_to(link.index, mac) for mac in sorted(ports - found.ports)]
+        calls += [neighbours.put_neighbour(link.index, ip, mac) for ip, mac in near.items()]
+        if not self.complete:
+            return calls
+        calls += [neighbours.delete_neighbour(link.index, ip) for ip in gone_near]
+        calls += [neighbours.forget_local(link.index, mac) for mac in sorted(found.ports - ports)]
+        return [*calls, *(neighbours.delete_remote(link.index, mac) for mac in gone)]
+
+    def warn(self, nic: Nic, error: VirtbusError) -> None:
+        """Log that the device of a network cannot be made again."""
+        extra = {"code": "tunnel_failed", "network": nic.network}
+        log.warning("the tunnel of '%s' cannot be mended: %s", nic.network, error, extra=extra)
+
+
+def first_of_each(nics: Iterable[Nic]) -> Sequence[tuple[Nic, list[str]]]:
+    """Return one interface of each overlay, with the MACs of all of its interfaces here."""
+    found: dict[str, tuple[Nic, list[str]]] = {}
+    for nic in nics:
+        if nic.kind is NicKind.OVERLAY:
+            found.setdefault(nic.place, (nic, []))[1].append(nic.mac)
+    return list(found.values())
+
+
+def _address_to_outside() -> IPv4Address | None:
+    """Return this host's address on its default route; None if it has no such route.
+
+    A host's first address may be that of a bridge of containers, which other hosts have, too.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+        try:
+            unsent.connect(_ANYWHERE)
+        except OSError:
+            return None
+        return IPv4Address(unsent.getsockname()[0])

@@ -1,0 +1,148 @@
+"""An overlay on three hosts: guests reach each other by address and name, also after a move."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.netd.tests.pretended_host import enter
+from tests.e2e.platform import Json, until
+from tests.hosts.box import Box
+from tests.hosts.fleet import Fleet, fleet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+
+MARK = b"\xa5" * 32
+"""Bytes that the pings carry."""
+
+
+@pytest.fixture(scope="module")
+def platform() -> Iterator[Fleet]:
+    with fleet(hosts=3, servers=1) as made:
+        yield made
+
+
+def as_admin(platform: Fleet, verb: str, **data: Any) -> Any:
+    async def asked() -> Any:
+        async with platform.bus("admin") as bus:
+            return await bus.request(f"virtbus.api.v1.network.{verb}", data, timeout_s=30)
+
+    return asyncio.run(asked())
+
+
+class Guest:
+    """A VM on one host, with commands in its guest by ssh from that host."""
+
+    def __init__(self, platform: Fleet, name: str, node: str, key: Path, network: str) -> None:
+        self._platform = platform
+        self._key = key
+        self.name = name
+        spec = {"node_selector": {"kubernetes.io/hostname": node}}
+        file = key.parent / f"{name}.json"
+        file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "spec": spec}))
+        wanted = ("-f", str(file), "--ssh-key", f"{key}.pub", "--network", network)
+        platform.create(name, *wanted, wait="")
+
+    @property
+    def view(self) -> Json:
+        found: Json = self._platform.ask("vm.get", {"name": self.name})
+        return found
+
+    @property
+    def address(self) -> str:
+        return str(self.view["interfaces"][0]["addresses"][0]).partition("/")[0]
+
+    def run(self, command: str) -> str:
+        """Return the output of a command in the guest; raise if it fails."""
+        view = self.view
+        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes")
+        flags = [word for option in (*options, "LogLevel=ERROR") for word in ("-o", option)]
+        box = self._platform.hosts[view["node"]].box
+        argv = ("ssh", "-i", str(self._key), *flags, f"root@{self.address}", command)
+        return box.run(*argv, timeout_s=60)
+
+    def wait(self) -> None:
+        def answers() -> bool:
+            try:
+                return bool(self.view.get("interfaces")) and "up" in self.run("echo up")
+            except (AssertionError, subprocess.SubprocessError, LookupError):
+                return False
+
+        until(answers, f"the guest {self.name} answers", within_s=180)
+
+
+@contextmanager
+def capture(box: Box) -> Iterator[socket.socket]:
+    """A socket that gets every frame on each link of a host."""
+    here = os.open("/proc/self/ns/net", os.O_RDONLY)
+    there = os.open(f"/proc/{box.pid}/ns/net", os.O_RDONLY)
+    try:
+        enter(there)
+        packets = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    finally:
+        enter(here)
+        os.close(there)
+        os.close(here)
+    packets.setsockopt(socket.SOL_SOCKET, 33, 8 * 2**20)  # SO_RCVBUFFORCE
+    packets.setblocking(False)
+    with packets:
+        yield packets
+
+
+def seen(packets: socket.socket) -> bool:
+    found = False
+    while True:
+        try:
+            found |= MARK in packets.recv(65536)
+        except BlockingIOError:
+            return found
+
+
+def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
+    platform: Fleet, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    as_admin(platform, "create", name="mesh", spec={"kind": "overlay", "subnet": "10.210.0.0/16"})
+    as_admin(platform, "create", name="other", spec={"kind": "overlay", "subnet": "10.211.0.0/16"})
+    one = Guest(platform, "one", "n1", key, "mesh")
+    two = Guest(platform, "two", "n2", key, "mesh")
+    third = Guest(platform, "third", "n3", key, "other")
+    for guest in (one, two, third):
+        guest.wait()
+    (n1, n2, n3) = (platform.hosts[name].box for name in ("n1", "n2", "n3"))
+    with capture(n2) as there, capture(n3) as elsewhere:
+        until(lambda: "1 packets received" in one.run(f"ping -c 1 -W 2 {two.address} || true"), "")
+        seen(there)
+        one.run(f"ping -c 2 -W 3 -p a5 -s 1422 {two.address}")
+        two.run(f"ping -c 2 -W 3 -p a5 -s 1422 {one.address}")
+        assert (seen(there), seen(elsewhere)) == (True, False)
+    assert one.run("cat /sys/class/net/eth0/mtu").strip() == "1450"
+    one.run("ping -c 1 -W 3 two.default.vm.internal")
+    two.run("ping -c 1 -W 3 one.default.vm.internal")
+    one.run("ping -c 1 -W 3 10.200.0.254")  # the outside, by the host's address
+    closed = "ping -c 1 -W 1 {} >/dev/null 2>&1 && echo open || echo closed"
+    for address in (third.address, n1.address, n2.address):
+        assert one.run(closed.format(address)).strip() == "closed"
+
+    before = two.address
+    change = {"uid": two.view["uid"], "revision": two.view["revision"], "spec": two.view["spec"]}
+    change["spec"].pop("node_selector")
+    platform.ask("vm.update", change)
+    platform.cli("node", "drain", "n2", "--discard-local-disks")
+    until(lambda: two.view["node"] != "n2", "the guest moves", within_s=120)
+    two.wait()
+    assert two.address == before
+    until(lambda: "1 packets received" in one.run(f"ping -c 1 -W 2 {before} || true"), "")
+    assert "vbx" not in n2.run("ip", "-o", "link")  # the old host has no part of it any more
+    platform.cli("node", "uncordon", "n2")
+    for name in ("one", "two", "third"):
+        platform.cli("vm", "delete", name, "--grace", "0")
+    platform.cli("network", "delete", "mesh", "other")
+    platform.nothing_left()
