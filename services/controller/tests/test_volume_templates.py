@@ -8,6 +8,7 @@ from services.controller.tests.fleets import GIB, record, status, uid
 from services.controller.tests.schedules import Gates, ScheduledBus, broken_everywhere, sample
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.test_volume_fills import snapshot
 from services.controller.tests.virtual import World, settle
 from services.controller.tests.volumes import volume
 
@@ -21,7 +22,7 @@ from virtbus.controller.edge.volume_templates import uid_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, Volume
+from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 from virtbus.schemas.volume import Retention, VolumeRecord, VolumeSpec
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.volume_ref import NamedVolume
@@ -149,6 +150,31 @@ async def test_a_copied_volume_is_filled_on_the_node_of_its_vm(made: World) -> N
     await asyncio.sleep(3)
     (operation,) = (await made.ask("list", "operation"))["items"]
     assert (operation["kind"], operation["id"]) == ("fill", view.fill_operation)
+
+
+@played(nodes=2)
+async def test_a_full_clone_has_copies_of_a_snapshot_and_the_secrets_of_its_source(
+    made: World,
+) -> None:
+    script = "#!/bin/sh"
+    await made.ask("create", name="web", image="tiny", uid=uid(7), user_data=script)
+    source = await made.stored(uid(7))
+    assert source is not None
+    await snapshot(made, node=source.node)
+    disk = template("web2-root", size=0, source={"snapshot": "s1", "disk": "root"}, **DELETE)
+    asked = {"name": "web2", "uid": uid(1), "origin": "s1"}
+    root = {"name": "root", "volume": disk["volume"]}
+    seed = {"name": "cloudinit", "cloud_init_no_cloud": {"hostname": "web"}}
+    await made.ask("create", **asked, spec={"volumes": [root, seed]})
+    one = await made.stored(uid(1))
+    assert one is not None
+    assert (one.node, one.volume_refs["root"].copied) == (source.node, True)
+    entry = await made.host.get(subjects.vm_secret(one.node, one.uid))
+    assert entry is not None
+    held = read(VmSecrets, entry.value).cloud_init["cloudinit"]
+    assert (held.user_data, held.hostname) == (script, "web2")
+    view = await shown(made, "web2-root")
+    assert (view.state, view.holder, view.made_for) == ("Filling", uid(1), uid(1))
 
 
 # --- the end ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.snapshot_ref import SnapshotRef
 from virtbus.schemas.volume_spec import VolumeSpec
 
 
@@ -50,16 +51,21 @@ class VolumeRef(LenientModel):
 
 
 class FillSource(LenientModel):
-    """The source of a copied volume: an image, another volume, or a disk of a VM on the node."""
+    """The source of a copied volume: an image, or data on the node.
+
+    That is another volume, or a disk of a VM or of a snapshot.
+    """
 
     image: str = ""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     volume: VolumeRef | None = None
     vm: Uid | None = None
-    """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
+    """The VM, with its `epoch` on the node. `disk` is the name of its volume in the spec."""
     epoch: int = 0
+    snapshot: SnapshotRef | None = None
     disk: str = ""
+    """Of the VM or the snapshot; empty for the first one of a snapshot."""
     moved: bool = False
     """True: the content comes from the volume's former node. Data of an earlier time that is still
     here is an error."""

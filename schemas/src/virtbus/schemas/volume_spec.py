@@ -39,32 +39,36 @@ class VolumeSource(StrictModel):
     """The first content of a volume. Without an `image` and a `volume` it is empty.
 
     The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
-    `volume` of the same namespace, or the `disk` of a `vm` (default: its first), is always copied.
+    `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default: its first),
+    is always copied.
     """
 
     image: PlainRef | None = None
     full: bool = False
     volume: Id | None = None
     vm: Id | None = None
+    snapshot: Id | None = None
     disk: Id | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if sum(one is not None for one in (self.image, self.volume, self.vm)) > 1:
-            msg = "give one of image, volume and vm"
+        given = (self.image, self.volume, self.vm, self.snapshot)
+        if sum(one is not None for one in given) > 1:
+            msg = "give one of image, volume, vm and snapshot"
             raise ValueError(msg)
         if self.full and self.image is None:
             msg = "full needs an image; other sources are always copied"
             raise ValueError(msg)
-        if self.disk is not None and self.vm is None:
-            msg = "disk needs a vm"
+        if self.disk is not None and self.vm is None and self.snapshot is None:
+            msg = "disk needs a vm or a snapshot"
             raise ValueError(msg)
         return self
 
     @property
     def is_copied(self) -> bool:
         """Return True if an operation writes the content, before a VM uses it."""
-        return self.full or self.volume is not None or self.vm is not None
+        others = (self.volume, self.vm, self.snapshot)
+        return self.full or any(one is not None for one in others)
 
 
 class VolumeSpec(StrictModel):
