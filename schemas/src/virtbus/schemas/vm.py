@@ -12,6 +12,8 @@ from pydantic import Field, StringConstraints
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import DISK_MAX as DISK_MAX
+from virtbus.schemas.disk import DISK_MIN as DISK_MIN
 from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
@@ -49,7 +51,6 @@ from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
-DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
 LabelKey = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
@@ -320,8 +321,7 @@ class VmRecord(LenientModel):
     lease: int = 0
     """The revision of the lease under which a leader task last moved it; 0: none did."""
     owner: str = ""
-    """The bridge that created it, or empty. Controllers set it; no other bridge may change the
-    VM."""
+    """The bridge that created it, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None
     sec_digest: str | None = None
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)

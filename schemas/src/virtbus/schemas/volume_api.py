@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN, Labels
-from virtbus.schemas.volume import VolumeSpec, VolumeState
+from virtbus.schemas.volume import Retention, VolumeSpec, VolumeState
 
 
 class VolumeCreate(StrictModel):
@@ -44,6 +44,8 @@ class VolumeUpdate(VolumeAsk):
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
     protected: bool | None = None
+    retention: Retention | None = None
+    """Only a volume that a VM's spec made can have Delete."""
     labels: Labels | None = None
 
 
@@ -130,6 +132,8 @@ class VolumeView(LenientModel):
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    made_for: str = ""
+    """The uid of the VM whose spec made it; empty if `volume.create` did."""
     fill_operation: str = ""
     """The operation that copies its content; empty if there is none, or if it succeeded."""
     moving_to: str = ""

@@ -8,6 +8,8 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.snapshot_ref import SnapshotRef
+from virtbus.schemas.volume_spec import VolumeSpec
 
 DevicePath = Annotated[
     str,
@@ -30,9 +32,14 @@ class HostDevice(StrictModel):
 
 
 class NamedVolume(StrictModel):
-    """A volume of the VM's namespace, by name. The VM holds it while its spec names it."""
+    """A volume of the VM's namespace, by name. The VM holds it while its spec names it.
+
+    With a `template`, the create of the VM makes the volume if there is none of that name, in the
+    same write as the VM (ADR 0072). A volume that exists is used as it is.
+    """
 
     name: Id
+    template: VolumeSpec | None = Field(None, exclude_if=lambda spec: spec is None)
 
 
 class VolumeRef(LenientModel):
@@ -65,16 +72,21 @@ class VolumeRef(LenientModel):
 
 
 class FillSource(LenientModel):
-    """The source of a copied volume: an image, a volume, a disk of a VM, or one of a backup."""
+    """The source of a copied volume: an image, a disk of a backup, or data on the node.
+
+    That is another volume, or a disk of a VM or of a snapshot.
+    """
 
     image: str = ""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     volume: VolumeRef | None = None
     vm: Uid | None = None
-    """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
+    """The VM, with its `epoch` on the node. `disk` is the name of its volume in the spec."""
     epoch: int = 0
+    snapshot: SnapshotRef | None = None
     disk: str = ""
+    """Of the VM, the snapshot or the backup; empty for the first one of a snapshot."""
     backup: str = ""
     """The backup in the node's directory that has the `disk`."""
     moved: bool = False

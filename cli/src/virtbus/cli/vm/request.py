@@ -123,19 +123,42 @@ def labels(values: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def with_volumes(spec: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
-    """Return a spec with a disk for each `VOLUME[=DISK]`; the disk's default is the volume's name.
+def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec with a disk for each volume of --volume and --new-volume; empty for none.
 
     Raises:
         CliError: a text has another form.
     """
-    disks = list(spec.get("volumes") or ())
-    for value in values:
-        name, equals, disk = value.partition("=")
-        if not name or (equals and not disk):
-            raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
-        disks.append({"name": disk or name, "volume": {"name": name}})
-    return {**spec, "volumes": disks}
+    if flags["delete_volumes"] and not flags["new_volumes"]:
+        raise usage("--delete-volumes needs --new-volume")
+    disks = [_held(value) for value in flags["volumes"]]
+    disks += [_made(value, delete=flags["delete_volumes"]) for value in flags["new_volumes"]]
+    if not disks:
+        return {}
+    given = spec or {}
+    return {**given, "volumes": [*(given.get("volumes") or ()), *disks]}
+
+
+def _held(value: str) -> dict[str, Any]:
+    """Return the disk of `VOLUME[=DISK]`; the disk's default is the volume's name."""
+    name, equals, disk = value.partition("=")
+    if not name or (equals and not disk):
+        raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
+    return {"name": disk or name, "volume": {"name": name}}
+
+
+def _made(value: str, *, delete: bool) -> dict[str, Any]:
+    """Return the disk of `VOLUME=SIZE[:IMAGE]`, whose volume the create of the VM makes."""
+    name, _, rest = value.partition("=")
+    size, colon, image = rest.partition(":")
+    if not name or not size or (colon and not image):
+        raise usage(f"--new-volume {value!r} must be VOLUME=SIZE or VOLUME=SIZE:IMAGE")
+    template: dict[str, Any] = {"size": size}
+    if image:
+        template["source"] = {"image": image}
+    if delete:
+        template["retention"] = "Delete"
+    return {"name": name, "volume": {"name": name, "template": template}}
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

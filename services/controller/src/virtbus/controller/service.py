@@ -57,12 +57,14 @@ from virtbus.controller.edge.volume_move_api import VolumeMoveApi
 from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.volume_room import VolumeRoom
+from virtbus.controller.edge.volume_templates import VolumeTemplates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import Overcommit
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
@@ -129,13 +131,7 @@ class ControllerService:
             self._rules,
         )
         self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
-        self._volumes = VolumeApi(
-            bus,
-            self._fleet,
-            events,
-            VolumeRoom(self._fleet, self._storage, settings.volume_quota),
-            self._fills,
-        )
+        self._volumes = VolumeApi(bus, self._fleet, events, self._volume_room, self._fills)
         self._image_names = ImageNameApi(
             bus,
             self._fleet,
@@ -172,7 +168,16 @@ class ControllerService:
     def _rules(self) -> CreateRules:
         settings = self._settings
         quota = Quota(settings.addresses_per_network, settings.addresses_in_all)
-        return CreateRules(quota, strict=settings.overcommit is Overcommit.STRICT)
+
+        async def planned(volume: VolumeRecord, account: str) -> VolumeRecord:
+            return await self._volumes.planned(volume, account)
+
+        templates = VolumeTemplates(self._bus, self._fleet, self._volume_room, planned)
+        return CreateRules(quota, templates, strict=settings.overcommit is Overcommit.STRICT)
+
+    @property
+    def _volume_room(self) -> VolumeRoom:
+        return VolumeRoom(self._fleet, self._storage, self._settings.volume_quota)
 
     @property
     def _room(self) -> OperationRoom:

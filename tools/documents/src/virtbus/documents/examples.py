@@ -178,6 +178,7 @@ _VALUES: dict[str, Any] = {
     "fill_operation": OTHER_UID,
     "VolumeSource.volume": None,  # exclusive with `image`
     "VolumeSource.vm": None,
+    "VolumeSource.snapshot": None,
     "VolumeSource.disk": None,
     "FillSource.vm": OTHER_UID,
     "FillSource.disk": "root",

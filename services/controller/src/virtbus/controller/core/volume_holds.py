@@ -153,13 +153,21 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
     return sized(record, ref.size_bytes) if record.spec.size < ref.size_bytes else record
 
 
-def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:
-    """Return the volume without its holder; None if the VM does not hold it (any more)."""
+def freed(
+    there: StoredVolume | None, ref: VolumeRef, vm: str, *, ended: bool = False
+) -> VolumeRecord | None:
+    """Return the volume without its holder; None if the VM does not hold it (any more).
+
+    `ended`: the VM was deleted, and nothing is left of it. A volume that was made for it and is not
+    retained begins its delete. A hold that ends in any other way never removes data.
+    """
     if there is None or there.record.uid != ref.uid or there.record.holder != vm:
         return None
     free: dict[str, object] = {"holder": "", "held_since_ns": 0}
+    if ended and there.record.ends_with == vm:
+        return there.record.model_copy(update=free | {"deleting": True})
     if _is_shared(there.record):
-        free |= _NOWHERE
+        free |= _NOWHERE  # the next VM may be on any node with the pool
     return there.record.model_copy(update=free)
 
 

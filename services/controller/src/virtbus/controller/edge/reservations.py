@@ -41,10 +41,10 @@ class NodeFullError(Exception):
 class Reservations:
     """Writes records together with their reservations. `fleet` has the nodes' capacity."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, volumes: VolumeHolders | None = None) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._volumes = VolumeHolders(bus)
+        self._volumes = volumes or VolumeHolders(bus)
         self._groups = GroupKeys(bus, fleet)
 
     async def write(
