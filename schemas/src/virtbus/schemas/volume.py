@@ -7,7 +7,7 @@ from pydantic import Field
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.pool import PoolKind
+from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.volume_spec import Retention as Retention
 from virtbus.schemas.volume_spec import VolumeSource as VolumeSource
