@@ -88,8 +88,9 @@ def published(values: Sequence[str]) -> list[dict[str, Any]]:
         port: dict[str, Any] = {"host_port": int(host_port), "guest_port": int(guest_port)}
         if protocol:
             port["protocol"] = protocol.lower()
-        if address and address[0] not in {"", "0.0.0.0"}:  # noqa: S104  means every address
-            port["host_address"] = address[0]
+        host = address[0].removeprefix("[").removesuffix("]") if address else ""
+        if host not in {"", "0.0.0.0", "::"}:  # noqa: S104  means every address
+            port["host_address"] = host
         found.append(port)
     return found
 

@@ -115,6 +115,12 @@ class Nic(LenientModel):
         return tuple(address for address in self.addresses if ":" in address)
 
     @property
+    def published(self) -> tuple[str, ...]:
+        """Return its published ports as the bus shows them."""
+        versions = (4, 6) if self.addresses6 else (4,)
+        return tuple(text for port in self.publish for text in port.shown(versions))
+
+    @property
     def place(self) -> str:
         """Return the uid of its network object; empty for the built-in network."""
         return self.target.uid if self.target is not None else ""
@@ -218,7 +224,7 @@ class Attachment(LenientModel):
                 mtu=nic.mtu,
                 queues=nic.queues,
                 state=nic.state,
-                published=tuple(str(port) for port in nic.publish),
+                published=nic.published,
                 tap=nic.tap,
                 netns=self.netns,
                 plug=nic.plug,
