@@ -73,6 +73,19 @@ async def test_published_ports_belong_to_the_first_interface(script: Script, cli
     ]
 
 
+async def test_static_addresses_belong_to_the_first_interface(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    flags = ("--network", "lab", "--address", "10.9.1.7", "--address", "fd00:9::7")
+    ended = await cli(*CREATE, *flags)
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    spec = VmCreate.model_validate(sent).spec
+    assert spec is not None
+    assert [(one.name, one.network) for one in spec.networks] == [("default", "lab")]
+    (nic,) = spec.domain.devices.interfaces
+    assert (nic.addresses, nic.publish) == (("10.9.1.7", "fd00:9::7"), ())
+
+
 @pytest.mark.parametrize("wrong", ["80", "a:80", "80:", "1.2.3.4:80", ":80/tcp"])
 async def test_a_malformed_published_port_is_refused_without_a_request(
     script: Script, cli: Cli, wrong: str

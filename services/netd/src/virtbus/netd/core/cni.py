@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Collection
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address, ip_interface
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
-from virtbus.schemas.cni_config import plugins_in
+from virtbus.schemas.cni_config import plugins_in, takes_addresses
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
@@ -91,11 +91,60 @@ def plugin_input(
     """Return a chained plugin's input: its conf, name, version, capabilities, prevResult."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     capabilities = conf.pop("capabilities", None) or {}
-    if capabilities.get("mac"):
-        conf["runtimeConfig"] = {"mac": nic.mac}
+    known = {"mac": nic.mac, "ips": [_with_prefix(conflist, address) for address in nic.asked]}
+    given = {name: value for name, value in known.items() if value and capabilities.get(name)}
+    if given:
+        conf["runtimeConfig"] = given
     if previous is not None:
         conf["prevResult"] = previous
     return json.dumps(conf).encode()
+
+
+def _with_prefix(conflist: dict[str, Any], address: str) -> str:
+    """Return an address with the prefix of the subnet that a plugin for addresses names.
+
+    The plugin `static` needs it; `host-local` takes both forms.
+    """
+    for text in _subnets(conflist["plugins"]):
+        try:
+            network = ip_interface(text).network
+        except ValueError:
+            continue
+        if ip_address(address) in network:
+            return f"{address}/{network.prefixlen}"
+    return address
+
+
+def _subnets(value: Any) -> Iterator[str]:
+    """Yield the texts in the fields `subnet` and `address` at any depth."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _subnets(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in {"subnet", "address"} and isinstance(each, str):
+                yield each
+            yield from _subnets(each)
+
+
+def refuse_static(conflist: dict[str, Any], nic: Nic) -> None:
+    """Refuse the static addresses of an interface whose plugins take none.
+
+    Raises:
+        VirtbusError: 422 `static_address` with the field.
+    """
+    takes, six = takes_addresses(conflist), [text for text in nic.asked if ":" in text]
+    if not nic.asked or (takes and not six):
+        return
+    message = (
+        f"the plugins of '{nic.network}' choose addresses; leave them out, or add the capability "
+        "ips to a plugin of its conflist"
+        if not takes
+        else f"plugins take IPv4 addresses only; leave {six[0]} out"
+    )
+    path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
+    detail = Detail(path=path, message=message)
+    raise VirtbusError(Code.UNSUPPORTED, "static_address", message, details=(detail,))
 
 
 def environment(
@@ -180,6 +229,8 @@ def settled(nic: Nic, result: dict[str, Any]) -> Nic:
         raise _unreadable(nic, str(error)) from None
     if not addresses:
         raise _unreadable(nic, "it has no IPv4 address")
+    if missing := set(nic.asked).difference(address.partition("/")[0] for address in addresses):
+        raise _unreadable(nic, f"it lacks {', '.join(sorted(missing))}, which was asked")
     default = next((r.gateway for r in routes if r.destination == "0.0.0.0/0" and r.gateway), "")
     return nic.model_copy(
         update={
