@@ -85,6 +85,8 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    on_macvlan: bool = False
+    """The plugins made a macvlan link. It keeps the guest's MAC: it takes no other frames."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False

@@ -1,4 +1,4 @@
-"""Builds and parses the data of CNI (spec 1.0.0): conflists, environments of plugins, results."""
+"""Builds and parses the data of CNI (spec 1.1.0): conflists, environments of plugins, results."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address, ip_in
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
+from virtbus.netd.core.cni_verbs import chosen_version
 from virtbus.schemas.cni_config import plugins_in, takes_addresses
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
@@ -36,7 +37,7 @@ def read_conflist(text: bytes, source: str) -> dict[str, Any]:
             "plugins": [conf],
         }
     _check(conf, source)
-    return conf
+    return {**conf, "cniVersion": chosen_version(conf)}
 
 
 def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, An
             )
     conf = {**json.loads(text), "name": f"virtbus-{target.uid}"}
     _check(conf, source)
-    return conf
+    return {**conf, "cniVersion": chosen_version(conf)}
 
 
 def _check(conf: dict[str, Any], source: str) -> None:
@@ -91,13 +92,19 @@ def plugin_input(
     """Return a chained plugin's input: its conf, name, version, capabilities, prevResult."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     capabilities = conf.pop("capabilities", None) or {}
-    known = {"mac": nic.mac, "ips": [_with_prefix(conflist, address) for address in nic.asked]}
-    given = {name: value for name, value in known.items() if value and capabilities.get(name)}
+    known = runtime_values(conflist, nic)
+    given = {name: value for name, value in known.items() if capabilities.get(name)}
     if given:
         conf["runtimeConfig"] = given
     if previous is not None:
         conf["prevResult"] = previous
     return json.dumps(conf).encode()
+
+
+def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
+    """Return the values of capabilities; a plugin gets those of its own."""
+    ips = [_with_prefix(conflist, address) for address in nic.asked]
+    return {"mac": nic.mac, **({"ips": ips} if ips else {})}
 
 
 def _with_prefix(conflist: dict[str, Any], address: str) -> str:
@@ -150,7 +157,18 @@ def refuse_static(conflist: dict[str, Any], nic: Nic) -> None:
 def environment(
     command: str, uid: str, nic: Nic, netns_path: str, plugin_path: str
 ) -> dict[str, str]:
-    """Return the environment of the CNI specification, with one CPU for Go.
+    """Return the environment of the CNI specification for one attachment."""
+    return {
+        **bare_environment(command, plugin_path),
+        "CNI_CONTAINERID": uid,
+        "CNI_NETNS": netns_path,
+        "CNI_IFNAME": nic.eth,
+        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
+    }
+
+
+def bare_environment(command: str, plugin_path: str) -> dict[str, str]:
+    """Return the environment of a verb without an attachment, with one CPU for Go.
 
     Plugins are short-lived Go programs: threads for every CPU of the host, each with a garbage
     collector, cost more than their work.
@@ -158,10 +176,6 @@ def environment(
     return {
         "GOMAXPROCS": "1",
         "CNI_COMMAND": command,
-        "CNI_CONTAINERID": uid,
-        "CNI_NETNS": netns_path,
-        "CNI_IFNAME": nic.eth,
-        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
         "CNI_PATH": plugin_path,
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
