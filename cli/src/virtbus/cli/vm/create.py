@@ -30,6 +30,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create web --image tiny --ssh-key ~/.ssh/id_ed25519.pub --user-data init.yaml
         virtbus vm create db --image tiny --volume data-1        its data outlives db
         virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
+        virtbus vm create web --image tiny --network lab --address 10.9.1.7
         virtbus vm create -f vm.yaml --wait running -o json
         echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
 
@@ -73,6 +74,13 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     metavar="NAME",
     shell_complete=completion_sources.networks,
     help="Network to join.  [default: default]",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="IP",
+    help="A static IPv4 or IPv6 address of the network, for the first interface; repeatable.",
 )
 @click.option(
     "--publish",
@@ -154,8 +162,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
         domain.setdefault("devices", {})["autoattach_graphics_device"] = True
     if flags["protected"]:
         wanted.setdefault("spec", {})["protected"] = True
-    if flags["published"]:
-        request.with_published(wanted, request.published(flags["published"]))
+    ports = request.published(flags["published"])
+    request.with_nic(wanted, publish=ports, addresses=flags["addresses"])
     wanted.setdefault("uid", uuid7())
     return wanted
 

@@ -24,7 +24,7 @@ _REGISTER = 1
 _VERDICT_REGISTER = 0
 _SECOND_REGISTER = 2
 _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
-_TO_DESTINATION, _NF_IPV4 = 1, 2
+_TO_DESTINATION, _NF_IPV4, _NF_IPV6 = 1, 2, 10
 _EQ, _NEQ = 0, 1
 _LOOKUP_INVERTED = 1
 """`NFT_LOOKUP_F_INV`."""
@@ -156,10 +156,12 @@ def _among(addresses: AddressSet, *more: bytes) -> bytes:
     )
 
 
-def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+def _address_in(
+    offset: int, network: IPv4Network | IPv6Network, op: int = _EQ
+) -> tuple[bytes, ...]:
     mask = network.netmask.packed
     loaded = _load(_NETWORK, offset, len(mask))
-    return loaded, _masked(mask), _compare(network.network_address.packed)
+    return loaded, _masked(mask), _compare(network.network_address.packed, op)
 
 
 def _masked(mask: bytes) -> bytes:
@@ -200,12 +202,19 @@ def ip6_source_in(network: IPv6Network) -> tuple[bytes, ...]:
     return _address_in(8, network)
 
 
+def ip6_destination_in(network: IPv6Network) -> tuple[bytes, ...]:
+    """Match an IPv6 destination inside `network`."""
+    return _address_in(24, network)
+
+
+def ip6_destination_outside(network: IPv6Network) -> tuple[bytes, ...]:
+    """Match an IPv6 destination that is not inside `network`."""
+    return _address_in(24, network, _NEQ)
+
+
 def ip6_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv6 destination in a set of the same table."""
-    lookup = _expression(
-        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
-    )
-    return _load(_NETWORK, 24, 16), lookup
+    return _load(_NETWORK, 24, 16), _among(addresses)
 
 
 @functools.cache
@@ -292,7 +301,7 @@ def is_not_to_loopback() -> tuple[bytes, ...]:
     return _load(_NETWORK, 16, 1), _compare(b"\x7f", _NEQ)
 
 
-def redirect_to(address: IPv4Address, port: int) -> tuple[bytes, ...]:
+def redirect_to(address: IPv4Address | IPv6Address, port: int) -> tuple[bytes, ...]:
     """Rewrite the destination; for nat chains of the hooks prerouting and output."""
     return (
         _immediate(_REGISTER, address.packed),
@@ -300,7 +309,7 @@ def redirect_to(address: IPv4Address, port: int) -> tuple[bytes, ...]:
         _expression(
             "nat",
             be32(1, _TO_DESTINATION),
-            be32(2, _NF_IPV4),
+            be32(2, _NF_IPV4 if address.version == 4 else _NF_IPV6),
             be32(3, _REGISTER),
             be32(5, _SECOND_REGISTER),
         ),
