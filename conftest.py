@@ -36,8 +36,13 @@ class Lanes(LoadScopeScheduling):
 
 
 def lane_of(nodeid: str) -> str:
-    """A lane is a file, but for those that share an API server, or one platform in each worker."""
+    """A lane is a file, but for those that share an API server, or one platform in each worker.
+
+    Each seed of the simulation is one as well: they share nothing, and together take minutes.
+    """
     path = nodeid.partition("::")[0]
+    if path == "tests/sim/test_seeds.py":
+        return nodeid
     if path.startswith("tests/kubernetes/"):
         return "kubernetes"
     if path.startswith(("tests/chaos/", "tests/e2e/")):
