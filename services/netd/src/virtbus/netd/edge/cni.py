@@ -130,9 +130,8 @@ class Cni:
         finally:
             self._adding.discard(place)
         runtime = cni.runtime_values(conflist, nic)
-        with contextlib.suppress(OSError):
-            content = cached_result(place, str(netns), conflist, runtime, result or {})
-            self.cache.write(place, content)
+        content = cached_result(place, str(netns), conflist, runtime, result or {})
+        self.cache.write(place, content)
         return CniState(conflist=conflist, result=result)
 
     async def _add(

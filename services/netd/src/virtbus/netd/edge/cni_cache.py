@@ -4,33 +4,49 @@ netd itself needs none of these files. They are not in libcni's own folder: the 
 of another runtime would take netd's attachments there for leftovers, and undo them.
 """
 
-from collections.abc import Collection
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from virtbus.netd.core.cni_verbs import CniPlace, cache_name
 
+log = logging.getLogger(__name__)
+
 
 class CniCache:
-    """The folder `<state_dir>/netd/cni/results`."""
+    """The folder `<state_dir>/netd/cni/results`. A file that cannot be changed is only logged."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def write(self, place: CniPlace, content: bytes) -> None:
         """Replace the file of an attachment."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._directory / cache_name(place)
-        part = path.with_name(f".{path.name}.part")
-        part.write_bytes(content)
-        part.replace(path)
+        with _logged():
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._directory / cache_name(place)
+            part = path.with_name(f".{path.name}.part")
+            part.write_bytes(content)
+            part.replace(path)
 
     def remove(self, place: CniPlace) -> None:
         """Remove the file of an attachment; no effect if there is none."""
-        (self._directory / cache_name(place)).unlink(missing_ok=True)
+        with _logged():
+            (self._directory / cache_name(place)).unlink(missing_ok=True)
 
     def prune(self, known: Collection[CniPlace]) -> None:
         """Remove all files but those of `known`."""
         names = {cache_name(place) for place in known}
-        for path in self._directory.glob("*") if self._directory.is_dir() else ():
-            if path.name not in names:
-                path.unlink(missing_ok=True)
+        with _logged():
+            for path in self._directory.glob("*") if self._directory.is_dir() else ():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        extra = {"code": "cni_cache_failed"}
+        log.warning("a stored result of CNI cannot be changed: %s", error, extra=extra)
