@@ -32,6 +32,7 @@ from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
@@ -377,6 +378,7 @@ class Node:
         cni = Cni(
             self.conf_dir,
             self.bin_dirs,
+            CniCache(state / "cni" / "results"),
             plugin_timeout_s=2.0,
             openings={"*": ("*",), "team-only": ("team",)},
             allowed=("bridge", "host-local"),

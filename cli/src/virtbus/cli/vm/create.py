@@ -32,6 +32,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create db --image tiny --new-volume db-data=10GiB
         virtbus vm create ci --new-volume ci-root=20GiB:debian/12 --delete-volumes
         virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
+        virtbus vm create web --image tiny --network lab --address 10.9.1.7
         virtbus vm create -f vm.yaml --wait running -o json
         echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
 
@@ -87,6 +88,13 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     metavar="NAME",
     shell_complete=completion_sources.networks,
     help="Network to join.  [default: default]",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="IP",
+    help="A static IPv4 or IPv6 address of the network, for the first interface; repeatable.",
 )
 @click.option(
     "--publish",
@@ -168,8 +176,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
         domain.setdefault("devices", {})["autoattach_graphics_device"] = True
     if flags["protected"]:
         wanted.setdefault("spec", {})["protected"] = True
-    if flags["published"]:
-        request.with_published(wanted, request.published(flags["published"]))
+    ports = request.published(flags["published"])
+    request.with_nic(wanted, publish=ports, addresses=flags["addresses"])
     wanted.setdefault("uid", uuid7())
     return wanted
 

@@ -90,17 +90,21 @@ def published(values: Sequence[str]) -> list[dict[str, Any]]:
         port: dict[str, Any] = {"host_port": int(host_port), "guest_port": int(guest_port)}
         if protocol:
             port["protocol"] = protocol.lower()
-        if address and address[0] not in {"", "0.0.0.0"}:  # noqa: S104  means every address
-            port["host_address"] = address[0]
+        host = address[0].removeprefix("[").removesuffix("]") if address else ""
+        if host not in {"", "0.0.0.0", "::"}:  # noqa: S104  means every address
+            port["host_address"] = host
         found.append(port)
     return found
 
 
-def with_published(wanted: dict[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:
-    """Add published ports to the first interface of a `VmCreate` map, which may have none yet.
+def with_nic(wanted: dict[str, Any], **lists: Sequence[Any]) -> None:
+    """Add published ports or addresses to the first interface of a `VmCreate` map.
 
-    An interface needs its network in the request, so the shorthand `network` becomes an entry.
+    It may have no interface yet. An interface needs its network in the request, so the shorthand
+    `network` becomes an entry. Empty lists change nothing.
     """
+    if not any(lists.values()):
+        return
     spec = wanted.setdefault("spec", {})
     devices = spec.setdefault("domain", {}).setdefault("devices", {})
     nics = devices.setdefault("interfaces", [])
@@ -109,7 +113,9 @@ def with_published(wanted: dict[str, Any], ports: Sequence[Mapping[str, Any]]) -
         spec["networks"] = [{"name": "default"} | ({"network": network} if network else {})]
     if not nics:
         nics.append({"name": spec["networks"][0].get("name", "default")})
-    nics[0]["publish"] = [*nics[0].get("publish", ()), *ports]
+    for field, values in lists.items():
+        if values:
+            nics[0][field] = [*nics[0].get(field, ()), *values]
 
 
 def labels(values: Sequence[str]) -> dict[str, str]:

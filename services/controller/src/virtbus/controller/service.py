@@ -152,7 +152,6 @@ class ControllerService:
         self._leases = Leases(bus, self._instance)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
-        self._pulse.listeners.append(self._placing.wake)
         self._moves, self._removals = self._volume_tasks(bus, events)
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
@@ -209,6 +208,7 @@ class ControllerService:
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
+        self._pulse.listeners.append(self._placing.wake)
         sweep = partial(
             self._endings.sweep_forever,
             interval_s=settings.sweep_interval_s,

@@ -13,6 +13,7 @@ from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
@@ -40,6 +41,7 @@ def host_ports(settings: Settings) -> HostPorts:
     cni = Cni(
         settings.cni_conf_dir,
         settings.cni_bin_dirs,
+        CniCache(state / "cni" / "results"),
         plugin_timeout_s=settings.cni_timeout_s,
         openings=settings.network_namespaces,
         allowed=settings.cni_plugins_allowed,

@@ -242,7 +242,8 @@ class Builder:
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
-        update = {"mac": mac, "mtu": mtu_within(nic, link.mtu)}
+        macvlan = link.kind == "macvlan"
+        update = {"mac": mac, "mtu": mtu_within(nic, link.mtu), "on_macvlan": macvlan}
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:

@@ -33,6 +33,7 @@ from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.netd.path_check import PathCheck
+from virtbus.netd.plugin_sweep import PluginSweep
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
@@ -127,8 +128,10 @@ class Netd:
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
-                    for duty in (self._tidy, self._reach.run, self._segments.run, self._groups.run):
+                    sweep = PluginSweep(self._ports.cni, self._attachments)
+                    for duty in (self._tidy, self._reach.run, self._groups.run, sweep.run):
                         group.create_task(duty())
+                    group.create_task(self._segments.run())
                     group.create_task(self._peers.run(lambda: work.synced))
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(

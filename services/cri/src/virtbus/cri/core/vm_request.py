@@ -26,7 +26,7 @@ from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import is_id
-from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
+from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
 from virtbus.schemas.vm import (
     CORES_MAX,
@@ -57,6 +57,7 @@ HOSTNAME = "kubernetes.io/hostname"
 DEFAULT_MEMORY_BYTES = 1024**3
 """The memory of a pod without a memory limit, as in Virtlet."""
 NIC = "default"
+_EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
 ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
 """Vendor data: exec logs in as root. The pod's own user data can forbid it again."""
@@ -315,7 +316,7 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
             host_port=port.host_port,
             guest_port=port.container_port,
             protocol="udp" if port.protocol == "UDP" else "tcp",
-            host_address=port.host_ip if port.host_ip not in {"", EVERY_ADDRESS, "::"} else None,
+            host_address=None if port.host_ip in _EVERY else port.host_ip,
         )
         for port in ports
         if port.host_port

@@ -24,7 +24,7 @@ REGISTER = 1
 VERDICT_REGISTER = 0
 _SECOND_REGISTER = 2
 _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
-_TO_DESTINATION, _NF_IPV4 = 1, 2
+_TO_DESTINATION, _NF_IPV4, _NF_IPV6 = 1, 2, 10
 EQ, NEQ, LTE, GTE = 0, 1, 3, 5
 """Operators of `compare`."""
 _LOOKUP_INVERTED = 1
@@ -159,10 +159,10 @@ def _among(addresses: AddressSet, *more: bytes) -> bytes:
     )
 
 
-def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+def _address_in(offset: int, network: IPv4Network | IPv6Network, op: int = EQ) -> tuple[bytes, ...]:
     mask = network.netmask.packed
     loaded = load(_NETWORK, offset, len(mask))
-    return loaded, masked(mask), compare(network.network_address.packed)
+    return loaded, masked(mask), compare(network.network_address.packed, op)
 
 
 def masked(mask: bytes) -> bytes:
@@ -204,12 +204,19 @@ def ip6_source_in(network: IPv6Network) -> tuple[bytes, ...]:
     return _address_in(8, network)
 
 
+def ip6_destination_in(network: IPv6Network) -> tuple[bytes, ...]:
+    """Match an IPv6 destination inside `network`."""
+    return _address_in(24, network)
+
+
+def ip6_destination_outside(network: IPv6Network) -> tuple[bytes, ...]:
+    """Match an IPv6 destination that is not inside `network`."""
+    return _address_in(24, network, NEQ)
+
+
 def ip6_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv6 destination in a set of the same table."""
-    lookup = expression(
-        "lookup", text(1, addresses.name), be32(2, REGISTER), be32(4, addresses.number)
-    )
-    return load(_NETWORK, 24, 16), lookup
+    return load(_NETWORK, 24, 16), _among(addresses)
 
 
 @functools.cache
@@ -296,7 +303,7 @@ def is_not_to_loopback() -> tuple[bytes, ...]:
     return load(_NETWORK, 16, 1), compare(b"\x7f", NEQ)
 
 
-def redirect_to(address: IPv4Address, port: int) -> tuple[bytes, ...]:
+def redirect_to(address: IPv4Address | IPv6Address, port: int) -> tuple[bytes, ...]:
     """Rewrite the destination; for nat chains of the hooks prerouting and output."""
     return (
         immediate(REGISTER, address.packed),
@@ -304,7 +311,7 @@ def redirect_to(address: IPv4Address, port: int) -> tuple[bytes, ...]:
         expression(
             "nat",
             be32(1, _TO_DESTINATION),
-            be32(2, _NF_IPV4),
+            be32(2, _NF_IPV4 if address.version == 4 else _NF_IPV6),
             be32(3, REGISTER),
             be32(5, _SECOND_REGISTER),
         ),

@@ -183,14 +183,14 @@ class GuestLinks:
         """Return True while a process has a tap of `attachment` open: a guest runs."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
-    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.KernelLink | None:
+    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.LinkDetails | None:
         """Remove the IPv4 addresses of a link that CNI made: from now on the guest uses them.
 
         Return the link; None if it does not exist.
         """
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            link = links.find(inside, nic.eth)
+            link = links.describe(inside, nic.eth)
             if link is None:
                 return None
             found = links.list_addresses(inside, socket.AF_INET)
@@ -291,8 +291,9 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
-    wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
-    own = names.wire_mac(uid, nic.index) if nic.kind is NicKind.MACVTAP else None
+    mac, macvlan = names.wire_mac(uid, nic.index), _is_macvlan(nic)
+    wire = mac if nic.kind is NicKind.CNI and not macvlan else None
+    own = mac if macvlan else None
     return [
         links.new_bridge(nic.bridge, index=bridge, mac=own),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
@@ -301,12 +302,16 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     ]
 
 
+def _is_macvlan(nic: Nic) -> bool:
+    return nic.kind is NicKind.MACVTAP or nic.on_macvlan
+
+
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
 
     A bridge keeps frames for the MAC of a port otherwise.
     """
-    if nic.kind is not NicKind.MACVTAP:
+    if not _is_macvlan(nic):
         return []
     eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
     if eth is None or tap is None or eth.mac != nic.mac:
