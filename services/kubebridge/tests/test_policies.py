@@ -202,7 +202,7 @@ class Desk:
         return list(self.policies.controller().reconcile(key, inputs))
 
 
-PEERS = {"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "lb"}}}]}]}
+PEERS: dict[str, Any] = {"ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "lb"}}}]}]}
 
 
 def test_groups_follow_their_policy_and_end_with_it() -> None:
