@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from virtbus.bus.client.ports import (
     Bus,
@@ -128,10 +130,8 @@ class Netd:
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
-                    sweep = PluginSweep(self._ports.cni, self._attachments)
-                    for duty in (self._tidy, self._reach.run, self._groups.run, sweep.run):
+                    for duty in self._duties():
                         group.create_task(duty())
-                    group.create_task(self._segments.run())
                     group.create_task(self._peers.run(lambda: work.synced))
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
@@ -142,6 +142,11 @@ class Netd:
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self._ports.dhcp.close()
             self._ports.files.close()
+
+    def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        """Return the tasks that run from the first complete state on."""
+        sweep = PluginSweep(self._ports.cni, self._attachments)
+        return self._tidy, self._reach.run, self._segments.run, self._groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
         """Process an item of the watch that is no VM's record."""
