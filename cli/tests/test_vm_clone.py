@@ -45,10 +45,8 @@ async def test_a_clone_rests_on_a_snapshot_which_stays(script: Script, cli: Cli)
     ended = await cli("vm", "clone", "web", "web2")
     assert ended.code == 0, ended.err
     (asked,) = script.data("vm.create")
-    assert (asked["origin"], asked["spec"]["volumes"][0]["image"]) == (
-        "clone-web2",
-        {"ref": "tiny"},
-    )
+    assert asked["origin"] == "clone-web2"
+    assert asked["spec"]["volumes"][0]["image"]["ref"] == "tiny"
     assert script.data("snapshot.delete") == []
 
 
