@@ -52,9 +52,33 @@ async def test_create_sends_a_command_that_the_schema_accepts(
     assert command.labels == {"tier": "front"}
 
 
+async def test_new_volumes_are_templates_with_a_retention(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    wanted = ("--new-volume", "db=10GiB", "--new-volume", "root=2GiB:docker.io/debian:12")
+    ended = await cli(*CREATE, "--volume", "data=logs", *wanted, "--delete-volumes")
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    VmCreate.model_validate(sent)
+    held, db, root = sent["spec"]["volumes"]
+    assert held == {"name": "logs", "volume": {"name": "data"}}
+    empty = {"size": "10GiB", "retention": "Delete"}
+    assert db == {"name": "db", "volume": {"name": "db", "template": empty}}
+    of_image = {"size": "2GiB", "source": {"image": "docker.io/debian:12"}, "retention": "Delete"}
+    assert root["volume"]["template"] == of_image
+
+
+@pytest.mark.parametrize(
+    "flags", [("--new-volume", "db"), ("--new-volume", "db=1GiB:"), ("--delete-volumes",)]
+)
+async def test_half_a_new_volume_is_refused(cli: Cli, flags: tuple[str, ...]) -> None:
+    ended = await cli(*CREATE, *flags)
+    assert (ended.code, "--new-volume" in ended.err) == (2, True)
+
+
 async def test_published_ports_belong_to_the_first_interface(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
-    ports = ("--publish", "8080:80", "--publish", "192.0.2.7:53:5353/udp")
+    texts = "8080:80", "192.0.2.7:53:5353/udp", "[2001:db8::7]:53:5353/udp", "[::]:81:80"
+    ports = [word for text in texts for word in ("--publish", text)]
     ended = await cli(*CREATE, "--network", "lan", *ports)
     assert ended.code == 0, ended.err
     (sent,) = script.data("vm.create")
@@ -62,10 +86,27 @@ async def test_published_ports_belong_to_the_first_interface(script: Script, cli
     assert spec is not None
     assert [(one.name, one.network) for one in spec.networks] == [("default", "lan")]
     (nic,) = spec.domain.devices.interfaces
-    assert [str(port) for port in nic.publish] == [
+    assert [text for port in nic.publish for text in port.shown((4, 6))] == [
         "0.0.0.0:8080->80/tcp",
+        "[::]:8080->80/tcp",
         "192.0.2.7:53->5353/udp",
+        "[2001:db8::7]:53->5353/udp",
+        "0.0.0.0:81->80/tcp",
+        "[::]:81->80/tcp",
     ]
+
+
+async def test_static_addresses_belong_to_the_first_interface(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    flags = ("--network", "lab", "--address", "10.9.1.7", "--address", "fd00:9::7")
+    ended = await cli(*CREATE, *flags)
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    spec = VmCreate.model_validate(sent).spec
+    assert spec is not None
+    assert [(one.name, one.network) for one in spec.networks] == [("default", "lab")]
+    (nic,) = spec.domain.devices.interfaces
+    assert (nic.addresses, nic.publish) == (("10.9.1.7", "fd00:9::7"), ())
 
 
 @pytest.mark.parametrize("wrong", ["80", "a:80", "80:", "1.2.3.4:80", ":80/tcp"])

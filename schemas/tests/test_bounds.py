@@ -24,6 +24,8 @@ KEYS = {
     subjects.network_record("_", "blue"): bounds.SMALL,
     subjects.backup_schedule_record("default", "nightly"): bounds.SMALL,
     subjects.address_claim(UID, "10.0.0.5"): bounds.SMALL,
+    subjects.security_group("default", "web"): bounds.GROUP,
+    subjects.node_group("n1", "default", "web"): bounds.NODE_GROUP,
     subjects.operation_record("n1", UID): bounds.SMALL,
     subjects.operation_status("n1", UID): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,

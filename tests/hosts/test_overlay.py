@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,25 @@ def as_admin(platform: Fleet, verb: str, **data: Any) -> Any:
     return asyncio.run(asked())
 
 
+def made_key(folder: Path) -> Path:
+    key = folder / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    return key
+
+
 class Guest:
     """A VM on one host, with commands in its guest by ssh from that host."""
 
-    def __init__(self, platform: Fleet, name: str, node: str, key: Path, network: str) -> None:
+    def __init__(
+        self, platform: Fleet, name: str, node: str, key: Path, network: str, *flags: str
+    ) -> None:
         self._platform = platform
         self._key = key
         self.name = name
         spec = {"node_selector": {"kubernetes.io/hostname": node}}
         file = key.parent / f"{name}.json"
         file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "spec": spec}))
-        wanted = ("-f", str(file), "--ssh-key", f"{key}.pub", "--network", network)
+        wanted = ("-f", str(file), "--ssh-key", f"{key}.pub", "--network", network, *flags)
         platform.create(name, *wanted, wait="")
 
     @property
@@ -67,6 +76,13 @@ class Guest:
         argv = ("ssh", "-i", str(self._key), *flags, f"root@{self.address}", command)
         return box.run(*argv, timeout_s=60)
 
+    def unpin(self) -> None:
+        """Let the guest move from its node."""
+        view = self.view
+        change = {"uid": view["uid"], "revision": view["revision"], "spec": view["spec"]}
+        change["spec"].pop("node_selector")
+        self._platform.ask("vm.update", change)
+
     def wait(self) -> None:
         def answers() -> bool:
             try:
@@ -75,6 +91,19 @@ class Guest:
                 return False
 
         until(answers, f"the guest {self.name} answers", within_s=180)
+
+
+def _has_left(guest: Guest, node: str) -> bool:
+    return bool(guest.view["node"] != node)
+
+
+def drain(platform: Fleet, node: str, *guests: Guest) -> None:
+    """Move these guests, which are all of a node, to other nodes."""
+    for guest in guests:
+        guest.unpin()
+    platform.cli("node", "drain", node, "--discard-local-disks")
+    for guest in guests:
+        until(partial(_has_left, guest, node), "the guest moves", within_s=120)
 
 
 @contextmanager
@@ -107,8 +136,7 @@ def seen(packets: socket.socket) -> bool:
 def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
     platform: Fleet, tmp_path: Path
 ) -> None:
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    key = made_key(tmp_path)
     as_admin(platform, "create", name="mesh", spec={"kind": "overlay", "subnet": "10.210.0.0/16"})
     as_admin(platform, "create", name="other", spec={"kind": "overlay", "subnet": "10.211.0.0/16"})
     one = Guest(platform, "one", "n1", key, "mesh")
@@ -132,11 +160,7 @@ def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
         assert one.run(closed.format(address)).strip() == "closed"
 
     before = two.address
-    change = {"uid": two.view["uid"], "revision": two.view["revision"], "spec": two.view["spec"]}
-    change["spec"].pop("node_selector")
-    platform.ask("vm.update", change)
-    platform.cli("node", "drain", "n2", "--discard-local-disks")
-    until(lambda: two.view["node"] != "n2", "the guest moves", within_s=120)
+    drain(platform, "n2", two)
     two.wait()
     assert two.address == before
     until(lambda: "1 packets received" in one.run(f"ping -c 1 -W 2 {before} || true"), "")
@@ -145,4 +169,35 @@ def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
     for name in ("one", "two", "third"):
         platform.cli("vm", "delete", name, "--grace", "0")
     platform.cli("network", "delete", "mesh", "other")
+    platform.nothing_left()
+
+
+def test_a_claimed_address_is_kept_over_a_move_and_a_restart_of_the_host(
+    platform: Fleet, tmp_path: Path
+) -> None:
+    key = made_key(tmp_path)
+    kept = {"kind": "nat", "subnet": "10.212.0.0/16", "pool": "fleet"}
+    as_admin(platform, "create", name="kept", spec=kept)
+    chosen = Guest(platform, "chosen", "n1", key, "kept")
+    static = Guest(platform, "static", "n1", key, "kept", "--address", "10.212.7.7")
+    for guest in (chosen, static):
+        guest.wait()
+    before = chosen.address
+
+    def each_has_its_own() -> None:
+        for guest, address in ((chosen, before), (static, "10.212.7.7")):
+            guest.wait()
+            assert guest.address == address
+            assert f"{address}/16" in guest.run("ip -4 addr show dev eth0")
+
+    drain(platform, "n1", chosen, static)
+    each_has_its_own()
+    for name in {chosen.view["node"], static.view["node"]}:
+        platform.hosts[name].off()
+        platform.hosts[name].on()
+    platform.wait_whole()
+    each_has_its_own()
+    platform.cli("node", "uncordon", "n1")
+    platform.cli("vm", "delete", "chosen", "static", "--grace", "0")
+    platform.cli("network", "delete", "kept")
     platform.nothing_left()

@@ -1,10 +1,12 @@
 """Addresses of networks as a client gets them: pools, static addresses, claims, their release."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_network_api import make, of, paths, vm
 from services.controller.tests.test_vm_api import played, refused
@@ -12,13 +14,16 @@ from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.controller.core.address_plan import refuse_static
 from virtbus.controller.core.quotas import Quota
 from virtbus.schemas import subjects
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_object import NetworkSpec, NetworkTarget
 from virtbus.schemas.node_rpc import KnownRecords
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import VmRecord, VmSpec
 from virtbus.schemas.wire import encode
 
 POOL = {
@@ -279,3 +284,28 @@ async def test_a_claim_without_a_vm_is_swept(made: World) -> None:
     assert await claimed(made) == {"10.9.0.10"}
     await asyncio.sleep(400)
     assert await claimed(made) == set()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "address", "hint"),
+    [
+        ({"ips": True}, "10.9.0.7", ""),
+        ({}, "10.9.0.7", "capability ips"),
+        ({"ips": True}, "fd00:9::7", "choose an IPv4 address"),
+    ],
+)
+def test_plugins_take_static_addresses_by_the_capability_ips(
+    capabilities: dict[str, bool], address: str, hint: str
+) -> None:
+    plugins = [{"type": "bridge", "capabilities": capabilities}]
+    config = json.dumps({"cniVersion": "1.0.0", "plugins": plugins})
+    target = NetworkTarget(
+        uid=uid(900), namespace="default", name="blue", spec=NetworkSpec(kind="cni", config=config)
+    )
+    spec = VmSpec.model_validate(nics({"addresses": [address]}))
+    if not hint:
+        refuse_static(spec, {"blue": target})
+        return
+    with pytest.raises(VirtbusError, match=hint) as error:
+        refuse_static(spec, {"blue": target})
+    assert error.value.body.details[0].path == f"{NIC}.addresses[0]"

@@ -26,6 +26,7 @@ from virtbus.controller.core.placement import (
 from virtbus.schemas.errors import Code
 from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.overlay import TunnelEnd
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.wire import encode
 
@@ -294,9 +295,17 @@ def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
 def test_differences_within_a_kind_make_no_new_kind() -> None:
     one, other = (
         node(
-            name, cpus=cpus, services={"netd": ServiceState(state=NodeState.READY, seen_ns=seen_ns)}
+            f"n{number}",
+            cpus=4 * number,
+            services={"netd": ServiceState(state=NodeState.READY, seen_ns=number)},
+            addresses=(f"192.0.2.{number}",),
+            tunnel=TunnelEnd(address=f"192.0.2.{number}", mtu=1400 + number),
+            held=number,
+            image_bytes=number,
         )
-        for name, cpus, seen_ns in (("n1", 4, 1), ("n2", 8, 2))
+        for number in (1, 2)
     )
     assert kind_of(one.model_dump()) == kind_of(other.model_dump())
     assert kind_of(one.model_dump()) != kind_of(node(labels={"a": "b"}).model_dump())
+    without = one.model_copy(update={"tunnel": None})
+    assert kind_of(one.model_dump()) != kind_of(without.model_dump())

@@ -9,7 +9,7 @@ from virtbus.netd.core.dhcp6 import Option6
 from virtbus.netd.core.ipv6_frame import link_local_of
 
 ALL_ROUTERS, ALL_SERVERS = IPv6Address("ff02::2"), IPv6Address("ff02::1:2")
-ICMP6, UDP = 58, 17
+ICMP6, TCP, UDP = 58, 6, 17
 CLIENT_ID = struct.pack("!HH", 3, 1) + bytes(6)
 
 
@@ -36,7 +36,7 @@ class Guest6:
         sender = self.address if source is None else source
         kind = protocol if inner is None else inner
         pseudo = sender.packed + destination.packed + struct.pack("!II", len(content), kind)
-        at = 2 if kind == ICMP6 else 6
+        at = {ICMP6: 2, TCP: 16}.get(kind, 6)
         total = checksum(pseudo + content)
         content = content[:at] + struct.pack("!H", total) + content[at + 2 :]
         head = struct.pack("!IHBB", 6 << 28, len(content), protocol, hops)

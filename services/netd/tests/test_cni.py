@@ -90,6 +90,41 @@ async def test_the_guest_takes_address_and_mac_of_the_plugins(node: Node) -> Non
         without_bridge()
 
 
+STATIC = {"type": "static", "addresses": [{"address": "10.88.0.200/24"}]}
+
+
+@pytest.mark.parametrize("ipam", ["host-local", "static"])
+async def test_a_static_address_comes_by_the_capability_ips(node: Node, ipam: str) -> None:
+    more = {"ipam": STATIC} if ipam == "static" else {}
+    conflist(node, "lan", bridge(node, capabilities={"ips": True}, **more))
+    try:
+        ready = await node.attach(A, networks=("lan",), nics=({"addresses": ["10.88.0.77"]},))
+        assert ready.interfaces[0].addresses == ("10.88.0.77/24",)
+        await node.attachments.release(A, 1)
+        assert leases(node) == []
+    finally:
+        without_bridge()
+
+
+async def test_a_static_address_that_the_plugins_do_not_take_is_refused(node: Node) -> None:
+    conflist(node, "lan", bridge(node))
+    asked = {"networks": ("lan",), "nics": ({"addresses": ["10.88.0.77"]},)}
+    with pytest.raises(VirtbusError, match="add the capability ips") as refused:
+        await node.attach(A, **asked)
+    assert refused.value.body.details[0].path == "spec.domain.devices.interfaces[0].addresses"
+    assert node.host.census()["netns"] == []
+    conflist(node, "lan", bridge(node, capabilities={"ips": True}, ipam=STATIC | {"type": "deaf"}))
+    result = {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.200/24"}]}
+    plugin(node, "deaf", f"echo '{json.dumps(result)}'")
+    try:
+        with pytest.raises(VirtbusError, match=r"lacks 10\.88\.0\.77, which was asked"):
+            await node.attach(A, **asked)
+        assert node.host.census()["netns"] == []
+        assert commands(node, "deaf") == ["ADD", "DEL"]
+    finally:
+        without_bridge()
+
+
 async def test_a_network_is_closed_to_namespaces_that_its_setting_does_not_name(
     node: Node,
 ) -> None:

@@ -1,26 +1,32 @@
 """IPv6 of guests, with real frames: advertisements, DHCPv6, reach, and what is refused."""
 
 import asyncio
+import contextlib
 import struct
 import subprocess
-from collections.abc import AsyncIterator
-from ipaddress import IPv6Address, IPv6Interface
+from collections.abc import AsyncIterator, Iterator
+from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path
 
 import pytest
-from services.netd.tests.ipv6_guest import ALL_ROUTERS, CLIENT_ID, ICMP6, Guest6, ia, option
+from services.netd.tests.ipv6_guest import ALL_ROUTERS, CLIENT_ID, ICMP6, TCP, Guest6, ia, option
 from services.netd.tests.pretended_host import Guest, Host, Node
 from services.netd.tests.test_filters import Wire, sent, wire
 from services.netd.tests.test_network_objects import target
+from services.netd.tests.test_network_path import world
+from services.netd.tests.test_published import connects, published, reached
 
 from virtbus.netd.core.dhcp6 import MessageType6 as Kind
 from virtbus.netd.core.dhcp6 import Option6
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.namespaces import in_thread
+from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.integration
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+HOST6, FAR6 = IPv6Address("2001:db8::1"), IPv6Address("2001:db8::2")
 GATEWAY, ROUTER = IPv6Address("fd00:127::1"), IPv6Address("fe80::1")
 MARK = b"virtbus-mark"
 FORWARDING = Path("/proc/sys/net/ipv6/conf/all/forwarding")
@@ -198,3 +204,98 @@ async def test_a_guest_without_ipv6_addresses_sends_no_ipv6(node: Node) -> None:
         guest = Guest6(plain, IPv6Address("fd00:127::5"))
         with wire() as host:
             assert not sent(plain, host, guest.solicitation(GATEWAY, more=MARK))
+
+
+def syn(ports: tuple[int, int], flags: int = 2, acked: int = 0) -> bytes:
+    return struct.pack("!HHIIBBHHH", *ports, 0, acked, 0x50, flags, 65535, 0, 0)
+
+
+@contextlib.asynccontextmanager
+async def serving(guest: Guest6, port: int) -> AsyncIterator[list[IPv6Address]]:
+    """Answer neighbour solicitations, and each SYN to `port`; yield the source addresses."""
+    seen: list[IPv6Address] = []
+
+    async def serve() -> None:
+        while True:
+            frame = await guest.guest.receive(lambda f: f[12:14] == b"\x86\xdd", timeout_s=60)
+            if frame[20] == ICMP6 and frame[54] == 135 and frame[62:78] == guest.address.packed:
+                guest.guest.send(guest.advertisement(guest.address))
+            if frame[20] == TCP and frame[56:58] == struct.pack("!H", port) and frame[67] == 2:
+                seen.append(IPv6Address(frame[22:38]))
+                acked = int.from_bytes(frame[58:62], "big") + 1 & 2**32 - 1
+                answer = syn((port, int.from_bytes(frame[54:56], "big")), 0x12, acked)
+                guest.guest.send(guest.frame(frame[6:12], seen[-1], TCP, answer))
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(serve())
+        yield seen
+        task.cancel()
+
+
+@contextlib.contextmanager
+def world6() -> Iterator[None]:
+    """The world of IPv4, with IPv6 addresses for the host and for the outside."""
+    with world():
+        for namespace, address, link in ((), HOST6, "wan0"), (("-n", "vbtest-world"), FAR6, "eth0"):
+            command = ["ip", *namespace, "addr", "add", f"{address}/64", "dev", link, "nodad"]
+            subprocess.run(command, check=True)
+        yield
+
+
+async def test_a_published_port_answers_at_the_hosts_ipv6_addresses(node6: Node) -> None:
+    with world6():
+        every = {"host_port": 8080, "guest_port": 80}
+        one = {"host_port": 8443, "guest_port": 80, "host_address": str(HOST6)}
+        (interface,) = (await node6.attach(A, **published(every, one))).interfaces
+        assert interface.published == (
+            "0.0.0.0:8080->80/tcp",
+            "[::]:8080->80/tcp",
+            f"[{HOST6}]:8443->80/tcp",
+        )
+        await node6.attach(B)
+        async with (
+            node6.guest(A) as plain,
+            node6.guest(B) as other,
+            serving(six(node6, A, plain), 80) as seen,
+        ):
+            for port in (8080, 8443):
+                assert await reached(str(HOST6), port)
+                assert seen[-1] == FAR6
+                assert await asyncio.to_thread(connects, str(HOST6), port)
+            assert not await reached(str(HOST6), 8081)
+            assert not await reached("198.51.100.1", 8443)
+            asks, count = six(node6, B, other), len(seen)
+            gateway = await asks.resolve(GATEWAY)
+            other.send(asks.frame(gateway, HOST6, TCP, syn((7, 8080))))
+            with pytest.raises(TimeoutError):
+                await other.receive(lambda f: f[20] == TCP, timeout_s=1)
+            assert len(seen) == count  # a guest reaches no port of a host
+
+
+async def test_an_ipv6_port_of_a_guest_without_ipv6_is_refused(node: Node) -> None:
+    port = {"host_port": 80, "guest_port": 80, "host_address": "2001:db8::1"}
+    with pytest.raises(VirtbusError, match=r"\[2001:db8::1\]:80/tcp .* set subnet6") as refused:
+        await node.attach(A, **published(port))
+    assert refused.value.reason == "no_ipv6"
+
+
+async def test_settings_open_and_close_ipv6_networks_to_guests(node6: Node) -> None:
+    networks = (IPv6Network("2001:db8::/64"),)
+    hosts = frozenset({HOST6, FAR6})
+    with world6():
+        await node6.attach(A)
+        async with node6.guest(A) as plain:
+            guest = six(node6, A, plain)
+            for reach, ends in (
+                (ReachRules(hosts=hosts), ()),
+                (ReachRules(closed=networks), ()),
+                (ReachRules(), (FAR6,)),
+                (ReachRules(hosts=hosts, opened=networks), (HOST6, FAR6)),
+            ):  # an established echo stays open, so what is closed comes first
+                node6.doors.attachers.bridges.set_reach(reach)
+                for address in (HOST6, FAR6):
+                    if address in ends:
+                        await guest.ping(address, via=GATEWAY)
+                    else:
+                        with pytest.raises(TimeoutError):
+                            await guest.ping(address, via=GATEWAY)

@@ -6,20 +6,21 @@ import os
 import struct
 import subprocess
 from collections.abc import AsyncIterator
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node, checksum
 from services.netd.tests.test_network_path import answers, listening, world
 
-from virtbus.netd.core.published import listeners, taken_by
+from virtbus.netd.core.published import Lead, listeners, taken_by
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.publish import PublishedPort
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 HOST = "198.51.100.1"
+GUEST, GUEST6 = IPv4Address("10.127.0.7"), IPv6Address("fd00:127::7")
 
 
 def published(*ports: dict[str, Any]) -> dict[str, Any]:
@@ -156,29 +157,56 @@ def line(local: str, state: str) -> str:
     return f" 0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 77 1 0 10"
 
 
+SOCKETS = "\n".join(
+    [
+        "  sl  local_address …",
+        line("0100007F:1F90", "0A"),
+        line("016433C6:1F91", "0A"),
+        line("00000000:1F92", "0A"),
+        line("00000000:1F93", "01"),
+        line("0" * 32 + ":1F94", "0A"),
+        line("0" * 24 + "01000000:1F95", "0A"),
+        line("B80D0120" + "0" * 16 + "01000000:1F96", "0A"),
+        line("0" * 16 + "FFFF0000016433C6:1F97", "0A"),
+        line("000080FE" + "0" * 16 + "01000000:1F98", "0A"),
+    ]
+)
+
+
 def test_sockets_of_loopback_and_connections_hold_no_port() -> None:
-    text = "\n".join(
-        [
-            "  sl  local_address …",
-            line("0100007F:1F90", "0A"),
-            line("016433C6:1F91", "0A"),
-            line("00000000:1F92", "0A"),
-            line("00000000:1F93", "01"),
-            line("0" * 32 + ":1F94", "0A"),
-            line("0" * 31 + "1:1F95", "0A"),
-        ]
-    )
-    found = list(listeners("tcp", text))
-    assert [(str(one.address or "*"), one.port) for one in found] == [
+    found = list(listeners("tcp", SOCKETS))
+    assert [(str(one.address), one.port) for one in found] == [
         ("198.51.100.1", 0x1F91),
-        ("*", 0x1F92),
-        ("*", 0x1F94),
+        ("0.0.0.0", 0x1F92),
+        ("::", 0x1F94),
+        ("2001:db8::1", 0x1F96),
+        ("198.51.100.1", 0x1F97),
     ]
     assert found[0].inode == 77
-    one = PublishedPort(host_port=0x1F91, guest_port=1, host_address="198.51.100.9")
-    assert taken_by(one, found) is None
-    assert taken_by(one.model_copy(update={"host_address": None}), found) is found[0]
-    assert taken_by(one.model_copy(update={"host_port": 0x1F92}), found) is found[1]
+
+
+@pytest.mark.parametrize(
+    ("host_address", "host_port", "guest", "taken"),
+    [
+        ("198.51.100.9", 0x1F91, GUEST, False),
+        (None, 0x1F91, GUEST, True),
+        (None, 0x1F91, GUEST6, False),
+        ("198.51.100.9", 0x1F92, GUEST, True),
+        ("2001:db8::1", 0x1F92, GUEST6, False),
+        ("198.51.100.9", 0x1F94, GUEST, True),
+        ("2001:db8::1", 0x1F94, GUEST6, True),
+        ("2001:db8::1", 0x1F96, GUEST6, True),
+        ("2001:db8::2", 0x1F96, GUEST6, False),
+        (None, 0x1F96, GUEST6, True),
+        (None, 0x1F96, GUEST, False),
+    ],
+)
+def test_a_socket_takes_packets_to_its_own_address_and_version(
+    host_address: str | None, host_port: int, guest: IPv4Address | IPv6Address, taken: bool
+) -> None:
+    port = PublishedPort(host_port=host_port, guest_port=1, host_address=host_address)
+    held = taken_by(Lead(port, guest, ""), listeners("tcp", SOCKETS))
+    assert (held is not None) == taken
 
 
 def test_the_same_port_of_two_addresses_is_two_ports() -> None:

@@ -5,6 +5,7 @@ imaged owns `disks/` and `images/`. libvirt is root and changes the owner of fil
 
 import os
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,45 @@ async def test_a_disk_is_taken_at_each_start_and_after_it_was_restored(host: Hos
     host.disk.write_bytes(qcow2())
     made = {"root": MadeDisk(virtual_size_bytes=2**20)}
     assert await host.path(made, EMPTY) == str(host.pin)
+
+
+def with_device(path: str) -> VmRecord:
+    """Return a VM with a device of the node as its disk."""
+    return record(spec=ROOT_DISK | {"volumes": [{"name": "root", "host_device": {"path": path}}]})
+
+
+async def test_only_allowed_block_devices_become_disks(tmp_path: Path) -> None:
+    allowed = HostDiskFiles(tmp_path, devices_allowed=("/dev/null", "/dev/no-such-*"))
+    for files, path, why in (
+        (HostDiskFiles(tmp_path), "/dev/null", "devices_allowed"),
+        (allowed, "/dev/zero", "devices_allowed"),
+        (allowed, "/dev/no-such-one", "devices_allowed"),
+        (allowed, "/dev/null", "no block device"),
+    ):
+        with pytest.raises(VirtbusError, match=why):
+            await files.sources(with_device(path), {})
+
+
+@pytest.mark.integration
+async def test_a_device_is_given_with_its_size_unless_the_host_uses_it(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(2**20))
+    shown = subprocess.run(
+        ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+    )
+    device = shown.stdout.strip()
+    try:
+        files = HostDiskFiles(tmp_path, devices_allowed=("/dev/loop*",))
+        source = (await files.sources(with_device(device), {}))["root"]
+        assert (source.path, source.device_bytes, source.is_file) == (device, 2**20, False)
+        holder = os.open(device, os.O_RDONLY | os.O_EXCL)  # as a mount does
+        try:
+            with pytest.raises(VirtbusError, match="cannot be opened"):
+                await files.sources(with_device(device), {})
+        finally:
+            os.close(holder)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
 
 
 def _symlink(path: str) -> Callable[[Host], None]:

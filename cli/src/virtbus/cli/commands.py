@@ -22,6 +22,10 @@ _HERE = "virtbus.cli"
         "image": (f"{_HERE}.image", "List and pull disk images."),
         "imagename": (f"{_HERE}.imagename", "Set, list and delete image names."),
         "network": (f"{_HERE}.network", "Make, list and delete networks."),
+        "security-group": (
+            f"{_HERE}.security_group",
+            "Make, list and change rules about connections of VMs.",
+        ),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
         "cri": (f"{_HERE}.cri.group", "Set up a Kubernetes node for pods that are VMs."),

@@ -26,6 +26,7 @@ from virtbus.schemas import (
     node_rpc,
     operation,
     paging,
+    security_group,
     snapshot,
     snapshot_rpc,
     storage,
@@ -148,6 +149,13 @@ CHANNELS: tuple[Channel, ...] = (
         network_object.NetworkRecord,
         "controller → controller",
         "A network with its kind and settings; the key claims its name.",
+    ),
+    _said(
+        subjects.security_group,
+        Plane.RECORD,
+        security_group.SecurityGroupRecord,
+        "controller → controller",
+        "A security group with its selector and rules; the key claims its name.",
     ),
     _said(
         subjects.operation_record,

@@ -1,7 +1,7 @@
 """Finds the plugins that a CNI conflist can run, before anything runs them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEEPEST = 32
@@ -31,6 +31,12 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
             msg = f"plugins[{index}] has no `type`, the name of a plugin"
             raise ValueError(msg)
     return tuple(_types(plugins, "plugins"))
+
+
+def takes_addresses(conflist: Mapping[str, Any]) -> bool:
+    """Return True if a plugin of a conflist has the capability `ips`: it takes static addresses."""
+    capabilities = (plugin.get("capabilities") for plugin in conflist["plugins"])
+    return any(isinstance(each, dict) and each.get("ips") is True for each in capabilities)
 
 
 def _types(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from virtbus.schemas import address_claim, image_name_api, network_api, pool, su
 from virtbus.schemas import backup_api as bak
 from virtbus.schemas import backup_schedule as sched
 from virtbus.schemas import operation_api as op
+from virtbus.schemas import security_group_api as sg
 from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel, Plane
 from virtbus.schemas.channel import core_or_stored as _said
@@ -170,6 +171,41 @@ OBJECTS: tuple[Channel, ...] = (
         network_api.NetworkDelete,
         network_api.NetworkObjectView,
         "Remove a network that no VM uses.",
+    ),
+    _api(
+        "security-group",
+        "create",
+        sg.SecurityGroupCreate,
+        sg.SecurityGroupCreated,
+        "Make a security group; safe to repeat with its uid.",
+    ),
+    _api(
+        "security-group",
+        "get",
+        sg.SecurityGroupRef,
+        sg.SecurityGroupView,
+        "One security group.",
+    ),
+    _api(
+        "security-group",
+        "list",
+        sg.SecurityGroupList,
+        sg.SecurityGroupPage,
+        "Security groups, in pages.",
+    ),
+    _api(
+        "security-group",
+        "update",
+        sg.SecurityGroupUpdate,
+        sg.SecurityGroupView,
+        "Change a security group.",
+    ),
+    _api(
+        "security-group",
+        "delete",
+        sg.SecurityGroupDelete,
+        sg.SecurityGroupView,
+        "End a security group.",
     ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),

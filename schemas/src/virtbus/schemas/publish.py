@@ -1,6 +1,7 @@
 """Ports of a host that lead to a port of a guest."""
 
-from ipaddress import IPv4Address
+from collections.abc import Collection
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -12,18 +13,20 @@ PORT_MAX = 65_535
 PUBLISHED_MAX = 32
 """Published ports of one interface."""
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown in messages; no socket is bound to it
+EVERY_ADDRESS6 = "::"
 Protocol = Literal["tcp", "udp"]
 
 
 def _host_address(text: str) -> str:
-    address = IPv4Address(text)
-    if address.is_loopback or address.is_unspecified or address.is_multicast:
-        msg = "must be an IPv4 address by which others reach the host; without it, all are used"
+    address = ip_address(text)
+    wrong = address.is_loopback or address.is_unspecified or address.is_multicast
+    if wrong or address.is_link_local or "%" in text:
+        msg = "must be an address by which others reach the host; without it, all are used"
         raise ValueError(msg)
     return str(address)
 
 
-HostAddress = Annotated[str, StringConstraints(max_length=15), AfterValidator(_host_address)]
+HostAddress = Annotated[str, StringConstraints(max_length=45), AfterValidator(_host_address)]
 
 
 class PublishedPort(StrictModel):
@@ -33,7 +36,7 @@ class PublishedPort(StrictModel):
     guest_port: Count = Field(ge=1, le=PORT_MAX)
     protocol: Protocol = "tcp"
     host_address: HostAddress | None = None
-    """None: every address of the host, except loopback."""
+    """None: every address of the host, except loopback. IPv6 needs a guest with IPv6."""
 
     def clashes(self, other: "PublishedPort") -> bool:
         """Return True if a packet to one port could be meant for the other."""
@@ -41,12 +44,25 @@ class PublishedPort(StrictModel):
         same = (self.protocol, self.host_port) == (other.protocol, other.host_port)
         return same and (mine is None or others is None or mine == others)
 
+    def has(self, version: int) -> bool:
+        """Return True if packets of this version of IP may come to the port."""
+        return self.host_address is None or ip_address(self.host_address).version == version
+
     @property
     def place(self) -> str:
-        """Return the host's side in words: `0.0.0.0:8080/tcp`."""
-        return f"{self.host_address or EVERY_ADDRESS}:{self.host_port}/{self.protocol}"
+        """Return the host's side in words: `0.0.0.0:8080/tcp`, `[2001:db8::1]:8080/tcp`."""
+        return f"{_bracketed(self.host_address or EVERY_ADDRESS)}:{self.host_port}/{self.protocol}"
 
-    def __str__(self) -> str:
-        """Return the port as `virtbus vm get` shows it: `0.0.0.0:8080->80/tcp`."""
-        host = self.host_address or EVERY_ADDRESS
-        return f"{host}:{self.host_port}->{self.guest_port}/{self.protocol}"
+    def shown(self, versions: Collection[int]) -> tuple[str, ...]:
+        """Return the port as `virtbus vm get` shows it, for each version that the guest has."""
+        every = {4: EVERY_ADDRESS, 6: EVERY_ADDRESS6}
+        return tuple(
+            f"{_bracketed(self.host_address or every[version])}:{self.host_port}"
+            f"->{self.guest_port}/{self.protocol}"
+            for version in (4, 6)
+            if version in versions and self.has(version)
+        )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

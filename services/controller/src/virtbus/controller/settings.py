@@ -84,6 +84,12 @@ class Settings(ServiceSettings):
     networks_in_all: int = Field(
         2000, ge=1, description="network objects on the bus at most, as volumes_per_namespace"
     )
+    security_groups_per_namespace: int = Field(
+        200, ge=1, description="security groups of a namespace at most; as volumes_per_namespace"
+    )
+    security_groups_in_all: int = Field(
+        5000, ge=1, description="security groups on the bus at most, as volumes_per_namespace"
+    )
     addresses_per_network: int = Field(
         10_000,
         ge=1,

@@ -6,7 +6,7 @@ attempt replaces; after it, the volume has its disk, and every request finds tha
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from virtbus.imaged.edge.volume_files import DISK
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker
+from virtbus.imaged.snapshot_parts import snapshot_lock
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
@@ -74,9 +75,9 @@ class Fills:
 
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
-                `disk_in_use`, `released`, `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the
-                errors of `Images.ensure`, `Pools.of`, `DiskPlaces.of` and `DiskPlace.opened`.
+                another. 400 `disk_too_large`, `disk_too_small`; 409 `disk_in_use`, `released`,
+                `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the errors of `Images.ensure`,
+                `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -115,7 +116,10 @@ class Fills:
                 image = await self._fetched(want, job)
                 leases.enter_context(self._parts.store.lease(image.digest))
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
-            async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
+            async with self._jobs.slots, AsyncExitStack() as held:
+                await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
+                if source.snapshot is not None:  # nothing removes it meanwhile
+                    await held.enter_async_context(locks.of(snapshot_lock(source.snapshot)))
                 if not source.moved:  # it may come back to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
@@ -202,7 +206,10 @@ class Fills:
         if image is not None:
             path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
             return OpenedSource(path, None, size_bytes, "", image.format)
-        return self._parts.places.of(source.vm or "", source.disk, source.volume).opened()
+        places = self._parts.places
+        if source.snapshot is not None:
+            return places.of_snapshot(source.snapshot, source.disk).opened()
+        return places.of(source.vm or "", source.disk, source.volume).opened()
 
 
 def _exists(ref: VolumeRef) -> VirtbusError:

@@ -1,6 +1,7 @@
 """Handles `rpc.imaged.<verb>`: requests of the node's services and of controllers."""
 
 import asyncio
+import hashlib
 import logging
 from dataclasses import dataclass
 
@@ -219,11 +220,13 @@ class Requests:
             source = parse_image_ref(ref)._replace(target=want.target)
         except ValueError as error:
             raise invalid((Detail(path="ref", message=str(error)),)) from None
-        key = f"{want.ref}\n{source.name}"
+        secret = want.pull_secret if source.is_container else query
+        login = hashlib.sha256(secret.encode()).hexdigest()
+        key = f"{want.ref}\n{source.name}\n{login}"
         task = self._pulling.get(key)
         if task is None:
             job = valid_uid(want.job)
-            asker = Asker(self._reporter.progress(job), job, pull_secret=query)
+            asker = Asker(self._reporter.progress(job), job, pull_secret=secret)
             task = self._group.create_task(self._pull(key, source, asker))
             self._pulling[key] = task
         await asyncio.wait({task}, timeout=_left_s(request))

@@ -41,7 +41,9 @@ class Settings(ServiceSettings):
     )
     names_dir: Path = Field(
         CONFIG_DIR / "images.d",
-        description="*.toml files of image names and transports; read again when they change",
+        description=(
+            "*.toml and *.yaml files of image names and transports; read again when they change"
+        ),
     )
     names: dict[str, str] = Field(
         default_factory=dict, description="more image names, each with its URL[@sha256:digest]"

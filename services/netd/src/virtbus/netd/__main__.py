@@ -9,9 +9,11 @@ from virtbus.bus.client.local_agent import serve_with_agent
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
@@ -39,6 +41,7 @@ def host_ports(settings: Settings) -> HostPorts:
     cni = Cni(
         settings.cni_conf_dir,
         settings.cni_bin_dirs,
+        CniCache(state / "cni" / "results"),
         plugin_timeout_s=settings.cni_timeout_s,
         openings=settings.network_namespaces,
         allowed=settings.cni_plugins_allowed,
@@ -52,6 +55,7 @@ def host_ports(settings: Settings) -> HostPorts:
             Tunnels(bridges, settings.overlay_address),
         ),
         namespaces=Namespaces(settings.netns_dir),
+        groups=NodeGroupBook(),
         bridge=bridge,
         ports=PublishedPorts(bridge),
         files=AttachmentStore(state / "vms"),

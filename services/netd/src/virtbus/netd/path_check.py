@@ -9,6 +9,8 @@ from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.schemas.network_path import NetworkAsk, NetworkView, PathFault
 from virtbus.schemas.node_rpc import NetPhase
 
+_PLUGINS = "restore what the plugin made on the host, or create the VM again"
+
 
 class PathCheck:
     """Reads the host only when it is asked. It changes nothing."""
@@ -33,7 +35,10 @@ class PathCheck:
             subnet=str(bridge.gateway.network),
             gateway=str(bridge.gateway.ip),
             zone=self._doors.resolver.domain,
-            interfaces=paths_of(attachment, self._bridges(attachment)),
+            groups=tuple(group.name for group in self._doors.groups.of_vm(attachment)),
+            interfaces=paths_of(
+                attachment, self._bridges(attachment), self._doors.groups.of(attachment)
+            ),
         )
         if not want.check:
             return view
@@ -53,4 +58,15 @@ class PathCheck:
         found, held = await self._audit.of_vm(joined) if joined.nics else ([], set())
         stands = not joined.nics or self._doors.namespaces.exists(attachment.netns)
         faults = faults_of(attachment, found, mendable=stands or not runs)
-        return [*faults, *states_of(attachment, held, runs=runs)]
+        plugins = await self._of_plugins(joined) if stands else []
+        return [*faults, *plugins, *states_of(attachment, held, runs=runs)]
+
+    async def _of_plugins(self, attachment: Attachment) -> list[PathFault]:
+        """Return what chained CNI plugins miss on the host."""
+        netns = self._doors.namespaces.path(attachment.netns)
+        return [
+            PathFault(interface=nic.name, what=what, next_step=_PLUGINS)
+            for nic in attachment.nics
+            if nic.cni is not None
+            for what in await self._doors.cni.check(attachment.uid, nic, nic.cni, netns)
+        ]

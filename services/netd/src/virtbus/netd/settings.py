@@ -1,6 +1,6 @@
 """Defines netd's settings."""
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
 from pathlib import Path
 from typing import ClassVar
 
@@ -98,11 +98,11 @@ class Settings(ServiceSettings):
         description="DNS search list of guests, after `<namespace>.<zone>`; empty: `domain`",
     )
     ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
-    guests_may_reach: tuple[IPv4Network, ...] = Field(
+    guests_may_reach: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),
         description="networks that guests of `default` may reach, even if hosts are in them",
     )
-    guests_may_not_reach: tuple[IPv4Network, ...] = Field(
+    guests_may_not_reach: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),
         description=(
             "networks closed to guests in addition to the fleet's hosts and the bus' servers,"

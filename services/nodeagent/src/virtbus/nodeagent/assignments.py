@@ -34,10 +34,13 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, of_operation, read_record
+from virtbus.schemas.records import DELETED, of_node_group, of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
+
+_OF_OTHERS = frozenset({subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY})
+"""Keys of the node for controllers and netd."""
 
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
@@ -130,8 +133,8 @@ class Assignments:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_node_spec(entry)
-        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY}:
-            return  # keys for controllers and netd
+        elif uid in _OF_OTHERS or of_node_group(entry.key):
+            return
         elif entry.kind is EntryKind.PURGE:
             self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
         else:

@@ -1,5 +1,6 @@
 """Plans the addresses of a VM's interfaces, and refuses those that its networks do not have."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 from virtbus.controller.core.network_demand import Targets
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.address_pool import AddressPool
+from virtbus.schemas.cni_config import takes_addresses
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
@@ -127,8 +129,7 @@ def _static_problems(spec: VmSpec, targets: Targets) -> Iterator[Detail]:
 
 def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -> Iterator[Detail]:
     if target is None or target.spec.kind is NetworkKind.CNI:
-        hint = "leave addresses out"
-        yield Detail(path=path, message=f"the plugins of {network} choose addresses", hint=hint)
+        yield from _not_of_plugins(path, text, network, target.spec.config if target else None)
         return
     pools = every_pool(target)
     if any(pool.has(ip_address(text)) for pool in pools):
@@ -136,6 +137,16 @@ def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -
     subnets = ", ".join(str(pool.subnet) for pool in pools) or "no subnet"
     hint = "choose a host of the subnet that is no gateway and not excluded"
     yield Detail(path=path, message=f"{network} does not have {text}, it has {subnets}", hint=hint)
+
+
+def _not_of_plugins(path: str, text: str, network: str, config: str | None) -> Iterator[Detail]:
+    """Yield the reason why plugins take no such address. Only a node knows its own conflists."""
+    if ip_address(text).version == 6:
+        hint = "choose an IPv4 address"
+        yield Detail(path=path, message="plugins take IPv4 addresses only", hint=hint)
+    elif config is not None and not takes_addresses(json.loads(config)):
+        hint = "leave addresses out, or make a network whose conflist has the capability ips"
+        yield Detail(path=path, message=f"the plugins of {network} choose addresses", hint=hint)
 
 
 def every_pool(target: NetworkTarget) -> list[AddressPool]:

@@ -30,7 +30,7 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
 
 
 def _disk(want: OperationExport, vm: VmRecord) -> str:
-    disks = [one.name for one in vm.spec.volumes if not one.is_iso]
+    disks = [one.name for one in vm.spec.volumes if not one.is_iso and not one.host_device]
     if want.disk in disks:
         return want.disk
     if want.disk is None and disks:

@@ -13,6 +13,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.volume import VolumeRecord
@@ -25,6 +26,7 @@ RecordT = TypeVar(
     SnapshotRecord,
     ImageNameRecord,
     NetworkRecord,
+    SecurityGroupRecord,
     BackupScheduleRecord,
 )
 

@@ -212,6 +212,8 @@ ONE_OF_A_KIND = frozenset(
     {
         *("node", "hostname", "instance", "started_ns", "time_ns", "host", "disk_bytes"),
         *("cpus", "memory_bytes", "max_vcpus", "disk_free_bytes", "disk_reserve_bytes"),
+        *("addresses", "held", "quarantined", "quarantined_bytes"),
+        *("image_bytes", "image_quota_bytes"),
     }
 )
 """Fields of NodeRecord that may differ between nodes of one kind."""
@@ -220,6 +222,7 @@ ONE_OF_A_KIND = frozenset(
 def kind_of(plain: Mapping[str, Any]) -> bytes:
     """Return the kind of a node, from its record as plain values."""
     same = {key: value for key, value in plain.items() if key not in ONE_OF_A_KIND}
+    same["tunnel"] = same.get("tunnel") is not None  # each host has its own address
     services = same.get("services")
     if isinstance(services, Mapping):  # the time of a service's last report does not count
         same["services"] = {

@@ -20,7 +20,7 @@ from virtbus.netd.core import nft, nft_counters, nft_tables
 from virtbus.netd.core.ipv6_frame import SERVER6_PORT, link_local_of
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import METADATA, ReachRules
+from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4
 
 TABLE = "virtbus"
 _EXTENSIONS = (0, 43, 60, 135, 139, 140)
@@ -149,7 +149,7 @@ def _segment(tap: Tap, reach: ReachRules) -> Rules:
     own = tap.addresses[:1]
     foreign = nft.ip_source_is_not(own[0]) if own else ()
     opened = [
-        *(nft.ip_destination_in(network) for network in reach.opened),
+        *(nft.ip_destination_in(network) for network in of_ipv4(reach.opened)),
         *(
             (
                 *nft.ip_destination(server),
@@ -162,7 +162,7 @@ def _segment(tap: Tap, reach: ReachRules) -> Rules:
     ]
     closed = [
         nft.ip_destination(METADATA),
-        *(nft.ip_destination_in(network) for network in reach.closed),
+        *(nft.ip_destination_in(network) for network in of_ipv4(reach.closed)),
         nft.ip_destination_among(_hosts_of(reach)),
     ]
     return [

@@ -85,6 +85,8 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    on_macvlan: bool = False
+    """The plugins made a macvlan link. It keeps the guest's MAC: it takes no other frames."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
@@ -113,6 +115,12 @@ class Nic(LenientModel):
     def addresses6(self) -> tuple[str, ...]:
         """Return its IPv6 addresses."""
         return tuple(address for address in self.addresses if ":" in address)
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """Return its published ports as the bus shows them."""
+        versions = (4, 6) if self.addresses6 else (4,)
+        return tuple(text for port in self.publish for text in port.shown(versions))
 
     @property
     def place(self) -> str:
@@ -165,6 +173,9 @@ class Attachment(LenientModel):
     namespace: str = ""
     vm_name: str = ""
     firmware_uuid: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    owner: str = ""
+    """The labels and the owner of the VM, which decide about its security groups."""
     made: bool = False
     """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
     steps of plugins are undone, and all other steps are repeated."""
@@ -218,7 +229,7 @@ class Attachment(LenientModel):
                 mtu=nic.mtu,
                 queues=nic.queues,
                 state=nic.state,
-                published=tuple(str(port) for port in nic.publish),
+                published=nic.published,
                 tap=nic.tap,
                 netns=self.netns,
                 plug=nic.plug,

@@ -1,13 +1,14 @@
-"""Builds and parses the data of CNI (spec 1.0.0): conflists, environments of plugins, results."""
+"""Builds and parses the data of CNI (spec 1.1.0): conflists, environments of plugins, results."""
 
 import json
 import re
-from collections.abc import Collection
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address, ip_interface
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
-from virtbus.schemas.cni_config import plugins_in
+from virtbus.netd.core.cni_verbs import chosen_version
+from virtbus.schemas.cni_config import plugins_in, takes_addresses
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
@@ -36,7 +37,7 @@ def read_conflist(text: bytes, source: str) -> dict[str, Any]:
             "plugins": [conf],
         }
     _check(conf, source)
-    return conf
+    return {**conf, "cniVersion": chosen_version(conf)}
 
 
 def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, An
             )
     conf = {**json.loads(text), "name": f"virtbus-{target.uid}"}
     _check(conf, source)
-    return conf
+    return {**conf, "cniVersion": chosen_version(conf)}
 
 
 def _check(conf: dict[str, Any], source: str) -> None:
@@ -91,17 +92,83 @@ def plugin_input(
     """Return a chained plugin's input: its conf, name, version, capabilities, prevResult."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     capabilities = conf.pop("capabilities", None) or {}
-    if capabilities.get("mac"):
-        conf["runtimeConfig"] = {"mac": nic.mac}
+    known = runtime_values(conflist, nic)
+    given = {name: value for name, value in known.items() if capabilities.get(name)}
+    if given:
+        conf["runtimeConfig"] = given
     if previous is not None:
         conf["prevResult"] = previous
     return json.dumps(conf).encode()
 
 
+def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
+    """Return the values of capabilities; a plugin gets those of its own."""
+    ips = [_with_prefix(conflist, address) for address in nic.asked]
+    return {"mac": nic.mac, **({"ips": ips} if ips else {})}
+
+
+def _with_prefix(conflist: dict[str, Any], address: str) -> str:
+    """Return an address with the prefix of the subnet that a plugin for addresses names.
+
+    The plugin `static` needs it; `host-local` takes both forms.
+    """
+    for text in _subnets(conflist["plugins"]):
+        try:
+            network = ip_interface(text).network
+        except ValueError:
+            continue
+        if ip_address(address) in network:
+            return f"{address}/{network.prefixlen}"
+    return address
+
+
+def _subnets(value: Any) -> Iterator[str]:
+    """Yield the texts in the fields `subnet` and `address` at any depth."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _subnets(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in {"subnet", "address"} and isinstance(each, str):
+                yield each
+            yield from _subnets(each)
+
+
+def refuse_static(conflist: dict[str, Any], nic: Nic) -> None:
+    """Refuse the static addresses of an interface whose plugins take none.
+
+    Raises:
+        VirtbusError: 422 `static_address` with the field.
+    """
+    takes, six = takes_addresses(conflist), [text for text in nic.asked if ":" in text]
+    if not nic.asked or (takes and not six):
+        return
+    message = (
+        f"the plugins of '{nic.network}' choose addresses; leave them out, or add the capability "
+        "ips to a plugin of its conflist"
+        if not takes
+        else f"plugins take IPv4 addresses only; leave {six[0]} out"
+    )
+    path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
+    detail = Detail(path=path, message=message)
+    raise VirtbusError(Code.UNSUPPORTED, "static_address", message, details=(detail,))
+
+
 def environment(
     command: str, uid: str, nic: Nic, netns_path: str, plugin_path: str
 ) -> dict[str, str]:
-    """Return the environment of the CNI specification, with one CPU for Go.
+    """Return the environment of the CNI specification for one attachment."""
+    return {
+        **bare_environment(command, plugin_path),
+        "CNI_CONTAINERID": uid,
+        "CNI_NETNS": netns_path,
+        "CNI_IFNAME": nic.eth,
+        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
+    }
+
+
+def bare_environment(command: str, plugin_path: str) -> dict[str, str]:
+    """Return the environment of a verb without an attachment, with one CPU for Go.
 
     Plugins are short-lived Go programs: threads for every CPU of the host, each with a garbage
     collector, cost more than their work.
@@ -109,10 +176,6 @@ def environment(
     return {
         "GOMAXPROCS": "1",
         "CNI_COMMAND": command,
-        "CNI_CONTAINERID": uid,
-        "CNI_NETNS": netns_path,
-        "CNI_IFNAME": nic.eth,
-        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
         "CNI_PATH": plugin_path,
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
@@ -180,6 +243,8 @@ def settled(nic: Nic, result: dict[str, Any]) -> Nic:
         raise _unreadable(nic, str(error)) from None
     if not addresses:
         raise _unreadable(nic, "it has no IPv4 address")
+    if missing := set(nic.asked).difference(address.partition("/")[0] for address in addresses):
+        raise _unreadable(nic, f"it lacks {', '.join(sorted(missing))}, which was asked")
     default = next((r.gateway for r in routes if r.destination == "0.0.0.0/0" and r.gateway), "")
     return nic.model_copy(
         update={

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import METADATA, ReachRules
+from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4, of_ipv6
 from virtbus.schemas.overlay import TUNNEL_PORT
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
@@ -92,17 +92,17 @@ def host_table(
             nft.is_echo_request(),
             accept,
         ),
-        *(_input6(bridge, gateway6) if gateway6 is not None else []),
+        *(_input6(bridge, gateway6, reach) if gateway6 is not None else []),
         nft.rule("input", guest, drop),
         *_opened("forward", bridge, reach),
         nft.rule("forward", guest, ipv4, nft.ip_destination(METADATA), drop),
         nft.rule("forward", guest, ipv4, nft.ip_destination_among(hosts), drop),
         *(
             nft.rule("forward", guest, ipv4, nft.ip_destination_in(network), drop)
-            for network in reach.closed
+            for network in of_ipv4(reach.closed)
         ),
         nft.rule("forward", guest, ipv4, accept),
-        *(_forward6(bridge, gateway6, hosts6) if gateway6 is not None else []),
+        *(_forward6(bridge, gateway6, reach, hosts6) if gateway6 is not None else []),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
         *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind in _CLOSED else []),
@@ -138,12 +138,12 @@ def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
     yield nft.rule("forward", frames, stranger, nft.ip_destination_among(hosts), drop)
 
 
-def _input6(bridge: str, gateway: IPv6Interface) -> Iterator[nft.NftRule]:
+def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[nft.NftRule]:
     """Yield what a guest may send to its host: answers, neighbour discovery, echo requests."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
     icmp = (*guest, *nft.l4_protocol(nft.ICMP6))
-    yield nft.rule("input", guest, nft.established(), accept)
+    yield from _opened6("input", bridge, reach)
     for kind in (_NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT):
         yield nft.rule("input", icmp, nft.icmp6_type(kind), accept)
     for address in (gateway.ip, ROUTER.ip):
@@ -151,13 +151,17 @@ def _input6(bridge: str, gateway: IPv6Interface) -> Iterator[nft.NftRule]:
         yield nft.rule("input", to_gateway, nft.icmp6_type(_ECHO_REQUEST6), accept)
 
 
-def _forward6(bridge: str, gateway: IPv6Interface, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
-    """Yield what a guest may send elsewhere: all but metadata and the hosts of the fleet."""
+def _forward6(
+    bridge: str, gateway: IPv6Interface, reach: ReachRules, hosts: nft.AddressSet
+) -> Iterator[nft.NftRule]:
+    """Yield what a guest may send elsewhere: all but metadata, hosts and what a setting closes."""
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
-    yield nft.rule("forward", guest, nft.established(), accept)
+    yield from _opened6("forward", bridge, reach)
     yield nft.rule("forward", guest, nft.ip6_destination(METADATA6), drop)
     yield nft.rule("forward", guest, nft.ip6_destination_among(hosts), drop)
+    for network in of_ipv6(reach.closed):
+        yield nft.rule("forward", guest, nft.ip6_destination_in(network), drop)
     yield nft.rule("forward", guest, nft.ip6_source_in(gateway.network), accept)
 
 
@@ -200,8 +204,17 @@ def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]
                 nft.destination_port(_DNS_PORT),
                 accept,
             )
-    for network in reach.opened:
+    for network in of_ipv4(reach.opened):
         yield nft.rule(chain, guest, nft.ip_destination_in(network), accept)
+
+
+def _opened6(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
+    """Yield the rules of `_opened` for IPv6; the name servers have IPv4."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    guest = (*nft.came_from(bridge), *nft.is_ipv6())
+    yield nft.rule(chain, guest, nft.established(), accept)
+    for network in of_ipv6(reach.opened):
+        yield nft.rule(chain, guest, nft.ip6_destination_in(network), accept)
 
 
 def has_host_table(bridge: str) -> NetlinkCall:

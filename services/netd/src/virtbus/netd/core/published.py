@@ -4,14 +4,15 @@ A packet to a published port is sent on to the guest before the host's own rules
 guests are excepted: a guest reaches its neighbours by their own addresses, and no port of a host.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_interface
 
 from virtbus.netd.core import nft, nft_tables
-from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.host_table import table_of
 from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.schemas.address_pool import Address
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.publish import PublishedPort
 
@@ -20,7 +21,7 @@ _PREROUTING, _OUTPUT, _DESTINATION_NAT = 0, 3, -100
 _PROTOCOLS = {"tcp": nft.TCP, "udp": nft.UDP}
 _LISTENS = {"tcp": "0A", "udp": "07"}
 """The states in /proc/net of sockets that accept packets from any peer."""
-_ANY6 = "0" * 32
+_LOOPBACK6, _ON_LINK6 = IPv6Network("::1/128"), IPv6Network("fe80::/10")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +29,55 @@ class Lead:
     """A published port and the guest that it leads to; `owner` names the VM in messages."""
 
     port: PublishedPort
-    guest: IPv4Address
+    guest: Address
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket of the host that takes packets; `address` None: at every address."""
+    """A socket of the host that takes packets: at its address, or at every one (`0.0.0.0`, `::`).
 
-    address: IPv4Address | None
+    A socket of `::` takes packets of IPv4, too, unless its program has refused these.
+    """
+
+    address: Address
     port: int
     protocol: str
     inode: int
+
+    def takes(self, lead: Lead) -> bool:
+        """Return True if packets to a published port may be meant for the socket."""
+        port, mine = lead.port, lead.port.host_address
+        if (self.protocol, self.port) != (port.protocol, port.host_port):
+            return False
+        if self.address.version != lead.guest.version:
+            return self.address == IPv6Address(0)
+        return self.address.is_unspecified or mine is None or str(self.address) == mine
 
 
 def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
     """Return the published ports of a VM whose addresses are known."""
     owner = f"the VM {attachment.namespace}/{attachment.vm_name} ({attachment.uid})"
     return tuple(
-        Lead(port, IPv4Interface(nic.addresses[0]).ip, owner)
+        Lead(port, guest, owner)
         for nic in attachment.nics
-        for port in (nic.publish if nic.addresses else ())
+        for port in nic.publish
+        for guest in _first_of_each(nic)
+        if port.has(guest.version)
     )
+
+
+def refuse_without_ipv6(attachment: Attachment) -> None:
+    """Raise 422 `no_ipv6` if a port has an IPv6 address of the host, and its guest has none."""
+    for nic in attachment.nics:
+        for port in nic.publish if nic.addresses and not nic.addresses6 else ():
+            if not port.has(4):
+                raise _no_ipv6(port)
+
+
+def _first_of_each(nic: Nic) -> Iterator[Address]:
+    for addresses in (nic.addresses4, nic.addresses6):
+        yield from (ip_interface(text).ip for text in addresses[:1])
 
 
 def table_name(bridge: str) -> str:
@@ -66,18 +94,35 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
     outside = nft.comes_from_elsewhere_than(bridge)
     rules = []
     for lead in leads:
-        place = _place(lead.port)
+        place = _place(lead)
         redirect = nft.redirect_to(lead.guest, lead.port.guest_port)
         rules.append(nft.rule("prerouting", outside, place, redirect))
-        rules.append(nft.rule("output", nft.is_ipv4(), nft.is_not_to_loopback(), place, redirect))
+        rules.append(nft.rule("output", place, redirect))
     return nft_tables.replace_table(_FAMILY, table_name(bridge), chains, rules)
 
 
-def _place(port: PublishedPort) -> tuple[bytes, ...]:
-    address = port.host_address
+def _place(lead: Lead) -> tuple[bytes, ...]:
+    """Return the match of packets to a published port.
+
+    Link-local addresses are left out: nobody forwards a packet that comes from one.
+    """
+    port = lead.port
+    if port.host_address is None:
+        to = nft.is_to_the_host()
+    else:
+        address = ip_address(port.host_address)
+        if isinstance(address, IPv4Address):
+            to = nft.ip_destination(address)
+        else:
+            to = nft.ip6_destination(address)
+    if lead.guest.version == 4:
+        which = (*nft.is_ipv4(), *nft.is_not_to_loopback())
+    else:
+        outside = (nft.ip6_destination_outside(one) for one in (_LOOPBACK6, _ON_LINK6))
+        which = (*nft.is_ipv6(), *(part for match in outside for part in match))
     return (
-        *nft.is_ipv4(),
-        *(nft.is_to_the_host() if address is None else nft.ip_destination(IPv4Address(address))),
+        *which,
+        *to,
         *nft.l4_protocol(_PROTOCOLS[port.protocol]),
         *nft.destination_port(port.host_port),
     )
@@ -102,33 +147,29 @@ def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -
 def listeners(protocol: str, text: str) -> Iterator[Listener]:
     """Yield the listening sockets in the text of `/proc/net/tcp`, `udp`, `tcp6` or `udp6`.
 
-    Sockets of loopback addresses, and of single IPv6 addresses, take no published port.
+    Sockets of loopback addresses take no published port, and those of IPv6 addresses of a link.
     """
     for line in text.splitlines()[1:]:
         words = line.split()
         raw, _, port = words[1].partition(":")
         if words[3] != _LISTENS[protocol]:
             continue
-        if len(raw) == 8:
-            address = IPv4Address(int.from_bytes(bytes.fromhex(raw)[::-1], "big"))
-            if address.is_loopback:
-                continue
-            where = None if address.is_unspecified else address
-        elif raw == _ANY6:
-            where = None
-        else:
-            continue
-        yield Listener(where, int(port, 16), protocol, int(words[9]))
+        address = _address(raw)
+        on_link = isinstance(address, IPv6Address) and address.is_link_local
+        if not (address.is_loopback or on_link):
+            yield Listener(address, int(port, 16), protocol, int(words[9]))
 
 
-def taken_by(port: PublishedPort, found: Sequence[Listener]) -> Listener | None:
-    """Return the listener that takes packets to the port."""
-    for one in found:
-        mine = port.host_address
-        same = (one.protocol, one.port) == (port.protocol, port.host_port)
-        if same and (mine is None or one.address is None or str(one.address) == mine):
-            return one
-    return None
+def _address(raw: str) -> Address:
+    """Return the address of a socket: the kernel writes words of 32 bits in the host's order."""
+    words = (bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8))
+    found = ip_address(b"".join(words))
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+
+
+def taken_by(lead: Lead, found: Iterable[Listener]) -> Listener | None:
+    """Return the listener that takes packets to a published port."""
+    return next((one for one in found if one.takes(lead)), None)
 
 
 def port_taken(port: PublishedPort, who: str) -> VirtbusError:
@@ -144,3 +185,11 @@ def no_such_address(port: PublishedPort) -> VirtbusError:
         "or place the VM on the host that has it"
     )
     return VirtbusError(Code.CONFLICT, "address_missing", message, retry=Retry.LATER, after_ms=5000)
+
+
+def _no_ipv6(port: PublishedPort) -> VirtbusError:
+    message = (
+        f"{port.place} is an IPv6 address, and the guest has none on its network; set subnet6 of "
+        "this node's netd, or publish on an IPv4 address"
+    )
+    return VirtbusError(Code.UNSUPPORTED, "no_ipv6", message)

@@ -6,7 +6,7 @@ bus, unless a setting opens the address (NET-12, ADR 0036).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
 from virtbus.schemas.address_pool import Address as Address
 from virtbus.schemas.address_pool import Net
@@ -22,15 +22,25 @@ A longer list is cut, with an error in the log.
 
 @dataclass(frozen=True, slots=True)
 class ReachRules:
-    """The addresses in a host's nftables table. Settings open and close addresses of IPv4 only."""
+    """The addresses in a host's nftables table."""
 
     hosts: frozenset[Address] = frozenset()
     """Addresses of the fleet's hosts and of the bus' servers."""
-    closed: tuple[IPv4Network, ...] = ()
-    opened: tuple[IPv4Network, ...] = ()
+    closed: tuple[Net, ...] = ()
+    opened: tuple[Net, ...] = ()
     """Takes precedence over `hosts` and `closed`."""
     dns: tuple[IPv4Address, ...] = ()
     """Name servers of guests. Their port 53 is open, at any address."""
+
+
+def of_ipv4(networks: Iterable[Net]) -> list[IPv4Network]:
+    """Return the networks of IPv4."""
+    return [one for one in networks if isinstance(one, IPv4Network)]
+
+
+def of_ipv6(networks: Iterable[Net]) -> list[IPv6Network]:
+    """Return the networks of IPv6."""
+    return [one for one in networks if isinstance(one, IPv6Network)]
 
 
 def usable(texts: Iterable[str], guests: Sequence[Net]) -> frozenset[Address]:

@@ -1,19 +1,29 @@
-"""Runs CNI plugins: chains of ADD and DEL, bounded in time and output (NET-10)."""
+"""Runs CNI plugins: chains of verbs, bounded in time and output (NET-10)."""
 
+import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from virtbus.netd.core import cni
 from virtbus.netd.core.attachment import CniState, Nic
+from virtbus.netd.core.cni_verbs import (
+    CniPlace,
+    CniVerb,
+    bare_input,
+    cached_result,
+    checked_plugins,
+    has_verb,
+)
 from virtbus.netd.core.tenancy import Openings, check_open
+from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.plugin_process import PluginProcess
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
@@ -30,6 +40,7 @@ class Cni:
         self,
         conf_dir: Path,
         bin_dirs: Sequence[Path],
+        cache: CniCache,
         *,
         plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
         openings: Openings = MappingProxyType({}),
@@ -44,6 +55,9 @@ class Cni:
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
         self._timeout_s = plugin_timeout_s
+        self.cache = cache
+        self._adding: set[CniPlace] = set()
+        self._collecting = asyncio.Lock()
 
     def networks(self) -> dict[str, Path]:
         """Return the file of each network name. Of two files with one name, the first counts."""
@@ -103,8 +117,26 @@ class Cni:
         """Run ADD through the chain; return the state that DEL needs, with the last result.
 
         Raises:
-            VirtbusError: 500 `cni_failed` with the plugin's message; then `delete` must be run.
+            VirtbusError: 503 `cni_not_ready` if a plugin says so on STATUS; 500 `cni_failed` with
+                the plugin's message; then `delete` must be run.
         """
+        place = CniPlace(conflist["name"], uid, nic.eth)
+        self._adding.add(place)
+        try:
+            async with self._collecting:
+                pass  # a collection that began earlier would take this attachment for a leftover
+            await self._status(conflist)
+            result = await self._add(uid, nic, conflist, netns)
+        finally:
+            self._adding.discard(place)
+        runtime = cni.runtime_values(conflist, nic)
+        content = cached_result(place, str(netns), conflist, runtime, result or {})
+        self.cache.write(place, content)
+        return CniState(conflist=conflist, result=result)
+
+    async def _add(
+        self, uid: str, nic: Nic, conflist: dict[str, Any], netns: Path
+    ) -> dict[str, Any] | None:
         result: dict[str, Any] | None = None
         for plugin in conflist["plugins"]:
             given = cni.plugin_input(conflist, plugin, nic, result)
@@ -112,7 +144,49 @@ class Cni:
                 "ADD", plugin["type"], given, self._env("ADD", uid, nic, netns)
             )
             result = cni.read_result(output, plugin["type"])
-        return CniState(conflist=conflist, result=result)
+        return result
+
+    async def _status(self, conflist: dict[str, Any]) -> None:
+        """Ask the plugins if they can take an interface now, if they know that verb."""
+        if not has_verb(conflist, CniVerb.STATUS):
+            return
+        environment = cni.bare_environment(CniVerb.STATUS, self._path)
+        for plugin in conflist["plugins"]:
+            given = bare_input(conflist, plugin)
+            await self._run(CniVerb.STATUS, plugin["type"], given, environment, failed=_not_ready)
+
+    async def check(self, uid: str, nic: Nic, state: CniState, netns: Path) -> list[str]:
+        """Run CHECK of the chained plugins; return a message for each that finds a fault."""
+        found: list[str] = []
+        if state.result is None or not has_verb(state.conflist, CniVerb.CHECK):
+            return found
+        environment = self._env(CniVerb.CHECK, uid, nic, netns)
+        for plugin in checked_plugins(state.conflist):
+            given = cni.plugin_input(state.conflist, plugin, nic, state.result)
+            try:
+                await self._run(CniVerb.CHECK, plugin["type"], given, environment, failed=_misses)
+            except VirtbusError as error:
+                found.append(str(error))
+        return found
+
+    async def collect(self, conflist: dict[str, Any], valid: Iterable[CniPlace]) -> None:
+        """Let the plugins remove what belongs to no attachment of `valid`, if they know GC.
+
+        A plugin that fails is logged, and the others are run. Attachments that are being made are
+        valid, too.
+        """
+        if not has_verb(conflist, CniVerb.GC):
+            return
+        async with self._collecting:
+            kept = {*valid, *(one for one in self._adding if one.network == conflist["name"])}
+            environment = cni.bare_environment(CniVerb.GC, self._path)
+            for plugin in conflist["plugins"]:
+                given = bare_input(conflist, plugin, kept)
+                try:
+                    await self._run(CniVerb.GC, plugin["type"], given, environment)
+                except VirtbusError as error:
+                    extra = {"code": "cni_gc_failed"}
+                    log.warning("leftovers of plugins may stay: %s", error, extra=extra)
 
     async def delete(self, uid: str, nic: Nic, state: CniState, netns: Path) -> None:
         """Run DEL of every plugin in reverse order, with the stored conflist and result.
@@ -135,10 +209,14 @@ class Cni:
                 first = first or error
         if first is not None:
             raise first
+        self.cache.remove(CniPlace(state.conflist["name"], uid, nic.eth))
+
+    @property
+    def _path(self) -> str:
+        return os.pathsep.join(str(each) for each in self._bin_dirs)
 
     def _env(self, command: str, uid: str, nic: Nic, netns: Path) -> dict[str, str]:
-        path = os.pathsep.join(str(each) for each in self._bin_dirs)
-        return cni.environment(command, uid, nic, str(netns), path)
+        return cni.environment(command, uid, nic, str(netns), self._path)
 
     def _find(self, plugin: str) -> str:
         for directory in self._bin_dirs:
@@ -152,7 +230,16 @@ class Cni:
             f"no CNI plugin '{plugin}' in {places}; install containernetworking-plugins",
         )
 
-    async def _run(self, command: str, plugin: str, given: bytes, env: dict[str, str]) -> bytes:
+    async def _run(
+        self,
+        command: str,
+        plugin: str,
+        given: bytes,
+        env: dict[str, str],
+        *,
+        failed: Callable[[str, str, str], VirtbusError] | None = None,
+    ) -> bytes:
+        error_of = failed or _failed
         process = PluginProcess(
             self._find(plugin),
             env,
@@ -163,11 +250,11 @@ class Cni:
         try:
             outcome = await in_thread(process.run, on_cancel=process.kill)
         except OSError as error:
-            raise _failed(command, plugin, str(error)) from error
+            raise error_of(command, plugin, str(error)) from error
         if outcome.fault:
-            raise _failed(command, plugin, outcome.fault)
+            raise error_of(command, plugin, outcome.fault)
         if outcome.code != 0:
-            raise _failed(command, plugin, cni.failure_text(outcome.output, outcome.errors))
+            raise error_of(command, plugin, cni.failure_text(outcome.output, outcome.errors))
         return outcome.output
 
 
@@ -177,3 +264,15 @@ def _failed(command: str, plugin: str, why: str) -> VirtbusError:
         "cni_failed",
         f"CNI plugin {plugin} failed on {command}: {why}; fix the network, create the VM again",
     )
+
+
+def _not_ready(_command: str, plugin: str, why: str) -> VirtbusError:
+    message = f"CNI plugin {plugin} is not ready: {why}; netd asks it again"
+    return VirtbusError(
+        Code.UNAVAILABLE, "cni_not_ready", message, retry=Retry.LATER, after_ms=5000
+    )
+
+
+def _misses(_command: str, plugin: str, why: str) -> VirtbusError:
+    message = f"CNI plugin {plugin} misses a part of what it made: {why}"
+    return VirtbusError(Code.INTERNAL, "cni_check", message)

@@ -90,6 +90,7 @@ class LinkDetails:
 
     index: int
     kind: str
+    mac: str
     mtu: int
     master: int
     alias: str
@@ -227,6 +228,7 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
     return LinkDetails(
         index=message["index"],
         kind=kind,
+        mac=message.get_attr("IFLA_ADDRESS") or "",
         mtu=message.get_attr("IFLA_MTU"),
         master=message.get_attr("IFLA_MASTER") or 0,
         alias=message.get_attr("IFLA_IFALIAS") or "",

@@ -17,11 +17,11 @@ from virtbus.netd.core.published import (
     no_such_address,
     port_taken,
     ports_table,
+    refuse_without_ipv6,
     taken_by,
 )
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
-from virtbus.schemas.publish import PublishedPort
 
 _TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
 
@@ -41,12 +41,13 @@ class PublishedPorts:
 
         Raises:
             VirtbusError: 409 `port_taken` with the VM or process that has a port,
-                `address_missing`.
+                `address_missing`; as `refuse_without_ipv6`.
         """
         with self._lock:
             leads = leads_of(attachment)
+            refuse_without_ipv6(attachment)
             if leads:
-                self._check(attachment.uid, [lead.port for lead in leads])
+                self._check(attachment.uid, leads)
             self._set(attachment.uid, leads)
 
     def adopt(self, attachment: Attachment) -> None:
@@ -98,14 +99,15 @@ class PublishedPorts:
         with Netlink(NETLINK_NETFILTER) as filters:
             return filters.ask(has_ports_table(self._bridge.name)) is not None
 
-    def _check(self, uid: str, ports: Sequence[PublishedPort]) -> None:
+    def _check(self, uid: str, leads: Sequence[Lead]) -> None:
         addresses = self._bridge.addresses()
-        for port in ports:
+        for lead in leads:
+            port = lead.port
             if port.host_address is not None and port.host_address not in addresses:
                 raise no_such_address(port)
             if who := holder(port, self._leads, uid):
                 raise port_taken(port, who)
-            if (socket := taken_by(port, _listening(port.protocol))) is not None:
+            if (socket := taken_by(lead, _listening(port.protocol))) is not None:
                 raise port_taken(port, _process(socket))
 
 

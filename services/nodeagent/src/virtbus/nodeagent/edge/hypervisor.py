@@ -28,6 +28,7 @@ from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
@@ -95,6 +96,7 @@ class LibvirtHypervisor:
         self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
         self.devices = LibvirtDevices(self._changes)
+        self.logins = LibvirtLogins(self._changes)
         self.layers = LibvirtLayers(self._changes)
         self.backups = LibvirtBackups(self._changes)
 

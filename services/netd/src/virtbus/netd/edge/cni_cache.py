@@ -1,0 +1,52 @@
+"""Stores results of CNI plugins as libcni does, for a person with a tool that reads them.
+
+netd itself needs none of these files. They are not in libcni's own folder: the garbage collection
+of another runtime would take netd's attachments there for leftovers, and undo them.
+"""
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from virtbus.netd.core.cni_verbs import CniPlace, cache_name
+
+log = logging.getLogger(__name__)
+
+
+class CniCache:
+    """The folder `<state_dir>/netd/cni/results`. A file that cannot be changed is only logged."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, place: CniPlace, content: bytes) -> None:
+        """Replace the file of an attachment."""
+        with _logged():
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._directory / cache_name(place)
+            part = path.with_name(f".{path.name}.part")
+            part.write_bytes(content)
+            part.replace(path)
+
+    def remove(self, place: CniPlace) -> None:
+        """Remove the file of an attachment; no effect if there is none."""
+        with _logged():
+            (self._directory / cache_name(place)).unlink(missing_ok=True)
+
+    def prune(self, known: Collection[CniPlace]) -> None:
+        """Remove all files but those of `known`."""
+        names = {cache_name(place) for place in known}
+        with _logged():
+            for path in self._directory.glob("*") if self._directory.is_dir() else ():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        extra = {"code": "cni_cache_failed"}
+        log.warning("a stored result of CNI cannot be changed: %s", error, extra=extra)
