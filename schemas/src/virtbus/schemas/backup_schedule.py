@@ -1,7 +1,6 @@
 """Schedules of backups: repeated backups of a VM, with retention (ADR 0068)."""
 
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import Field
 
@@ -59,14 +58,17 @@ class BackupScheduleRecord(LenientModel):
     """The reason for the failure of the last run; empty after a successful one."""
     missed: int = Field(0, ge=0)
     """The number of runs that did not take place since the last successful one."""
-    deleting: Literal[False] = False
-    """Always False: a delete needs no further step."""
     generation: int = 1
     created_ns: int
     owner: str = ""
     """The owner of the VM at the create, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it. A repeat changes nothing."""
+
+    @property
+    def deleting(self) -> bool:
+        """Return False: a delete needs no further step."""
+        return False
 
 
 class BackupScheduleState(StrEnum):
