@@ -40,6 +40,8 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
+    *(("backup", verb) for verb in ("create", "get", "list", "verify", "restore", "delete")),
+    *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("security-group", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(
         ("volume", verb)
