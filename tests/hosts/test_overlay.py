@@ -97,8 +97,7 @@ def drain(platform: Fleet, node: str, *guests: Guest) -> None:
     for guest in guests:
         guest.unpin()
     platform.cli("node", "drain", node, "--discard-local-disks")
-    for guest in guests:
-        until(lambda one=guest: one.view["node"] != node, "the guest moves", within_s=120)
+    until(lambda: all(one.view["node"] != node for one in guests), "the guests move", within_s=120)
 
 
 @contextmanager

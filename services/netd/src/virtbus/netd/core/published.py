@@ -111,8 +111,10 @@ def _place(lead: Lead) -> tuple[bytes, ...]:
         to = nft.is_to_the_host()
     else:
         address = ip_address(port.host_address)
-        four = isinstance(address, IPv4Address)
-        to = nft.ip_destination(address) if four else nft.ip6_destination(address)
+        if isinstance(address, IPv4Address):
+            to = nft.ip_destination(address)
+        else:
+            to = nft.ip6_destination(address)
     if lead.guest.version == 4:
         which = (*nft.is_ipv4(), *nft.is_not_to_loopback())
     else:
