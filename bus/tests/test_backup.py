@@ -20,6 +20,7 @@ WISH = subjects.node_spec("n1")
 VOLUME = subjects.volume_record("default", "data")
 IMAGE_NAME = subjects.image_name("default", "debian/12")
 NETWORK = subjects.network_record("default", "blue")
+SCHEDULE = subjects.backup_schedule_record("default", "nightly")
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
     await bus.put(IMAGE_NAME, encode({"uid": C, "name": "debian/12"}))
     await bus.put(NETWORK, encode({"uid": C, "name": "blue"}))
+    await bus.put(SCHEDULE, encode({"uid": C, "name": "nightly"}))
     await bus.put(subjects.operation_record("n1", D), encode({"id": D}))  # a result
 
 
@@ -52,7 +54,8 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
     await fill(bus)
     taken = await take(bus)
     records = {RECORD, subjects.vm_record("_", B)}
-    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, VOLUME, IMAGE_NAME, NETWORK}
+    named = {VOLUME, IMAGE_NAME, NETWORK, SCHEDULE}
+    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, *named}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
@@ -115,7 +118,7 @@ async def test_a_named_object_that_this_bus_has_deleted_is_not_restored(
     await fill(bus)
     taken = await take(bus)
     cases = itertools.product(
-        (VOLUME, IMAGE_NAME, NETWORK), ((C, EntryKind.PURGE), (D, EntryKind.PUT))
+        (VOLUME, IMAGE_NAME, NETWORK, SCHEDULE), ((C, EntryKind.PURGE), (D, EntryKind.PUT))
     )
     for key, (deleted, kind) in cases:
         empty = MemoryBus(MemoryServer())

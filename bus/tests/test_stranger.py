@@ -129,6 +129,7 @@ async def test_clients_reach_the_api_and_no_record(
 BRIDGE_ASKS = {
     *(f"vm.{verb}" for verb in ("create", "get", "watch", "update", "delete", "start")),
     *(f"vm.{verb}" for verb in ("pause", "unpause", "reset", "soft-reboot", "freeze", "thaw")),
+    *(f"security-group.{verb}" for verb in ("create", "list", "update", "delete")),
     "node.list",
 }
 BRIDGE_OPENS = {"console", "vnc", "port", "screenshot", "guest"}

@@ -40,6 +40,7 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
+    *(("security-group", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(
         ("volume", verb)
         for verb in (

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -90,6 +91,57 @@ def test_install_starts_both_services_and_names_the_next_steps(
         "unix:///run/virtbus/criproxy.sock",
         "systemctl restart kubelet",
     ]
+
+
+DRIVER = "usr/libexec/kubernetes/kubelet-plugins/volume/exec/virtlet~flexvolume_driver"
+
+
+def driven(host: Host, *argv: str) -> tuple[int, Any]:
+    """Run the installed driver of flexvolumes as kubelet does; return its code and answer."""
+    done = subprocess.run(
+        [host.root / DRIVER / "flexvolume_driver", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_driver_of_flexvolumes_answers_as_kubelet_needs_it(host: Host) -> None:
+    call(host, "install")
+    assert driven(host, "init") == (
+        0,
+        {"status": "Success", "capabilities": {"attach": False}},
+    )
+    assert driven(host, "attach", "{}") == (1, {"status": "Not supported"})
+    assert driven(host) == (1, {"status": "Not supported"})
+    assert driven(host, "mount", "/x")[1]["status"] == "Failure"
+    assert driven(host, "unmount")[1]["status"] == "Failure"
+
+
+@pytest.mark.integration
+def test_the_driver_keeps_the_options_in_memory_until_the_unmount(host: Host) -> None:
+    call(host, "install")
+    folder, options = host.root / "a volume", '{"type": "qcow2", "secret": "x y"}'
+    try:
+        for _ in range(2):
+            assert driven(host, "mount", str(folder), options) == (0, {"status": "Success"})
+        assert (folder / "virtlet-flexvolume.json").read_text() == options
+        assert folder.is_mount()
+    finally:
+        for _ in range(2):
+            assert driven(host, "unmount", str(folder)) == (0, {"status": "Success"})
+    assert list(folder.iterdir()) == []
+
+
+def test_a_host_whose_plugins_cannot_be_written_has_no_flexvolumes(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.write("usr", "a file, where a folder would be read-only")
+    call(host, "install")
+    steps = json.loads(capsys.readouterr().out)["next"]
+    assert any("no flexvolumes" in step for step in steps)
 
 
 def test_a_repeated_install_changes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:

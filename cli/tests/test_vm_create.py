@@ -52,6 +52,29 @@ async def test_create_sends_a_command_that_the_schema_accepts(
     assert command.labels == {"tier": "front"}
 
 
+async def test_new_volumes_are_templates_with_a_retention(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    wanted = ("--new-volume", "db=10GiB", "--new-volume", "root=2GiB:docker.io/debian:12")
+    ended = await cli(*CREATE, "--volume", "data=logs", *wanted, "--delete-volumes")
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    VmCreate.model_validate(sent)
+    held, db, root = sent["spec"]["volumes"]
+    assert held == {"name": "logs", "volume": {"name": "data"}}
+    empty = {"size": "10GiB", "retention": "Delete"}
+    assert db == {"name": "db", "volume": {"name": "db", "template": empty}}
+    of_image = {"size": "2GiB", "source": {"image": "docker.io/debian:12"}, "retention": "Delete"}
+    assert root["volume"]["template"] == of_image
+
+
+@pytest.mark.parametrize(
+    "flags", [("--new-volume", "db"), ("--new-volume", "db=1GiB:"), ("--delete-volumes",)]
+)
+async def test_half_a_new_volume_is_refused(cli: Cli, flags: tuple[str, ...]) -> None:
+    ended = await cli(*CREATE, *flags)
+    assert (ended.code, "--new-volume" in ended.err) == (2, True)
+
+
 async def test_published_ports_belong_to_the_first_interface(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     texts = "8080:80", "192.0.2.7:53:5353/udp", "[2001:db8::7]:53:5353/udp", "[::]:81:80"

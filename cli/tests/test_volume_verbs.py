@@ -163,6 +163,23 @@ async def test_a_move_waits_for_its_end_and_shows_a_failure(script: Script, cli:
     assert (await cli("volume", "move", "data-1", "--node", "n2", "--no-wait")).code == 0
 
 
+async def test_a_move_names_a_node_or_a_pool(script: Script, cli: Cli) -> None:
+    there = view(state=VolumeState.BOUND, node="n1")
+    fast = there.model_copy(update={"spec": there.spec.model_copy(update={"pool": "fast"})})
+    script.answer("volume", "move", fast)
+    assert (await cli("volume", "move", "data-1", "--pool", "fast")).code == 0
+    assert script.data("volume.move")[-1] == {
+        "name": "data-1",
+        "namespace": "default",
+        "pool": "fast",
+    }
+    script.answer("volume", "move", there)
+    ended = await cli("volume", "move", "data-1", "--pool", "fast")
+    assert (ended.code, "in the pool local" in ended.err) == (1, True)
+    ended = await cli("volume", "move", "data-1")
+    assert (ended.code, "--pool" in ended.err) == (2, True)
+
+
 async def test_a_copy_is_made_beside_its_source_and_then_moved(script: Script, cli: Cli) -> None:
     made = view(name="copy", state=VolumeState.BOUND, node="n1")
     script.answer("volume", "create", VolumeCreated(volume=made, created=True))

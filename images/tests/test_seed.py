@@ -110,6 +110,21 @@ def test_a_mistake_in_one_part_leaves_the_others(seed: Path, tmp_path: Path) -> 
     assert (made / "notes").read_text() == "user-data: line 3: [ or { is never closed\n"
 
 
+def test_vendor_data_counts_beside_a_script(seed: Path, tmp_path: Path) -> None:
+    given, made = tmp_path / "in", tmp_path / "out"
+    given.mkdir()
+    (given / "vendor-data").write_text(
+        "#cloud-config\nwrite_files: [{path: /a, content: x, permissions: '0600'}]\n"
+    )
+    (given / "user-data").write_text("#!/bin/sh\n")
+    subprocess.run([seed, given, made], check=True, timeout=10)
+    assert (made / "script").read_text() == "#!/bin/sh\n"
+    assert (made / "files" / "list").read_text() == "0\t0600\troot:root\twrite\tplain\t/a\n"
+    (given / "user-data").write_text("#cloud-config\nruncmd: [ls]\n")
+    subprocess.run([seed, given, tmp_path / "other"], check=True, timeout=10)
+    assert not (tmp_path / "other" / "files" / "list").exists()
+
+
 def test_commands_are_quoted(seed: Path, tmp_path: Path) -> None:
     given, made = tmp_path / "in", tmp_path / "out"
     given.mkdir()

@@ -50,6 +50,7 @@ def test_a_volume_of_an_older_schema_is_refused() -> None:
         {"size": 1, "source": {"volume": "data"}},
         {"size": 0, "source": {"volume": "data", "vm": "web"}},
         {"size": 0, "source": {"volume": "data", "disk": "root"}},
+        {"size": 0, "source": {"volume": "data", "snapshot": "s1"}},
     ],
 )
 def test_a_bad_spec_is_refused(spec: dict[str, object]) -> None:
@@ -58,7 +59,13 @@ def test_a_bad_spec_is_refused(spec: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [{"image": "tiny", "full": True}, {"volume": "data"}, {"vm": "web"}]
+    "source",
+    [
+        {"image": "tiny", "full": True},
+        {"volume": "data"},
+        {"vm": "web"},
+        {"snapshot": "s1", "disk": "root"},
+    ],
 )
 def test_a_copy_may_have_the_size_of_its_source(source: dict[str, object]) -> None:
     spec = VolumeSpec.model_validate({"size": 0, "source": source})

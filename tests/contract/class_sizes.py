@@ -18,6 +18,10 @@ METHODS, ATTRIBUTES = 20, 12
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 REASONS: dict[str, str] = {
+    "nodeagent.operation_runner.OperationRunner": (
+        "twelve attributes: the operations by their states, and the ports of the two kinds of work "
+        "on running guests"
+    ),
     "bus.client.connection.NatsLink": (
         "one connection is one state machine: each call of nats-py and each loss of the "
         "connection changes the same state"

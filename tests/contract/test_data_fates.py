@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from virtbus.documents.data_fates import FATES, Data, Fate
+from virtbus.documents.data_fates import FATES, Data, Fate, Outcome
 
 ROOT = Path(__file__).parents[2]
+STAYS = Outcome(Fate.STAYS, "")
 
 
 def test_every_outcome_names_a_test_that_exists() -> None:
@@ -25,3 +26,5 @@ def test_only_commands_that_name_it_remove_a_volume() -> None:
         if Data.VOLUME in one and one[Data.VOLUME].fate in ends
     }
     assert found == {"`volume delete`", "`node forget`"}
+    own = {event for event, one in FATES.items() if one.get(Data.OWN_VOLUME, STAYS).fate in ends}
+    assert own == {"`vm delete`"}, "besides those of every volume"

@@ -46,20 +46,15 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import read
 
 NODE = "e2e"
-POOL, SERVER_POOL, SERVER_PORT, DEVICE_POOL = "second", "san", 10809, "raw"
+POOL, DEVICE_POOL = "second", "raw"
 POOLS = f"""[pools.{POOL}]
 kind = "local"
 mount = false
-[pools.{SERVER_POOL}]
-kind = "nbd"
-host = "127.0.0.1"
-port = {SERVER_PORT}
-volumes = {{ "default.remote" = "one" }}
 [pools.{DEVICE_POOL}]
 kind = "block"
 volumes = {{ "default.raw" = "DEVICE" }}
 """
-"""Pools next to `local`: on the same disk, on a server and on a device, which tests make."""
+"""Pools next to `local`: on the same disk, and on a device, which tests make."""
 HALT = "halt"
 """A guest that is running at once and costs no CPU, for tests that never talk to it."""
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
@@ -135,8 +130,10 @@ class Platform:
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
             "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
+            "VIRTBUS_BACKUP_DIR": str(self.base / "backups"),
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
+            "VIRTBUS_DEVICES_ALLOWED": '["/dev/loop*"]',
             "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
@@ -144,6 +141,7 @@ class Platform:
         self.device = Path("/dev", self.base.name)
         pools = POOLS.replace("DEVICE", str(self.device))
         (self.base / "pools.toml").write_text(pools, encoding="utf-8")
+        (self.base / "backups").mkdir()
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()
@@ -284,6 +282,14 @@ class Platform:
     def get(self, name: str) -> Json:
         """`virtbus vm get`."""
         view: Json = json.loads(self.cli("vm", "get", name, "-o", "json"))
+        return view
+
+    def pool(self, name: str) -> Json:
+        """`virtbus pool get`; the state is empty until the node has reported the pool."""
+        done = self.try_cli("pool", "get", name, "-o", "json")
+        if done.returncode != 0:
+            return {"state": "", "message": done.stderr}
+        view: Json = {"message": "", **json.loads(done.stdout)["items"][0]}
         return view
 
     def vms(self) -> list[Json]:

@@ -40,8 +40,7 @@ def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_
     plain = {"domain": {"memory": {"guest": "128MiB"}}, "volumes": [root]}
     spec.write_text(json.dumps({"spec": plain}), encoding="utf-8")
     with device(platform, file):
-        state = ("pool", "get", DEVICE_POOL, "-o", "json")
-        until(lambda: json.loads(platform.cli(*state))["items"][0]["state"] == "Ready", "the pool")
+        until(lambda: platform.pool(DEVICE_POOL)["state"] == "Ready", "the pool")
         made = ("volume", "create", "raw", "--size", "256MiB", "--pool", DEVICE_POOL)
         volume = json.loads(platform.cli(*made, "--from-image", "tiny", "-o", "json"))
         assert (volume["state"], volume["node"]) == ("Bound", "e2e")

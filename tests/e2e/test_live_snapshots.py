@@ -155,9 +155,14 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
     platform.cli("vm", "start", "web2", "--wait")
     begun(platform, "web2", 3)
+    platform.cli("vm", "clone", "web2", "web3", "--full")
     platform.delete("web2")
     layers = platform.state_dir / "disks" / "layers"
     until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
+    begun(platform, "web3", 4)
+    platform.delete("web3")
+    listed = partial(platform.cli, "volume", "list", "-o", "json")
+    until(lambda: not json.loads(listed())["items"], "the volumes of a full clone go with it")
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()

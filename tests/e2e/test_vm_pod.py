@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ class Runtime:
         self.platform = platform
         self.socket = platform.run_dir / "cri.sock"
         self.pods = platform.base / "pods"
+        self.volumes: dict[str, Any] = {}
+        """The mounts and devices of each attempt."""
 
     @contextmanager
     def running(self, *, killed: bool) -> Iterator[None]:
@@ -73,6 +76,7 @@ class Runtime:
             "image": {"image": image},
             "log_path": f"vm/{attempt}.log",
             "linux": {"resources": {"memory_limit_in_bytes": LIMIT_BYTES}},
+            **self.volumes,
         }
         created = self.call("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
         self.call("StartContainer", container_id=created.container_id)
@@ -91,6 +95,29 @@ class Runtime:
         """Return the log of an attempt, as kubelet reads it."""
         path = self.pods / "vm" / f"{attempt}.log"
         return path.read_bytes() if path.exists() else b""
+
+
+@contextmanager
+def block_device(folder: Path) -> Iterator[str]:
+    """A block device of the host with 8 MiB, whose content is the file `data` in `folder`."""
+    path = folder / "data"
+    path.write_bytes(bytes(8 * 1024**2))
+    argv = ["losetup", "--find", "--show", str(path)]
+    device = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+DISKS = "for d in /sys/block/vd*; do echo $(cat $d/serial) ${d##*/} $(cat $d/size); done"
+
+
+def disks(runtime: Runtime, container_id: str) -> dict[str, tuple[str, int]]:
+    """Return the guest's name and the bytes of each disk of a container's guest by serial."""
+    done = runtime.call("ExecSync", container_id=container_id, cmd=["sh", "-c", DISKS])
+    words = [line.split() for line in done.stdout.decode().splitlines()]
+    return {serial: (name, int(sectors) * 512) for serial, name, sectors in words}
 
 
 @contextmanager
@@ -134,11 +161,24 @@ async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: st
         assert b"typed" in client.got[stdout]
 
 
-def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform) -> None:
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    """Closes everything that it holds at the end of the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: ExitStack) -> None:
     platform = patient  # the bus is killed
     runtime = Runtime(platform)
     identity = {"name": "web", "uid": "0c5f", "namespace": "default"}
     sandbox = {"metadata": identity, "hostname": "web", "log_directory": str(runtime.pods)}
+    folder = "/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~empty-dir/cache"
+    device = held.enter_context(block_device(platform.base))
+    runtime.volumes = {
+        "mounts": [{"host_path": folder, "container_path": "/cache"}],
+        "devices": [{"host_path": device, "container_path": "/dev/x", "permissions": "mrw"}],
+    }
     with runtime.running(killed=True):
         image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
         ran = runtime.call("RunPodSandbox", config=sandbox, runtime_handler="virtbus")
@@ -154,6 +194,12 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform) -> Non
         asyncio.run(attach_and_forward(runtime, sandbox_id, first))
         done = runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", "id -u; exit 3"])
         assert (done.exit_code, done.stdout) == (3, b"0\n")
+        there = disks(runtime, first)
+        assert there["cache-disk"][1] == 10 * 1024**3
+        name, size_bytes = next(there[one] for one in there if one.startswith("device-"))
+        assert size_bytes == 8 * 1024**2
+        write = f"echo written | dd of=/dev/{name} conv=notrunc && sync"
+        runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", write])
     with runtime.running(killed=False):  # the guest ran on, and the lists are the same
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)
@@ -165,6 +211,7 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform) -> Non
         runtime.call("StopContainer", container_id=first, timeout=20)
         ended = runtime.status(first)
         assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)
+        assert (platform.base / "data").read_bytes().startswith(b"written\n")
         second = runtime.start(sandbox_id, image, 1)
         until(lambda: b" stdout F " in runtime.log(1), "the second run has a log of its own")
         assert runtime.status(second).state == api_pb2.CONTAINER_RUNNING

@@ -71,9 +71,11 @@ def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: P
     pool = platform.state_dir / "disks" / "pools" / POOL
     pool.mkdir(parents=True)
     pool.chmod(0o711)
-    state = ("pool", "get", POOL, "-o", "json")
-    until(lambda: json.loads(platform.cli(*state))["items"][0]["state"] == "Ready", "the pool")
+    until(lambda: platform.pool(POOL)["state"] == "Ready", "the pool")
     platform.cli("volume", "create", "copy", "--from-image", "tiny", "--pool", POOL)
+    assert [path.name for path in pool.glob("default.copy.*/*.qcow2")] == ["disk.qcow2"]
+    moved = json.loads(platform.cli("volume", "move", "copy", "--pool", "local", "-o", "json"))
+    assert (moved["spec"]["pool"], list(pool.iterdir())) == ("local", [])
     file = tmp_path / "vm.json"
     spec = {
         "domain": {"memory": {"guest": "128MiB"}},
@@ -81,10 +83,8 @@ def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: P
     }
     file.write_text(json.dumps({"spec": spec}), encoding="utf-8")
     platform.create("boots", "-f", str(file), wait="ready")
-    assert [path.name for path in pool.glob("default.copy.*/*.qcow2")] == ["disk.qcow2"]
     platform.delete("boots")
     platform.cli("volume", "delete", "root-1", "copy")
-    assert list(pool.iterdir()) == []
     pool.rmdir()
     pool.parent.rmdir()
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]

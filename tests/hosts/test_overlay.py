@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,17 @@ class Guest:
         until(answers, f"the guest {self.name} answers", within_s=180)
 
 
+def _has_left(guest: Guest, node: str) -> bool:
+    return bool(guest.view["node"] != node)
+
+
 def drain(platform: Fleet, node: str, *guests: Guest) -> None:
     """Move these guests, which are all of a node, to other nodes."""
     for guest in guests:
         guest.unpin()
     platform.cli("node", "drain", node, "--discard-local-disks")
-    until(lambda: all(one.view["node"] != node for one in guests), "the guests move", within_s=120)
+    for guest in guests:
+        until(partial(_has_left, guest, node), "the guest moves", within_s=120)
 
 
 @contextmanager

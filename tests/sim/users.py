@@ -19,6 +19,7 @@ STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted"
 TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
+MAKES_VOLUME = 0.3
 USES_IMAGE_NAME = 0.5
 USES_NETWORK = 0.6
 POOL = 5
@@ -152,6 +153,8 @@ class User:
         if self._plan.volumes and self._rng.random() < USES_VOLUME:
             name = f"vol-{self._rng.randrange(self._plan.volumes)}"
             data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
+        if self._plan.volumes and (own := _own_volume(wanted.uid, self._number)):
+            data["spec"].setdefault("volumes", []).append(own)
         if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
             data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
         if self._plan.networks and self._rng.random() < USES_NETWORK:
@@ -305,6 +308,19 @@ class User:
                 raise
             wanted.in_doubt = False  # an earlier attempt of ours had succeeded
         wanted.delete_accepted = True
+
+
+def _own_volume(uid: str, number: int) -> dict[str, Any] | None:
+    """Return a volume that the VM's create makes, or None; the next VM of this slot may find it.
+
+    It draws from a generator of its own, so that earlier seeds keep their users.
+    """
+    rng = random.Random(f"{uid} own volume")
+    if rng.random() > MAKES_VOLUME:
+        return None
+    source = rng.choice(({}, {}, {"image": "tiny"}, {"image": "tiny", "full": True}))
+    spec = {"size": "64MiB", "source": source, "retention": rng.choice(("Retain", "Delete"))}
+    return {"name": "own", "volume": {"name": f"own-{number}", "template": spec}}
 
 
 class VolumeUser(User):

@@ -35,7 +35,8 @@ class VolumeObserver:
         old = self.records.get(folder)
         if self._keys.get(entry.key, folder) != folder:
             self._wrong("I3", f"{entry.key} is replaced by {record.uid} without a delete")
-        if record.deleting and record.uid not in self.delete_asked:
+        asked = record.uid in self.delete_asked or (old is not None and self._ends(old))
+        if record.deleting and not asked:
             self._wrong("I2", f"{folder} is being deleted, and nobody asked")
         if old is not None and old.deleting and not record.deleting:
             self._wrong("I3", f"{folder}: a delete that was stored is undone")
@@ -44,6 +45,12 @@ class VolumeObserver:
         if old is not None and old.holder and record.holder not in {old.holder, ""}:
             self._wrong("I1", f"{folder}: {record.holder} takes it from {old.holder}")
         self.records[folder], self._keys[entry.key] = record, folder
+
+    def _ends(self, volume: VolumeRecord) -> bool:
+        """Return True if the volume ends with its holder: that VM made it, and is being deleted."""
+        seen = self._observer.vms.get(volume.holder)
+        deleting = seen is not None and seen.record is not None and seen.record.deleting
+        return volume.deleting or (deleting and volume.ends_with == volume.holder)
 
     def _purged(self, folder: str) -> None:
         record = self.records.pop(folder, None)
@@ -129,8 +136,7 @@ class VolumeObserver:
         for folder, one in self.records.items():
             if one.holder != holders.pop(folder, ""):
                 yield "I5", f"{folder} is held by {one.holder or 'nobody'}, and its VM differs"
-            if one.deleting:
-                yield "I8", f"{folder} is still being deleted"
+            yield from _left(folder, one)
         for folder, uid in holders.items():
             yield "I2", f"{uid} has lost its volume {folder}"
         for host in self._hosts():
@@ -167,3 +173,11 @@ class VolumeObserver:
 
     def _wrong(self, invariant: str, what: str) -> None:
         self._observer.wrong(invariant, what)
+
+
+def _left(folder: str, volume: VolumeRecord) -> Iterator[tuple[str, str]]:
+    """Yield a volume that should be gone."""
+    if volume.deleting:
+        yield "I8", f"{folder} is still being deleted"
+    elif volume.ends_with and not volume.holder:
+        yield "I5", f"{folder} is left of {volume.made_for}, which it should end with"

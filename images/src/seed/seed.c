@@ -1,5 +1,5 @@
 /*
- * seed IN OUT: reads a cloud-init NoCloud seed (IN/meta-data, user-data, network-config) and
+ * seed IN OUT: reads a cloud-init NoCloud seed (IN/meta-data, user-data, vendor-data, network-config) and
  * leaves in OUT what shell scripts can act on without parsing:
  *
  *   instance-id, hostname, authorized_keys     one value each, or one per line
@@ -300,6 +300,10 @@ int main(int argc, char **argv)
             FILE *f = output("script", "w");
             fwrite(text, 1, len, f);
             fclose(f);
+            /* only a script leaves cloud-init's vendor data as it is */
+            if ((text = input("vendor-data", &len)) && !strncmp(text, "#cloud-config", 13)
+                && (n = parsed("vendor-data", text, len)))
+                cloud_config(n, &hostname, keys);
         } else if (strspn(text, " \n") != len)
             note("user-data: starts neither with #cloud-config nor with #!, ignored");
     }

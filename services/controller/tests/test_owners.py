@@ -8,8 +8,11 @@ from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.memory_link import MemoryLink
+from virtbus.controller.core.snapshot_changes import refuse_devices
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import VmSpec, Volume
+from virtbus.schemas.volume_ref import HostDevice
 
 
 class Asking:
@@ -110,6 +113,37 @@ def test_an_unknown_account_owns_nothing() -> None:
             assert await Asking(made, "node-n1").listed() == []
 
     run(body)
+
+
+def test_only_a_container_runtime_gives_a_vm_a_device_of_its_node() -> None:
+    async def body() -> None:
+        async with world() as made:
+            request = {
+                "name": "pod",
+                "image": "tiny",
+                "uid": uid(1),
+                "spec": {
+                    "run_strategy": "Manual",
+                    "node_selector": {"kubernetes.io/hostname": "n1"},
+                    "volumes": [{"name": "data", "host_device": {"path": "/dev/loop0"}}],
+                },
+            }
+            for account in ("CLIENT", "bridge-east"):
+                assert await Asking(made, account).refused("create", **request) == "device_denied"
+            for path in ("/dev/../etc/shadow", "/etc/shadow", "/dev/.x", "/dev/a b"):
+                spec = {"volumes": [{"name": "data", "host_device": {"path": path}}]}
+                wrong = request | {"spec": spec}
+                assert await Asking(made, "CRI-N1").refused("create", **wrong) == "invalid"
+            await Asking(made, "CRI-N1").ask("create", **request)
+            assert await made.stored(uid(1)) is not None
+
+    run(body)
+
+
+def test_a_device_of_a_node_has_no_snapshots() -> None:
+    volume = Volume(name="data", host_device=HostDevice(path="/dev/loop0"))
+    with pytest.raises(VirtbusError, match="no snapshots"):
+        refuse_devices(VmSpec(volumes=(volume,)))
 
 
 def test_a_container_runtime_creates_vms_on_its_own_node_only() -> None:

@@ -1,11 +1,14 @@
 """Pools of nodes: followed, and asked before a volume, its growth or its VM is accepted."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from services.controller.tests.fleets import GIB, node, status, uid
+from services.controller.tests.test_departures import Site, site
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.test_volume_holders import make, shown, vm
+from services.controller.tests.test_volume_holders import _known, make, shown, using, vm
 from services.controller.tests.virtual import World, settle
 
 from virtbus.controller.core.pools import KnownPools
@@ -202,6 +205,76 @@ async def test_a_vm_whose_node_lacks_the_server_gets_no_volume_of_it(made: World
     assert (await vm(made, 1)).node == "n1"
     error = await refused(made.ask("attach", "volume", name="data", vm="vm1"))
     assert (error.reason, "n1 has no pool san" in str(error)) == ("volume_elsewhere", True)
+
+
+async def reach(there: Site, *names: str) -> None:
+    """Let only these nodes reach the server."""
+    for name in ("n1", "n2", "n3"):
+        reports = (san("default.data"),) if name in names else ()
+        await tell(there.made, name, *reports)
+
+
+@asynccontextmanager
+async def three_hosts(there: Site) -> AsyncIterator[None]:
+    """n1 runs a VM with a volume on a server; then n2 and n3 join, which has most room."""
+    async with there.host("n1").on():
+        await there.until(lambda: _known(there, "n1"))
+        await reach(there, "n1")
+        await make(there.made, spec=SAN)
+        await there.vm(1, "n1", **using("data"), eviction_strategy="None")
+        async with there.host("n2").on(), there.host("n3", 64 * GIB).on():
+            await there.until(lambda: _known(there, "n3"))
+            yield
+
+
+async def held_on(there: Site, name: str) -> None:
+    view = await shown(there.made)
+    assert (view.holder, view.node) == (uid(1), name)
+
+
+@site()
+async def test_a_volume_on_a_server_goes_with_its_vm_to_a_node_that_reaches_it(
+    there: Site,
+) -> None:
+    async with three_hosts(there):
+        error = await refused(there.made.vm("move", uid=uid(1), to="n2"))
+        assert (error.reason, "n2 has no pool san" in str(error)) == ("no_capacity", True)
+        await reach(there, "n1", "n2")
+        await there.made.vm("move", uid=uid(1))
+        await there.runs_on(1, "n2")
+        await held_on(there, "n2")
+        await reach(there, "n2", "n3")
+        await there.node("drain", "n2")
+        await there.runs_on(1, "n3")
+        await held_on(there, "n3")
+
+
+@site()
+async def test_a_vm_whose_server_no_other_node_reaches_stays_in_a_drain(there: Site) -> None:
+    async with three_hosts(there):
+        await there.node("drain", "n1")
+        await asyncio.sleep(30)
+        assert (await there.record(1)).node == "n1"
+        assert there.guests.running[uid(1)] == "n1"
+        await held_on(there, "n1")
+
+
+@site()
+async def test_a_fence_moves_a_vm_with_the_volume_on_its_server(there: Site) -> None:
+    async with there.host("n2").on():
+        await there.until(lambda: _known(there, "n2"))
+        async with there.host("n1", 64 * GIB).on():
+            await there.until(lambda: _known(there, "n1"))
+            await reach(there, "n1")
+            await make(there.made, spec=SAN)
+            await there.vm(1, "n1", **using("data"), eviction_strategy="None")
+        await asyncio.sleep(60)
+        await there.node("fence", "n1", confirm="off")
+        await asyncio.sleep(30)
+        assert (await there.record(1)).node == "n1"
+        await reach(there, "n2")
+        await there.runs_on(1, "n2")
+        await held_on(there, "n2")
 
 
 @played()

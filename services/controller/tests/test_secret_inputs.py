@@ -119,6 +119,10 @@ def test_a_mounted_disk_has_a_serial_of_at_most_twenty_characters() -> None:
         ({"volume": "root", "path": "/a b"}, "x", ".path", "match"),
         ({"volume": "root", "path": "/a", "options": "a b"}, "x", ".options", "match"),
         ({"volume": "root", "path": "/a", "filesystem": "-x y"}, "x", ".filesystem", "match"),
+        (
+            {"volume": "root", "path": "/a", "filesystem": "ext4", "make_filesystem": True},
+            *("x", ".make_filesystem", "only an empty_disk"),
+        ),
     ],
 )
 def test_a_wrong_mount_is_refused(
@@ -130,6 +134,21 @@ def test_a_wrong_mount_is_refused(
     data["spec"]["domain"] = {"devices": devices}
     found = details(data)
     assert words in found[f"spec.volumes[1].cloud_init_no_cloud.mounts[0]{path}"]
+
+
+def test_a_file_system_is_made_by_its_name_on_the_whole_disk() -> None:
+    for wrong in ({}, {"filesystem": "auto"}, {"filesystem": "ext4", "partition": 1}):
+        mount = {"volume": "tmp", "path": "/a", "make_filesystem": True, **wrong}
+        data = request({"name": "ci", "cloud_init_no_cloud": {"mounts": [mount]}})
+        data["spec"]["volumes"].append({"name": "tmp", "empty_disk": {"capacity": 2**20}})
+        path = "spec.volumes[1].cloud_init_no_cloud.mounts[0].make_filesystem"
+        assert "by name" in details(data)[path]
+
+
+def test_a_link_to_no_volume_is_refused() -> None:
+    seed = {"name": "ci", "cloud_init_no_cloud": {"links": [{"volume": "gone", "path": "/dev/a"}]}}
+    path = "spec.volumes[1].cloud_init_no_cloud.links[0].volume"
+    assert "no volume is named" in details(request(seed))[path]
 
 
 def test_the_volume_of_the_shorthand_can_be_mounted() -> None:

@@ -15,6 +15,7 @@ from virtbus.controller.core.volume_holds import ref_of, restored
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord
 from virtbus.schemas.volume_api import VolumeView
@@ -29,6 +30,16 @@ OF_VOLUME = {"size": 0, "source": {"volume": "data"}}
 async def make(made: World, spec: dict[str, Any] = OF_IMAGE, **more: Any) -> VolumeView:
     asked = {"name": "copy", "uid": uid(5), "spec": spec} | more
     return validate(VolumeView, (await made.ask("create", "volume", **asked))["volume"])
+
+
+async def snapshot(made: World, **more: Any) -> SnapshotRecord:
+    """Write a complete snapshot of a VM, on n1."""
+    plain: dict[str, Any] = {"uid": uid(8), "namespace": "default", "name": "s1", "resource": "vm"}
+    plain |= {"source": "web", "source_uid": uid(7), "node": "n1", "ready": True, "created_ns": 1}
+    one = SnapshotRecord.model_validate(plain | more)
+    await made.host.put(subjects.snapshot_record("default", "s1"), encode(one))
+    await settle()
+    return one
 
 
 async def get(made: World) -> VolumeView:
@@ -335,3 +346,33 @@ async def test_a_restored_bus_repeats_the_operation_of_a_copy(made: World) -> No
     await asyncio.sleep(5)
     (again,) = await operations(made)
     assert (again.id, again.source) == (view.fill_operation, one.source)
+
+
+OF_SNAPSHOT = {"size": 0, "source": {"snapshot": "s1", "disk": "root"}}
+
+
+@played(nodes=2)
+async def test_a_copy_of_a_snapshot_is_made_on_its_node(made: World) -> None:
+    taken = await snapshot(made)
+    view = await make(made, OF_SNAPSHOT)
+    assert (view.state, view.node) == ("Filling", "n1")
+    (one,) = await operations(made)
+    assert one.source is not None
+    assert one.source.snapshot is not None
+    assert (one.source.snapshot.uid, one.source.disk) == (taken.uid, "root")
+    await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB)
+    assert ((await get(made)).state, (await get(made)).spec.size) == ("Bound", GIB)
+
+
+@played(nodes=2)
+async def test_a_snapshot_that_cannot_be_copied_is_refused(made: World) -> None:
+    assert (await refused(make(made, OF_SNAPSHOT))).reason == "snapshot_not_found"
+    await snapshot(made, ready=False)
+    assert (await refused(make(made, OF_SNAPSHOT))).reason == "snapshot_not_ready"
+    await snapshot(made)
+    assert (await refused(make(made, OF_SNAPSHOT, node="n2"))).reason == "volume_elsewhere"
+    await snapshot(made, lost=True)
+    assert (await refused(make(made, OF_SNAPSHOT))).reason == "snapshot_lost"
+    two = {"size": 0, "source": {"snapshot": "s1", "volume": "data"}}
+    assert (await refused(make(made, two))).code == 400
+    assert await operations(made) == []

@@ -31,10 +31,12 @@ from virtbus.schemas.operation import (
     OperationRecord,
     OperationStatus,
 )
+from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
 from virtbus.schemas.streams import ExportRead
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.volume import VolumeMove, VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeView
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, read, validate
 
 KEY = subjects.volume_record("default", "data")
@@ -51,6 +53,8 @@ class Nodes:
     """The name of the complete file on n2."""
     released: list[tuple[str, bool]] = field(default_factory=list)
     """The nodes that removed data, each with True if the volume's record named it then."""
+    refs: list[VolumeRef] = field(default_factory=list)
+    """The data that was removed."""
     fails: list[VirtbusError] = field(default_factory=list)
     """Errors of the next pieces."""
     world: World | None = None
@@ -80,7 +84,7 @@ class Nodes:
 
     def release(self, node: str) -> Any:
         async def release(request: Request) -> VolumeReleased:
-            validate(VolumeRelease, request.data)
+            self.refs.append(validate(VolumeRelease, request.data).ref)
             self.released.append((node, (await stored(self._made)).node == node))
             return VolumeReleased(found=True)
 
@@ -292,3 +296,106 @@ async def test_a_restored_bus_continues_a_move_from_the_volumes_record(made: Wor
         again = await operation(made, "export")
         assert again is not None
         assert (again.id, again.node) == (uid(70), "n1")
+
+
+# --- between pools ---------------------------------------------------------------------------
+async def two_pools(made: World, kind: PoolKind = PoolKind.LOCAL) -> None:
+    """n1 has a second pool; n2 has it, too."""
+    for node in ("n1", "n2"):
+        fast = PoolReport(name="fast", kind=kind, state=PoolState.READY, size_bytes=10 * GIB)
+        await made.host.put(subjects.node_pools(node), encode(NodePools(node=node, pools=(fast,))))
+    await settle()
+
+
+async def to_pool(made: World, pool: str = "fast", **more: Any) -> VolumeView:
+    asked = {"name": "data", "pool": pool, **more}
+    return validate(VolumeView, await made.ask("move", "volume", **asked))
+
+
+@played(nodes=2)
+async def test_a_volume_goes_to_another_pool_of_its_node_by_one_copy(made: World) -> None:
+    nodes = Nodes()
+    await two_pools(made)
+    await with_data(made)
+    async with nodes.serve(made):
+        view = await to_pool(made)
+        assert (view.state, view.node, view.spec.pool) == (VolumeState.MOVING, "n1", "local")
+        assert await to_pool(made) == view, "a repeat changes nothing"
+        assert (await refused(move(made))).reason == "volume_moving"
+        fill = await ends(made, "fill", virtual_size_bytes=GIB)
+        assert (fill.node, fill.ref and fill.ref.pool) == ("n1", "fast")
+        assert fill.source is not None
+        assert fill.source.volume is not None
+        assert (fill.source.moved, fill.source.volume.pool) == (True, "local")
+        await asyncio.sleep(10)
+    view = await get(made)
+    assert (view.state, view.node, view.spec.pool, view.message) == ("Bound", "n1", "fast", "")
+    assert [ref.pool for ref in nodes.refs] == ["local"]
+    assert (await stored(made)).move is None
+    assert await operation(made, "export") is None, "nothing was written to a file"
+
+
+@played(nodes=2)
+async def test_a_volume_goes_to_another_pool_of_another_node(made: World) -> None:
+    nodes = Nodes()
+    await two_pools(made)
+    await with_data(made)
+    async with nodes.serve(made):
+        await to_pool(made, node="n2")
+        await ends(made, "export")
+        fill = await ends(made, "fill", virtual_size_bytes=GIB)
+        assert (fill.node, fill.ref and fill.ref.pool) == ("n2", "fast")
+        await asyncio.sleep(10)
+    view = await get(made)
+    assert (view.state, view.node, view.spec.pool) == ("Bound", "n2", "fast")
+    assert (nodes.released, [ref.pool for ref in nodes.refs]) == ([("n1", False)], ["local"])
+
+
+@played(nodes=2)
+async def test_a_failed_move_between_pools_leaves_nothing_in_the_other_one(made: World) -> None:
+    nodes = Nodes()
+    await two_pools(made)
+    await with_data(made)
+    async with nodes.serve(made):
+        await to_pool(made)
+        error = VirtbusError(Code.UNAVAILABLE, "disk_full", "the pool fast is full").body
+        await ends(made, "fill", OperationPhase.FAILED, error=error)
+        await asyncio.sleep(5)
+        view = await get(made)
+        assert (view.state, view.spec.pool) == ("Bound", "local")
+        assert view.message == "the move to the pool fast failed: the pool fast is full"
+        assert [ref.pool for ref in nodes.refs] == ["fast"]
+        assert (await to_pool(made)).state == VolumeState.MOVING
+        assert (await to_pool(made, "local")).state == VolumeState.BOUND
+        assert "given up" in (await get(made)).message
+
+
+@played(nodes=2)
+async def test_a_delete_while_it_moves_removes_the_data_of_both_pools(made: World) -> None:
+    nodes = Nodes()
+    await two_pools(made)
+    await with_data(made)
+    async with nodes.serve(made):
+        await to_pool(made)
+        while await operation(made, "fill") is None:
+            await asyncio.sleep(0.5)
+        await made.ask("delete", "volume", name="data")
+        await asyncio.sleep(6)
+        await ends(made, "fill", OperationPhase.CANCELLED)
+        await asyncio.sleep(10)
+    assert {ref.pool for ref in nodes.refs} == {"local", "fast"}
+
+
+@played(nodes=2)
+async def test_a_pool_that_cannot_take_the_data_is_refused_with_the_next_step(made: World) -> None:
+    await with_data(made)
+    assert (await refused(to_pool(made))).reason == "no_pool"
+    await two_pools(made, PoolKind.BLOCK)
+    error = await refused(to_pool(made))
+    assert (error.reason, "of the kind block" in str(error)) == ("no_pool", True)
+    await two_pools(made)
+    await with_data(made, bound=False, node="")
+    assert (await refused(to_pool(made))).reason == "no_data"
+    raw = VolumeSpec.model_validate({"size": GIB, "pool": "raw"})
+    await with_data(made, pool_kind="block", spec=raw)
+    assert (await refused(to_pool(made))).reason == "no_copies"

@@ -1,11 +1,15 @@
 """The images of pods: their names, digests, and the CRI's own references to them."""
 
+import base64
+import json
+from pathlib import Path
+
 import pytest
 from grpc import StatusCode
 from services.cri.tests.world import DIGEST, OTHER_DIGEST, Fleet, Kubelet
 
 from virtbus.cri.core import image_refs
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,54 @@ async def test_an_image_is_known_by_name_and_id_after_its_pull(
         assert (image.id, image.size, list(image.repo_tags)) == (DIGEST, 1000, ["tiny:latest"])
     answer = await kubelet.call("ImageStatus", image={"image": f"tiny@{OTHER_DIGEST}"})
     assert not answer.HasField("image")
+
+
+PRIVATE = "quay.io/team/disk:1"
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [
+        {"username": "bob", "password": "hunter2"},
+        {"auth": base64.b64encode(b"bob:hunter2").decode(), "server_address": "other.example"},
+    ],
+)
+async def test_the_login_of_a_pull_secret_goes_to_imaged_and_is_stored_nowhere(
+    tmp_path: Path,
+    fleet: Fleet,
+    kubelet: Kubelet,
+    caplog: pytest.LogCaptureFixture,
+    auth: dict[str, str],
+) -> None:
+    fleet.images[f"docker://{PRIVATE}"] = DIGEST
+    await kubelet.call("PullImage", image={"image": PRIVATE}, auth=auth)
+    (asked,) = fleet.asked("image.pull")
+    login = base64.b64encode(b"bob:hunter2").decode()
+    assert json.loads(asked["pull_secret"]) == {"auths": {"quay.io": {"auth": login}}}
+    fleet.errors["image.pull"] = VirtbusError(Code.DENIED, "login_refused", "no")
+    code, text = await kubelet.refused("PullImage", image={"image": PRIVATE}, auth=auth)
+    assert code is StatusCode.PERMISSION_DENIED
+    stored = [path.read_text() for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    for secret in ("hunter2", login):
+        assert secret not in text
+        assert secret not in caplog.text
+        assert not [one for one in stored if secret in one]
+
+
+async def test_a_login_that_no_registry_takes_is_refused_without_its_text(kubelet: Kubelet) -> None:
+    wrong = {"image": {"image": PRIVATE}, "auth": {"auth": "hunter2 is no base64"}}
+    code, text = await kubelet.refused("PullImage", **wrong)
+    assert (code, "hunter2" in text) == (StatusCode.INVALID_ARGUMENT, False)
+    token = {"image": {"image": PRIVATE}, "auth": {"identity_token": "hunter2"}}
+    code, text = await kubelet.refused("PullImage", **token)
+    assert (code, "hunter2" in text) == (StatusCode.FAILED_PRECONDITION, False)
+    assert "token" in text
+
+
+async def test_an_image_of_no_registry_needs_no_login(fleet: Fleet, kubelet: Kubelet) -> None:
+    auth = {"username": "bob", "password": "hunter2"}
+    await kubelet.call("PullImage", image={"image": "tiny"}, auth=auth)
+    assert "pull_secret" not in fleet.asked("image.pull")[0]
 
 
 async def test_two_names_of_one_file_are_one_image(fleet: Fleet, kubelet: Kubelet) -> None:

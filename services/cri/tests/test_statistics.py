@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from cri_api.v1 import api_pb2
 from grpc import StatusCode
 from services.cri.tests.world import Fleet, Kubelet
 
+from virtbus.cri.core.metrics import METRICS, of_sandbox
 from virtbus.cri.edge.guest_usage import GuestUsage, Usage
 
 UID = "019ab000-0000-7000-8000-000000000001"
@@ -25,28 +27,31 @@ def usage(tmp_path: Path) -> GuestUsage:
     disk = tmp_path / "disks" / UID / "root.qcow2"
     disk.parent.mkdir(parents=True)
     disk.write_bytes(b"x" * 8192)
+    disk.with_name("cache-disk.qcow2").write_bytes(b"x" * 8192)
     return GuestUsage(tmp_path / "libvirt", tmp_path / "disks", tmp_path / "proc")
 
 
-def test_a_guest_uses_what_its_emulator_and_its_disk_use(usage: GuestUsage) -> None:
-    found = usage.of(UID, "root")
+def test_a_guest_uses_what_its_emulator_and_its_disks_use(usage: GuestUsage) -> None:
+    found = usage.of(UID)
     assert found.cpu_ns == 500 * 10**9 // os.sysconf("SC_CLK_TCK")
     assert found.memory_bytes == 100 * os.sysconf("SC_PAGE_SIZE")
     assert found.disk_bytes is not None
-    assert found.disk_bytes >= 8192
+    assert found.disk_bytes >= 2 * 8192
 
 
 def test_a_process_that_took_over_the_id_counts_for_nobody(
     usage: GuestUsage, tmp_path: Path
 ) -> None:
     (tmp_path / "proc" / "42" / "cmdline").write_bytes(b"/bin/sh\0")
-    assert usage.of(UID, "root")[:2] == (None, None)
+    assert usage.of(UID)[:2] == (None, None)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "99999999999999999999"])
 def test_a_damaged_file_means_unknown(usage: GuestUsage, tmp_path: Path, text: str) -> None:
     (tmp_path / "libvirt" / f"vb-{UID}.pid").write_text(text)
-    assert usage.of(UID, "none") == Usage(None, None, None)
+    assert usage.of(UID)[:2] == (None, None)
+    other = UID.replace("1", "2")
+    assert usage.of(other) == Usage(None, None, None)
 
 
 async def test_statistics_list_running_pods(tmp_path: Path, fleet: Fleet, kubelet: Kubelet) -> None:
@@ -69,6 +74,47 @@ async def test_statistics_list_running_pods(tmp_path: Path, fleet: Fleet, kubele
     assert [one.attributes.id for one in pod.linux.containers] == [container_id]
     wanted = {"label_selector": {"io.kubernetes.container.name": "x"}}
     assert not (await kubelet.call("ListContainerStats", filter=wanted)).stats
+
+
+async def test_metrics_have_only_what_is_known_and_only_described_names(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id, container_id = await kubelet.running()
+    disk = tmp_path / "state" / "disks" / fleet.vm.uid / "root.qcow2"
+    disk.parent.mkdir(parents=True)
+    disk.write_bytes(b"x" * 8192)
+    described = (await kubelet.call("ListMetricDescriptors")).descriptors
+    keys = {one.name: list(one.label_keys) for one in described}
+    (pod,) = (await kubelet.call("ListPodSandboxMetrics")).pod_metrics
+    (container,) = pod.container_metrics
+    assert (pod.pod_sandbox_id, container.container_id) == (sandbox_id, container_id)
+    (metric,) = container.metrics  # there is no emulator in this test
+    assert (metric.name, metric.metric_type) == ("container_fs_usage_bytes", api_pb2.GAUGE)
+    assert dict(zip(keys[metric.name], metric.label_values, strict=True)) == {
+        "id": container_id,
+        "name": "vm",
+        "device": "disks",
+    }
+    assert metric.value.value >= 8192
+    assert metric.timestamp > 0
+
+
+def test_metrics_are_the_statistics_in_their_units() -> None:
+    usage = {"value": 5 * 10**6}
+    container = {
+        "attributes": {"id": "c", "metadata": {"name": "vm"}},
+        "cpu": {"timestamp": 7, "usage_core_nano_seconds": {"value": 2_900_000_000}},
+        "memory": {"timestamp": 8, "usage_bytes": usage, "working_set_bytes": usage},
+    }
+    told = of_sandbox({"attributes": {"id": "s"}, "linux": {"containers": [container]}})
+    (inside,) = told["container_metrics"]
+    assert {one["name"]: one["value"]["value"] for one in inside["metrics"]} == {
+        "container_cpu_usage_seconds_total": 2,
+        "container_memory_usage_bytes": 5 * 10**6,
+        "container_memory_working_set_bytes": 5 * 10**6,
+    }
+    assert {one["timestamp"] for one in inside["metrics"]} == {8}
+    assert len({one.name for one in METRICS}) == len(METRICS)
 
 
 async def test_statistics_of_nobody_are_not_found(kubelet: Kubelet) -> None:

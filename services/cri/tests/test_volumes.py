@@ -1,12 +1,15 @@
-"""The volumes of pods: small files become files of the guest, others are refused with a reason."""
+"""The volumes of pods: small files, disks of the VM, and refusals with a reason."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc import StatusCode
-from services.cri.tests.world import Fleet, Kubelet
+from services.cri.tests.world import Fleet, Kubelet, sandbox
+
+from virtbus.cri.edge.volume_files import in_memory
 
 Plain = dict[str, Any]
 
@@ -85,7 +88,6 @@ async def test_the_files_are_not_stored_on_the_node(
 @pytest.mark.parametrize(
     ("host_path", "word"),
     [
-        ("/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~empty-dir/tmp", "an emptyDir"),
         ("/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~csi/pvc/mount", "a PersistentVolume"),
         ("/var/lib/kubelet/pods/0c5f/volumes/virtlet~flexvolume_driver/d", "the flexvolume"),
         ("/var/lib/kubelet/pods/0c5f/volume-subpaths/tmp/vm/0", "subPath"),
@@ -106,6 +108,179 @@ async def test_a_volume_that_needs_a_shared_folder_is_refused_by_its_name(
     code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
     assert (code, word in text, "/data" in text) == (StatusCode.INVALID_ARGUMENT, True, True), text
     assert not fleet.vms
+
+
+KUBELET = "/var/lib/kubelet/pods/0c5f/volumes"
+
+
+async def test_an_empty_dir_is_a_disk_that_the_guest_formats_and_mounts(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id = await kubelet.sandbox(annotations={"virtbus.io/empty-dir-sizes": "cache=2Gi"})
+    mounts = [
+        mount(Path(f"{KUBELET}/kubernetes.io~empty-dir/cache"), "/var/cache/app"),
+        mount(Path(f"{KUBELET}/kubernetes.io~empty-dir/cache"), "/srv") | {"readonly": True},
+        mount(Path(f"{KUBELET}/kubernetes.io~empty-dir/tmp.1"), "/scratch"),
+    ]
+    await kubelet.container(sandbox_id, mounts=mounts)
+    spec = fleet.vm.spec
+    found = {one.name: one.empty_disk.capacity for one in spec.volumes if one.empty_disk}
+    other = next(name for name in found if name != "cache-disk")
+    assert found == {"cache-disk": 2 * 1024**3, other: 10 * 1024**3}
+    assert [disk.name for disk in spec.domain.devices.disks] == ["root", "cloudinit", *found]
+    seed = spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert [(one.volume, one.path, one.make_filesystem) for one in seed.mounts] == [
+        ("cache-disk", "/var/cache/app", True),
+        ("cache-disk", "/srv", True),
+        (other, "/scratch", True),
+    ]
+    assert seed.mounts[1].options.endswith(",ro")
+
+
+async def refusal(kubelet: Kubelet, *mounts: Plain) -> str:
+    """Return the text with which a container with these mounts is refused."""
+    sandbox_id = await kubelet.sandbox()
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    config = {"metadata": {"name": "vm"}, "image": {"image": "tiny"}, "mounts": mounts}
+    code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
+    assert code is StatusCode.INVALID_ARGUMENT
+    return text
+
+
+async def test_a_wrong_size_of_an_empty_dir_is_refused_with_the_sandbox(kubelet: Kubelet) -> None:
+    config = sandbox(annotations={"virtbus.io/empty-dir-sizes": "a=1Gi, b=much,c=1"})
+    code, text = await kubelet.refused("RunPodSandbox", config=config)
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert "'b=much'" in text
+    assert "1 more" in text
+
+
+async def test_a_path_that_no_guest_can_mount_is_refused(kubelet: Kubelet) -> None:
+    text = await refusal(kubelet, mount(Path(f"{KUBELET}/kubernetes.io~empty-dir/a"), "/a b"))
+    assert "cannot be a disk" in text
+
+
+def test_folders_in_memory_are_known_by_the_table_of_mounts() -> None:
+    table = (
+        "36 35 98:0 / /pods/a\\040b rw,noatime master:1 - tmpfs tmpfs rw\n"
+        "37 35 0:5 / /huge rw shared:3 - hugetlbfs none rw\n"
+        "38 35 0:6 / /disk rw - ext4 /dev/vda rw\nnot a line\n"
+    )
+    assert in_memory(table) == {"/pods/a b", "/huge"}
+
+
+async def test_an_empty_dir_in_memory_is_refused(
+    tmp_path: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{KUBELET}/kubernetes.io~empty-dir/a"
+    table = tmp_path / "mountinfo"
+    table.write_text(f"36 35 98:0 / {path} rw master:1 - tmpfs tmpfs rw\n")
+    monkeypatch.setattr("virtbus.cri.edge.volume_files.MOUNTS", table)
+    assert "medium Memory" in await refusal(kubelet, mount(Path(path), "/a"))
+
+
+def flexvolume(root: Path, **options: str) -> Path:
+    """Write a flexvolume as its driver does."""
+    folder = root / "pods" / "0c5f" / "volumes" / "virtlet~flexvolume_driver" / "data"
+    folder.mkdir(parents=True)
+    (folder / "virtlet-flexvolume.json").write_text(json.dumps(options))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "size_bytes"),
+    [
+        ({}, 1024**3),
+        ({"capacity": "1024MB"}, 1024 * 10**6),
+        ({"capacity": "2048"}, 2 * 1024**3),
+        ({"capacity": "2 GiB"}, 2 * 1024**3),
+    ],
+)
+async def test_a_flexvolume_of_qcow2_is_a_disk_of_its_capacity(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, options: dict[str, str], size_bytes: int
+) -> None:
+    folder = flexvolume(tmp_path, type="qcow2", **options)
+    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    disk = fleet.vm.spec.volumes[2].empty_disk
+    assert disk is not None
+    assert disk.capacity == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"type": "ceph", "secret": "c2VjcmV0"}, "disk of Ceph"),
+        ({"type": "raw", "path": "/dev/null"}, "no block device"),
+        ({"type": "zfs"}, "unknown type"),
+        ({}, "unknown type"),
+        ({"type": "qcow2", "capacity": "lots"}, "'lots'"),
+    ],
+)
+async def test_another_flexvolume_is_refused_by_its_type(
+    tmp_path: Path, kubelet: Kubelet, options: dict[str, str], word: str
+) -> None:
+    text = await refusal(kubelet, mount(flexvolume(tmp_path, **options), "/data"))
+    assert word in text
+    assert "c2VjcmV0" not in text
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A link to a device of the node, as kubelet makes it; the device itself is pretended."""
+    link = tmp_path / "pods" / "0c5f" / "volumeDevices" / "kubernetes.io~local-volume" / "pv-1"
+    known = {str(link): "/dev/dm-3", "/dev/vg0/data": "/dev/dm-4"}
+    monkeypatch.setattr(
+        "virtbus.cri.edge.volume_files._block_device", lambda path: known.get(path, "")
+    )
+    return link
+
+
+async def test_a_block_volume_is_a_disk_with_its_device_path_in_the_guest(
+    fleet: Fleet, kubelet: Kubelet, device: Path
+) -> None:
+    devices = [{"host_path": str(device), "container_path": "/dev/xvdc", "permissions": "r"}]
+    await kubelet.container(await kubelet.sandbox(), devices=devices)
+    spec = fleet.vm.spec
+    volume, disk = spec.volumes[2], spec.domain.devices.disks[2]
+    assert volume.host_device is not None
+    assert (volume.host_device.path, disk.name, disk.readonly) == ("/dev/dm-3", volume.name, True)
+    seed = spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert [(one.volume, one.path) for one in seed.links] == [(volume.name, "/dev/xvdc")]
+
+
+@pytest.mark.parametrize(("part", "wanted"), [("", 1), ("-1", 1), ("0", None), ("3", 3)])
+async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path, part: str, wanted: int | None
+) -> None:
+    assert device.name
+    folder = flexvolume(tmp_path, type="raw", path="/dev/vg0/data", part=part)
+    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    host = fleet.vm.spec.volumes[2].host_device
+    assert host is not None
+    assert host.path == "/dev/dm-4"
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    (mounted,) = seed.mounts
+    assert (mounted.partition, mounted.make_filesystem) == (wanted, None)
+
+
+async def test_devices_that_cannot_be_disks_are_refused_together(
+    kubelet: Kubelet, device: Path
+) -> None:
+    devices = [
+        {"host_path": str(device), "container_path": "/"},
+        {"host_path": "/dev/null", "container_path": "/dev/a"},
+        {"host_path": str(device), "container_path": "relative"},
+    ]
+    sandbox_id = await kubelet.sandbox()
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    config = {"metadata": {"name": "vm"}, "image": {"image": "tiny"}, "devices": devices}
+    code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert "cannot be the root disk" in text
+    assert "2 more" in text
 
 
 async def test_files_that_are_too_large_or_lead_elsewhere_are_refused(

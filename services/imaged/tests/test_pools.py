@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.imaged.tests.filling import ended, filling, work
+from services.imaged.tests.filling import Copies, ended, filling, work
 from services.imaged.tests.records import named, record, ref, uid
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
@@ -223,6 +223,26 @@ class Hanging(Pools):
         return super().measure(name)
 
 
+async def test_a_volume_is_copied_to_another_pool_and_its_former_data_goes(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        root, of, to = home(node), ref(8 * MIB), in_fast(8 * MIB, copied=True)
+        await ensure(node, of)
+        pools = node.disks.pools
+        async with filling(node, threads, Copies(), pools=pools) as fills:
+            want = work(to, volume=of, moved=True)
+            state = await ended(fills, want)
+            assert state.virtual_size_bytes == 8 * MIB
+            assert await node.disks.release_volume(of)
+            assert (await ended(fills, want)) == state
+        assert [path.name for path in (root / to.folder).glob("disk*")] == ["disk.qcow2"]
+        assert not (node.state / "disks" / "volumes").exists()
+        await ensure(node, to)
+        held = await node.disks.held_volumes("")
+        assert [one.ref and one.ref.pool for one in held.volumes] == ["fast"]
+
+
 async def test_a_volume_on_a_server_needs_no_file_and_a_release_removes_nothing(
     make_node: NodeMaker,
 ) -> None:
@@ -247,8 +267,44 @@ def test_the_file_of_pools_is_read_with_all_problems(tmp_path: Path) -> None:
         check_pools(file)
     same = '[pools.san]\nkind = "nbd"\nhost = "h"\nvolumes = {"a.b" = "x", "a.c" = "x"}\n'
     file.write_text(same)
-    with pytest.raises(ValueError, match="two volumes have the export 'x'"):
+    with pytest.raises(ValueError, match="two volumes have the place 'x'"):
         check_pools(file)
     file.write_text("pools = 3 = 4")
     with pytest.raises(ValueError, match=r"pools\.toml"):
         check_pools(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('kind = "iscsi"\nhost = "h"\nuser = "u"', "both `user` and `secret_file`"),
+        ('kind = "iscsi"\nhost = "h"\nvolumes = { "a.b" = "disk" }', r"volumes\.a\.b"),
+        ('kind = "rbd"\nmonitors = []', "monitors"),
+        ('kind = "rbd"\nmonitors = ["h"]\nvolumes = { "a.b" = "x" }', r"volumes\.a\.b"),
+        ('kind = "nfs"\nhost = "h"\nvolumes = { "a.b" = "/x/../y" }', "that names one file"),
+        ('kind = "nfs"\nhost = "h"\nport = 1', "port"),
+        ('kind = "nfs"\nhost = "h"\nuser = 107', "both `user` and `group`"),
+    ],
+)
+def test_a_pool_on_a_server_is_refused_with_the_wrong_setting(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "pools.toml"
+    file.write_text(f"[pools.san]\n{text}\n")
+    with pytest.raises(ValueError, match=why):
+        check_pools(file)
+
+
+def test_each_kind_of_server_has_its_settings(tmp_path: Path) -> None:
+    file = tmp_path / "pools.toml"
+    login = 'user = "u"\nsecret_file = "/etc/virtbus/san.secret"\n'
+    file.write_text(
+        f'[pools.a]\nkind = "iscsi"\nhost = "192.0.2.5"\n{login}'
+        'volumes = { "x.y" = "iqn.2026-01.org.example:one/1" }\n'
+        f'[pools.b]\nkind = "rbd"\nmonitors = ["192.0.2.5", "2001:db8::5"]\n{login}'
+        'volumes = { "x.y" = "vms/one" }\n'
+        '[pools.c]\nkind = "nfs"\nhost = "192.0.2.5"\nvolumes = { "x.y" = "/export/y.raw" }\n'
+    )
+    found = load_pools(file)
+    kinds = {name: str(one.kind) for name, one in found.items()}
+    assert kinds == {"local": "local", "a": "iscsi", "b": "rbd", "c": "nfs"}

@@ -26,6 +26,7 @@ from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
@@ -360,6 +361,7 @@ class Node:
         self.links_allowed = ("br-lan",)
         self.reach = ReachRules()
         self.begun: list[NetReady] = []
+        self.groups = NodeGroupBook()
         self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
         self.doors: HostPorts
         self.attachments: Attachments
@@ -385,6 +387,7 @@ class Node:
         self.doors = HostPorts(
             attachers=Attachers(bridges, cni, Segments(self.links_allowed), Tunnels(bridges)),
             namespaces=self.host.namespaces,
+            groups=self.groups,
             bridge=bridge,
             ports=PublishedPorts(bridge),
             files=AttachmentStore(state / "vms"),
@@ -444,7 +447,7 @@ class Node:
     def counters(self, uid: str) -> Counters:
         """Return the counters of a VM's interfaces."""
         (attachment,) = [one for one in self.attachments.ready() if one.uid == uid]
-        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers)
+        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers, self.doors.groups)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # it enters the namespace
             return pool.submit(links_.counters, attachment).result()
 

@@ -15,6 +15,7 @@ from virtbus.bus.client import service_report
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.netd import service
 from virtbus.netd.__main__ import host_ports
+from virtbus.netd.core.names import netns
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
@@ -31,8 +32,9 @@ from virtbus.schemas.node_rpc import (
     Release,
     ServiceReport,
 )
-from virtbus.schemas.vm import RunStrategy, VmRecord
-from virtbus.schemas.wire import encode
+from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.vm import JoinNonce, RunStrategy, VmRecord
+from virtbus.schemas.wire import encode, validate
 
 pytestmark = pytest.mark.integration
 
@@ -275,3 +277,31 @@ async def test_networks_survive_the_service_and_are_reported_again(host: Host) -
         assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == "1\n"
     await teardown(settings_on(host), host_ports(settings_on(host)))
     assert host.census()["netns"] == []
+
+
+async def test_groups_of_the_bus_apply_to_running_guests_and_outlive_the_service(
+    host: Host,
+) -> None:
+    server = MemoryServer()
+    key = subjects.node_group(NODE, "default", "web")
+    spec = {"selector": {"labels": {"app": "web"}}, "isolates": ["ingress"]}
+    group = validate(NodeGroup, {"uid": B, "namespace": "default", "name": "web", "spec": spec})
+
+    def closed() -> bool:
+        command = ["nsenter", f"--net={host.namespaces.path(netns(A))}", "nft", "list", "tables"]
+        return b"virtbus_groups" in subprocess.run(command, capture_output=True).stdout
+
+    async with serving(host, server) as desk:
+        await desk.bus.put(subjects.join_nonce(NODE), encode(JoinNonce(nonce="n")))
+        await desk.put(make_record(A, labels={"app": "web"}))
+        await desk.ready()
+        assert not closed()
+        await desk.bus.put(key, encode(group))
+        await eventually(closed)
+    assert closed()
+    async with serving(host, server) as desk:
+        await eventually(lambda: bool(desk.teles) and desk.teles[-1].state.state is NodeState.READY)
+        assert closed()
+        await desk.bus.purge(key, marker_ttl_s=60.0)
+        await eventually(lambda: not closed())
+        await desk.ask("release", Release(uid=A, epoch=1))

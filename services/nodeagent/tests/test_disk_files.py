@@ -5,6 +5,7 @@ imaged owns `disks/` and `images/`. libvirt is root and changes the owner of fil
 
 import os
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,45 @@ async def test_a_disk_is_taken_at_each_start_and_after_it_was_restored(host: Hos
     host.disk.write_bytes(qcow2())
     made = {"root": MadeDisk(virtual_size_bytes=2**20)}
     assert await host.path(made, EMPTY) == str(host.pin)
+
+
+def with_device(path: str) -> VmRecord:
+    """Return a VM with a device of the node as its disk."""
+    return record(spec=ROOT_DISK | {"volumes": [{"name": "root", "host_device": {"path": path}}]})
+
+
+async def test_only_allowed_block_devices_become_disks(tmp_path: Path) -> None:
+    allowed = HostDiskFiles(tmp_path, devices_allowed=("/dev/null", "/dev/no-such-*"))
+    for files, path, why in (
+        (HostDiskFiles(tmp_path), "/dev/null", "devices_allowed"),
+        (allowed, "/dev/zero", "devices_allowed"),
+        (allowed, "/dev/no-such-one", "devices_allowed"),
+        (allowed, "/dev/null", "no block device"),
+    ):
+        with pytest.raises(VirtbusError, match=why):
+            await files.sources(with_device(path), {})
+
+
+@pytest.mark.integration
+async def test_a_device_is_given_with_its_size_unless_the_host_uses_it(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(2**20))
+    shown = subprocess.run(
+        ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+    )
+    device = shown.stdout.strip()
+    try:
+        files = HostDiskFiles(tmp_path, devices_allowed=("/dev/loop*",))
+        source = (await files.sources(with_device(device), {}))["root"]
+        assert (source.path, source.device_bytes, source.is_file) == (device, 2**20, False)
+        holder = os.open(device, os.O_RDONLY | os.O_EXCL)  # as a mount does
+        try:
+            with pytest.raises(VirtbusError, match="cannot be opened"):
+                await files.sources(with_device(device), {})
+        finally:
+            os.close(holder)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
 
 
 def _symlink(path: str) -> Callable[[Host], None]:
@@ -239,3 +279,36 @@ async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it
     assert Path(sources["root"].path).samefile(host.disk)
     drop_pins(host.state, of, running=True)
     assert Path(sources["root"].path).exists()
+
+
+def linked(path: Path, other: Path) -> None:
+    path.write_bytes(qcow2())
+    os.link(path, other)
+
+
+async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_path: Path) -> None:
+    host, backup = Host(tmp_path), "0192f0c1-2d3e-7abc-8def-00000000000a"
+    staged = tmp_path / "disks" / "backups" / backup / "root.qcow2"
+    staged.parent.mkdir(parents=True)
+    cases: dict[str, Callable[[], object]] = {
+        "symlink": lambda: staged.symlink_to(host.secret),
+        "second name": lambda: linked(staged, tmp_path / "other"),
+        "backing file": lambda: staged.write_bytes(qcow2(str(host.secret), says="raw")),
+        "no image": lambda: staged.write_bytes(b"x" * 4096),
+        "fifo": lambda: os.mkfifo(staged),
+        "absent": lambda: None,
+    }
+    for make in cases.values():
+        staged.unlink(missing_ok=True)
+        make()
+        with pytest.raises(VirtbusError):
+            await host.files.pin_backup(WANTED.uid, "root", backup)
+    staged.unlink(missing_ok=True)
+    staged.write_bytes(qcow2())
+    pin = Path(await host.files.pin_backup(WANTED.uid, "root", backup))
+    assert (pin.parent, pin.samefile(staged)) == (host.pin.parent, True)
+    again = await host.files.pin_backup(WANTED.uid, "root", backup)
+    assert again == str(pin)
+    await host.files.unpin_backup(str(pin))
+    assert not pin.exists()
+    assert staged.stat().st_mode & 0o777 == 0o444

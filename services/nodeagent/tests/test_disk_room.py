@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts, DomainState
 from virtbus.nodeagent.edge import ledger, seed_iso
@@ -39,6 +39,34 @@ async def test_a_guest_that_waits_for_disk_space_is_reported_and_retried(tmp_pat
             return status is not None and not status.message
 
         await eventually(well)
+
+
+async def test_a_guest_whose_server_is_away_says_so_at_once_and_runs_on(tmp_path: Path) -> None:
+    node = Node(tmp_path, compare_s=60)
+    ref = {"uid": uid(7), "namespace": "default", "name": "data", "size_bytes": 1}
+    refs = {"data": {**ref, "pool": "san", "kind": "iscsi"}}
+
+    async with node.agent() as agent:
+        await node.put(record(volume_refs=refs))
+        await eventually(in_state(node, "Running"))
+
+        async def stalled() -> bool:
+            status = await node.status(A)
+            conditions = status.conditions if status else ()
+            said = status is not None and "the server of the pool san" in status.message
+            return said and any(one.type == "DiskStalled" for one in conditions)
+
+        agent.servers.set("san", away=True)
+        await eventually(stalled)
+        assert await node.state(A) == "Running"
+        agent.servers.set("san", away=False)
+
+        async def well() -> bool:
+            status = await node.status(A)
+            return status is not None and not status.message
+
+        await eventually(well)
+    assert ("resume", A) not in node.domains.done
 
 
 async def test_a_guest_that_somebody_paused_stays_paused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists, device_path, environment_file
 from virtbus.nodeagent.core.seed import seed_files
-from virtbus.schemas.guest_files import GuestFile, GuestMount
+from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit, CloudInitNoCloud
 from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmRecord, VmSpec
 
@@ -100,6 +100,21 @@ def test_a_mount_names_its_volume_by_a_path_that_does_not_depend_on_order() -> N
     ]
 
 
+def test_an_empty_disk_gets_its_file_system_once_and_a_disk_its_names() -> None:
+    mounts = [
+        GuestMount(volume="tmp", path=path, filesystem="ext4", make_filesystem=True)
+        for path in ("/a", "/b")
+    ]
+    links = (GuestLink(volume="tmp", path="/dev/x/y"), GuestLink(volume="gone", path="/dev/z"))
+    found = lists(CloudInit(mounts=tuple(mounts), links=links), Disk(name="tmp"))
+    device = "/dev/disk/by-id/virtio-tmp"
+    assert found == {
+        "fs_setup": [{"device": device, "filesystem": "ext4", "partition": "any"}],
+        "mounts": [[device, path, "ext4", "defaults,nofail", "0", "0"] for path in ("/a", "/b")],
+        "bootcmd": [["mkdir", "-p", "/dev/x"], ["ln", "-sfn", device, "/dev/x/y"]],
+    }
+
+
 @pytest.mark.parametrize("user_data", ["#!/bin/sh\n", "#cloud-config\nwrite_files: [{path: /a}]\n"])
 def test_a_seed_has_the_files_next_to_any_user_data(user_data: str) -> None:
     seed = CloudInitNoCloud(user_data=user_data, environment={"A": "1"})
@@ -113,10 +128,11 @@ def test_a_seed_has_the_files_next_to_any_user_data(user_data: str) -> None:
         node="n1",
         created_ns=1,
     )
-    made = seed_files(record, seed, ())["user-data"]
+    made = seed_files(record, seed, ())
     if user_data.startswith("#!"):
-        assert base64.b64encode(user_data.encode()) in made
-        assert made.count(b"text/cloud-config") == 1
+        assert made["user-data"] == user_data.encode()
+        written = yaml.safe_load(made["vendor-data"])["write_files"]
+        assert [one["path"] for one in written] == ["/etc/cloud/environment"]
     else:
-        written = yaml.safe_load(made)["write_files"]
+        written = yaml.safe_load(made["user-data"])["write_files"]
         assert [one["path"] for one in written] == ["/a", "/etc/cloud/environment"]

@@ -104,7 +104,6 @@ def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("#!/bin/sh\necho '$(id)'\n", "text/x-shellscript"),
         ("#include http://169.254.169.254/x\n", "text/x-include-url"),
         ("#cloud-config-archive\n- type: text/plain\n", "text/cloud-config-archive"),
         ("## template: jinja\n#cloud-config\nhostname: {{ v1.region }}\n", "text/jinja2"),
@@ -118,6 +117,27 @@ def test_user_data_of_another_kind_is_added_unchanged(text: str, kind: str) -> N
     assert theirs.get_content_type() == kind
     payload = theirs.get_payload(decode=True)
     assert payload == text.encode()
+
+
+def test_a_script_stays_a_script_and_the_platforms_part_is_vendor_data() -> None:
+    script = "#!/bin/sh\necho '$(id)'\n"
+    made = files(CloudInitNoCloud(user_data=script, ssh_keys=(KEY,)))
+    assert made["user-data"] == script.encode()
+    assert "vendor-data" not in made
+    assert yaml.safe_load(made["meta-data"])["public-keys"] == [KEY]
+    vendor = "#cloud-config\ndisable_root: false\nwrite_files: [{path: /a}]\n"
+    seed = CloudInitNoCloud(user_data=script, vendor_data=vendor, environment={"A": "1"})
+    made = files(seed)
+    assert made["user-data"] == script.encode()
+    theirs = yaml.safe_load(made["vendor-data"])
+    assert theirs["disable_root"] is False
+    assert [one["path"] for one in theirs["write_files"]] == ["/a", "/etc/cloud/environment"]
+    own = CloudInitConfigDrive(user_data=script, vendor_data=script, environment={"A": "1"})
+    drawn = config_drive_files(drive(own), own, ())
+    assert drawn["openstack/latest/user_data"] == script.encode()
+    vendor = json.loads(drawn["openstack/latest/vendor_data.json"])["cloud-init"]
+    kinds = [one.get_content_type() for one in parts(vendor.encode())]
+    assert kinds == ["text/x-shellscript", "text/cloud-config"]
 
 
 def test_a_users_mime_message_is_unpacked_with_ours() -> None:

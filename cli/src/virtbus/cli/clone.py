@@ -1,4 +1,4 @@
-"""Implements `virtbus vm clone`: a snapshot, and a VM whose disks rest on it."""
+"""Implements `virtbus vm clone`: a snapshot, and a VM whose disks rest on it or copy it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +14,8 @@ from virtbus.cli.snapshot import completed
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
+_FROZEN = ("image", "container_disk", "empty_disk", "volume")
+"""The sources of disks that a snapshot of the VM has."""
 _OF_ONE_VM = ("mac_address", "publish")
 """The properties of a NIC that only one VM can have."""
 
@@ -23,6 +25,7 @@ _OF_ONE_VM = ("mac_address", "publish")
         """
         virtbus vm clone web web2
         virtbus vm clone web web3 --snapshot before-upgrade
+        virtbus vm clone web web4 --full         needs neither web nor the snapshot afterwards
         """
     )
 )
@@ -34,10 +37,21 @@ _OF_ONE_VM = ("mac_address", "publish")
     shell_complete=completion_sources.snapshots,
     help="An existing snapshot of it.  [default: a new one of this instant]",
 )
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Copy the disks into volumes NEW-DISK, which are deleted with NEW.",
+)
 @namespace_option
 @verb
 def command(
-    invocation: Invocation, *, name: str, new: str, snapshot: str | None, namespace: str
+    invocation: Invocation,
+    *,
+    name: str,
+    new: str,
+    snapshot: str | None,
+    full: bool,
+    namespace: str,
 ) -> None:
     """Make the VM NEW with the disks of the VM NAME, which may run.
 
@@ -45,28 +59,60 @@ def command(
     and an instance id of its own, so cloud-init makes a new machine id and new host keys. Published
     ports stay with NAME. A new snapshot is called clone-NEW; delete it when you
     like.
+
+    With --full the disks are copied, and a new snapshot is removed afterwards. NEW starts when the
+    copies are complete; they continue if this command is interrupted.
     """
     source = invocation.call("vm", "get", ref(name, namespace))
-    spec = _spec_of(source)
+    spec, taken = _spec_of(source, full=full), snapshot or f"clone-{new}"
     if snapshot is None:
-        snapshot = f"clone-{new}"
-        asked = {"name": snapshot, "namespace": source["namespace"], "vm": source["name"]}
-        taken = invocation.call("snapshot", "create", {**asked, "uid": uuid7(), "layered": True})
-        completed(invocation, taken)
-    made = {"name": new, "namespace": source["namespace"], "spec": spec, "origin": snapshot}
+        asked = {"name": taken, "namespace": source["namespace"], "vm": source["name"]}
+        begun = invocation.call("snapshot", "create", {**asked, "uid": uuid7(), "layered": True})
+        completed(invocation, begun)
+    made = {"name": new, "namespace": source["namespace"], "origin": taken}
+    made["spec"] = _copied(spec, taken, new) if full else spec
     made |= {key: source[key] for key in ("labels", "annotations") if source.get(key)}
-    created = invocation.call("vm", "create", {**made, "uid": uuid7()})
-    invocation.show(created["vm"], lambda: views.table([created["vm"]]))
+    view = invocation.call("vm", "create", {**made, "uid": uuid7()})["vm"]
+    if full:
+        _wait(invocation, view)
+        if snapshot is None:
+            named = {"name": taken, "namespace": source["namespace"]}
+            invocation.call("snapshot", "delete", named)
+    invocation.show(view, lambda: views.table([view]))
 
 
-def _spec_of(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a clone, without what only one VM can have."""
+def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
+    """Return the spec with a volume that copies the snapshot in place of each disk that it has."""
+    disks = []
+    for one in spec.get("volumes") or ():
+        if not any(one.get(kind) for kind in _FROZEN):
+            disks.append(one)
+            continue
+        template = {"size": 0, "source": {"snapshot": snapshot, "disk": one["name"]}}
+        template["retention"] = "Delete"
+        named = {"name": f"{new}-{one['name']}", "template": template}
+        disks.append({"name": one["name"], "volume": named})
+    return {**spec, "volumes": disks}
+
+
+def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
+    """Show the copies until they end; raises CliError if one fails or a person interrupts this."""
+    from virtbus.cli.volume_create import refuse_unfilled, until_filled  # loads slowly
+
+    for one in view["spec"].get("volumes") or ():
+        if one.get("volume"):
+            asked = {"name": one["volume"]["name"], "namespace": view["namespace"]}
+            refuse_unfilled(until_filled(invocation, invocation.call("volume", "get", asked)))
+
+
+def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
+    """Return the spec of a clone, without what only one VM can have; `full` copies volumes."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
-    if held:
+    if held and not full:
         raise usage(
             f"{source['name']} holds the volumes {', '.join(held)}, which only one VM may have",
-            "clone a VM without volumes, and attach copies (virtbus volume create --from-volume)",
+            "--full copies them",
         )
     domain = dict(spec.get("domain") or {})
     devices = dict(domain.get("devices") or {})

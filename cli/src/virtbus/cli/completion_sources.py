@@ -83,6 +83,11 @@ networks = _completer(
     lambda network: [(str(network["name"]), str((network.get("spec") or {}).get("kind", "")))],
     of_namespace=True,
 )
+security_groups = _completer(
+    "virtbus.api.v1.security-group.list",
+    lambda group: [(str(group["name"]), f"{group.get('member_count') or 0} VMs")],
+    of_namespace=True,
+)
 nodes = _completer(
     "virtbus.api.v1.node.list", lambda node: [(str(node["node"]), str(node.get("state", "")))]
 )

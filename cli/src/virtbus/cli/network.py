@@ -125,6 +125,11 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="For cni: a file with a conflist. Nodes must allow its plugins.",
 )
+@click.option(
+    "--default-deny",
+    is_flag=True,
+    help="Guests have only the connections that a security group allows.",
+)
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option(
@@ -163,7 +168,7 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": flags["kind"]}
     words = (
         *("subnet", "gateway", "subnet6", "gateway6", "pool", "link", "vlan", "mode"),
-        *("mtu", "conflist", "protected"),
+        *("mtu", "conflist", "default_deny", "protected"),
     )
     spec |= {word: flags[word] for word in words if flags[word]}
     spec |= {word: list(flags[word]) for word in ("dns", "ranges", "excluded") if flags[word]}

@@ -14,6 +14,7 @@ from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
+from virtbus.schemas.volume_spec import Retention
 
 _HERE = "virtbus.cli.volume"
 POLL_S = 0.5
@@ -95,12 +96,18 @@ def get(invocation: Invocation, *, name: str, namespace: str) -> None:
         """
         virtbus volume update data-1 --size 20GiB
         virtbus volume update data-1 --no-protected
+        virtbus volume update db-data --retention Retain       outlives the VM that made it
         """
     )
 )
 @_name
 @click.option("--size", metavar="SIZE", help="The new size. A volume never shrinks.")
 @click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
+@click.option(
+    "--retention",
+    type=click.Choice([str(one) for one in Retention]),
+    help="Its fate when the VM that made it is deleted and still holds it.",
+)
 @click.option(
     "--label", "label_texts", multiple=True, metavar="K=V", help="Replaces all labels; repeatable."
 )
@@ -110,16 +117,15 @@ def update(
     invocation: Invocation,
     *,
     name: str,
-    size: str | None,
-    protected: bool | None,
     label_texts: tuple[str, ...],
     namespace: str,
+    **flags: Any,
 ) -> None:
     """Change the volume NAME. A running guest sees the new size, if the disk's bus can tell it."""
-    given = {"size": size, "protected": protected, "labels": request.labels(label_texts) or None}
+    given = {**flags, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
-        raise usage("nothing to change", "give --size, --protected, --no-protected or --label")
+        raise usage("nothing to change", "give --size, --protected, --retention or --label")
     asked = {"name": name, "namespace": namespace, **changes}
     _show(invocation, "update", asked)
 

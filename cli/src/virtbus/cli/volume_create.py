@@ -20,7 +20,7 @@ from virtbus.schemas.pool import LOCAL
 
 POLL_S = 0.5
 CONTAINER_SCHEME = "docker://"
-SOURCES = ("image", "volume", "vm", "url", "container")
+SOURCES = ("image", "volume", "vm", "snapshot", "url", "container")
 UPLOADS = "volumes"
 """The first part of the image names of `--from-file`. Each exists until its volume has its copy."""
 _WAIT = click.option(
@@ -35,6 +35,7 @@ _WAIT = click.option(
         virtbus volume create root-1 --size 20GiB --from-image debian/12 --node n2 --protected
         virtbus volume create data-2 --from-volume data-1
         virtbus volume create root-2 --from-vm web
+        virtbus volume create root-3 --from-snapshot before-upgrade
         virtbus volume create legacy --from-file disk.vmdk --node n1
         virtbus volume create golden --from-url https://example.com/disk.qcow2 --no-wait
         virtbus volume create fedora --from-container-disk quay.io/containerdisks/fedora:40
@@ -66,6 +67,13 @@ _WAIT = click.option(
     metavar="VM[:DISK]",
     shell_complete=completion_sources.vms,
     help="Copy a disk of a VM that is off.  [default: its first]",
+)
+@click.option(
+    "--from-snapshot",
+    "snapshot",
+    metavar="SNAPSHOT[:DISK]",
+    shell_complete=completion_sources.snapshots,
+    help="Copy a disk of a snapshot, whose VM may run.  [default: its first]",
 )
 @click.option(
     "--from-file",
@@ -121,7 +129,9 @@ def command(
         spec["source"] = source
     if flags["pool"]:
         spec["pool"] = flags["pool"]
-    copied = {"full", "volume", "vm"} | ({"image"} if flags["pool"] not in {None, LOCAL} else set())
+    copied = {"full", "volume", "vm", "snapshot"} | (
+        {"image"} if flags["pool"] not in {None, LOCAL} else set()
+    )
     if not flags["size"] and not (copied & source.keys()):
         raise usage("an empty volume and one on an image need --size", "add --size 10GiB")
     if flags["protected"]:
@@ -146,18 +156,16 @@ def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[
     given = [flags[one] for one in SOURCES if flags[one]]
     if len(given) + (file is not None) > 1:
         raise usage(
-            "give one of --from-image, --from-volume, --from-vm, --from-file, --from-url and "
-            "--from-container-disk"
+            "give one of --from-image, --from-volume, --from-vm, --from-snapshot, --from-file, "
+            "--from-url and --from-container-disk"
         )
     if file is not None and not wait:
         raise usage("--from-file waits for its copy", "leave --no-wait out")
     if flags["full"] and not flags["image"]:
         raise usage("--full needs --from-image; other sources are always copied")
-    if flags["volume"]:
-        return {"volume": flags["volume"]}
-    if flags["vm"]:
-        vm, _, disk = flags["vm"].partition(":")
-        return {"vm": vm} | ({"disk": disk} if disk else {})
+    if data := next((one for one in ("volume", "vm", "snapshot") if flags[one]), ""):
+        name, _, disk = flags[data].partition(":")
+        return {data: name} | ({"disk": disk} if disk else {})
     if url := flags["url"] or _of_container(flags["container"]):
         return {"image": url, "full": True}
     if flags["image"]:

@@ -21,6 +21,7 @@ POLL_S = 0.5
     epilog=examples(
         """
         virtbus volume move data-1 --node n2
+        virtbus volume move data-1 --pool fast   to another pool of its node
         virtbus volume move data-1 --node n1     n1 has the data: gives up a move
         """
     )
@@ -28,22 +29,35 @@ POLL_S = 0.5
 @click.argument("name", shell_complete=completion_sources.volumes)
 @click.option(
     "--node",
-    required=True,
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="The node that gets the data.",
+    help="The node that gets the data.  [default: that of NAME]",
+)
+@click.option(
+    "--pool", metavar="POOL", help="The pool that gets the data.  [default: that of NAME]"
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end.")
 @namespace_option
 @verb
-def command(invocation: Invocation, *, name: str, node: str, wait: bool, namespace: str) -> None:
-    """Move the data of the volume NAME, which no VM may hold, to another node.
+def command(
+    invocation: Invocation,
+    *,
+    name: str,
+    node: str | None,
+    pool: str | None,
+    wait: bool,
+    namespace: str,
+) -> None:
+    """Move the data of the volume NAME, which no VM may hold, to another node or pool.
 
-    The volume is on its new node once all of its data is there; then the former data is removed.
+    The volume is in its new place once all of its data is there; then the former data is removed.
     After a failure it is where it was. The work continues without this command.
     """
-    asked = {"name": name, "namespace": namespace}
-    view = _moved(invocation, asked, node, wait=wait)
+    goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}
+    if not goal:
+        message = "name the goal with --node, with --pool, or with both"
+        raise CliError(Exit.USAGE, "no_goal", message)
+    view = _moved(invocation, {"name": name, "namespace": namespace}, goal, wait=wait)
     invocation.show(view, lambda: table([view]))
 
 
@@ -78,19 +92,24 @@ def copy(invocation: Invocation, *, name: str, new: str, node: str | None, names
         view = until_filled(invocation, view)
     refuse_unfilled(view)
     if node not in {None, view.get("node")}:
-        view = _moved(invocation, {"name": new, "namespace": namespace}, str(node), wait=True)
+        asked = {"name": new, "namespace": namespace}
+        view = _moved(invocation, asked, {"node": str(node)}, wait=True)
     invocation.show(view, lambda: table([view]))
 
 
 def _moved(
-    invocation: Invocation, asked: dict[str, Any], node: str, *, wait: bool
+    invocation: Invocation, asked: dict[str, Any], goal: dict[str, str], *, wait: bool
 ) -> dict[str, Any]:
     """Begin a move, and return the volume after its end if `wait`."""
-    view = invocation.call("volume", "move", asked | {"node": node})
+    view = invocation.call("volume", "move", asked | goal)
     if wait:
         view = _ended(invocation, view, asked)
-        if view.get("node") != node:
-            why = f"{asked['name']} is on {view.get('node')}: {view.get('message') or 'given up'}"
+        there = {"node": view.get("node"), "pool": (view.get("spec") or {}).get("pool")}
+        if any(there[key] != value for key, value in goal.items()):
+            why = (
+                f"{asked['name']} is on {there['node']} in the pool {there['pool']}: "
+                f"{view.get('message') or 'given up'}"
+            )
             raise CliError(Exit.REFUSED, "move_failed", why)
     return view
 

@@ -47,10 +47,27 @@ VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses. Also the
 guests of an overlay on one host."""
+GROUP = Bound("security group", 128 * KIB, 192 * KIB)
+"""A request of up to 64 KiB."""
+NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)
+"""The group with the addresses of its peers: 10,000 of IPv6."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
-KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, VOLUME, HOSTS, EVENT, LETTER, OTHER)
+KINDS = (
+    RECORD,
+    SECRET,
+    STATUS,
+    HEARTBEAT,
+    SMALL,
+    VOLUME,
+    HOSTS,
+    GROUP,
+    NODE_GROUP,
+    EVENT,
+    LETTER,
+    OTHER,
+)
 LEAST_WRITTEN_BYTES = min(one.written_bytes for one in KINDS)
 LEAST_READ_BYTES = min(one.read_bytes for one in KINDS)
 """A value of up to this size is within the read limit of every kind."""
@@ -86,6 +103,10 @@ def bound_of(subject: str) -> Bound:
         return HOSTS
     if tokens[1:3] == ["vm", "_vol"]:
         return VOLUME
+    if tokens[1:3] == ["vm", "_sg"]:
+        return GROUP
+    if tokens[3:4] == ["_sg"]:
+        return NODE_GROUP
     if tokens[3:4] == ["_op"]:
         return SMALL
     bound = _BY_PLACE.get(".".join(tokens[:2]), OTHER)

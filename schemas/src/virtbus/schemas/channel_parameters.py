@@ -64,6 +64,7 @@ ASKERS = {
     "freeze": "controller",
     "volume-release": "controller",
     "snapshot-release": "controller",
+    "backups": "controller",
     "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }

@@ -120,6 +120,19 @@ class ImagePullPolicy(StrEnum):
     """The image must have been pulled before."""
 
 
+def only_login(ref: ContainerRef, text: str) -> str:
+    """Return a `config.json` with the login in `text` for an image, and with no other.
+
+    Raises:
+        ValueError: there is none, or `text` is invalid. The error does not quote it.
+    """
+    login = login_for(ref.image, text.encode())
+    if login is None:
+        msg = f"holds no login for {ref.registry}; `docker login {ref.registry}` writes one"
+        raise ValueError(msg)
+    return login.config(ref.registry)
+
+
 class ContainerDisk(StrictModel):
     """A private overlay of the disk file in a container image (KubeVirt's containerDisk).
 
@@ -141,14 +154,7 @@ class ContainerDisk(StrictModel):
     @classmethod
     def _only_its_login(cls, text: str | None, info: ValidationInfo) -> str | None:
         image = info.data.get("image")
-        if not text or image is None:
-            return text
-        ref = _split(image)[0]
-        login = login_for(ref.image, text.encode())
-        if login is None:
-            msg = f"holds no login for {ref.registry}; `docker login {ref.registry}` writes one"
-            raise ValueError(msg)
-        return login.config(ref.registry)
+        return text if not text or image is None else only_login(_split(image)[0], text)
 
     def without_secrets(self) -> "ContainerDisk":
         """Return the disk for a record: a secret that is set becomes an empty text."""

@@ -28,7 +28,8 @@ class NicCounters(LenientModel):
     from_guest: Traffic = Traffic()
     refused: dict[str, int] = Field(default_factory=dict)
     """Packets of the guest that a rule dropped, by rule: `mac`, `arp`, `address`, `dhcp`,
-    `protocol`."""
+    `protocol`. `ingress` and `egress` are packets of connections that no security group allows, of
+    either sender, and `state` those of no connection."""
 
 
 class Counters(LenientModel):

@@ -22,6 +22,7 @@ RATE_MAX = 10**15
 IO_THREADS_MAX = 64
 SERIAL_MAX, _START, _DIGITS = 20, 11, 8
 """virtio, sata and nvme cut a longer serial without an error."""
+DISK_MIN, DISK_MAX = 1024**2, 64 * 1024**4
 DISKS_MAX = 256
 """Disks, and volumes, of one VM, as in KubeVirt."""
 

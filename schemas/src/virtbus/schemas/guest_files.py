@@ -47,16 +47,30 @@ class GuestFile(StrictModel):
         return bytes_of(self.content, self.content_base64) or b""
 
 
+AUTO = "auto"
+"""The file system that is found on the disk."""
+
+
 class GuestMount(StrictModel):
     """A volume of the VM that cloud-init mounts, by a path that does not depend on disk order.
 
-    The volume needs a file system; cloud-init's `fs_setup` can make one.
+    The volume needs a file system. `make_filesystem` makes one at first boot, on an empty disk of
+    the VM only. Other volumes may have data, and cloud-init's `fs_setup` is the user's choice then.
     """
 
     volume: Id
     path: Annotated[str, StringConstraints(pattern=r"^/[^\s\x00-\x1F\x7F]*$", max_length=1024)]
-    filesystem: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{1,32}$")] = "auto"
+    filesystem: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{1,32}$")] = AUTO
     options: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_=,.:/@+-]{1,256}$")] = (
         "defaults,nofail"
     )
     partition: Count | None = Field(None, ge=1, le=128)
+    make_filesystem: bool | None = None
+    """None: false. It needs the name of a file system, and no partition; admission checks that."""
+
+
+class GuestLink(StrictModel):
+    """A name of a volume's disk in the guest, as a link that each boot makes again."""
+
+    volume: Id
+    path: GuestPath

@@ -1,11 +1,15 @@
 """Requests and answers of the public API about images, `virtbus.api.v1.image.<verb>`."""
 
-from pydantic import ConfigDict, Field
+from typing import Annotated
 
+from pydantic import ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+
+from virtbus.schemas.container import SCHEME, only_login, parse_locator
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
+from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef, parse_image_ref
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.node_rpc import ForgottenImage
+from virtbus.schemas.registry_login import SECRET_BYTES
 
 
 class ImageList(StrictModel):
@@ -26,6 +30,22 @@ class ImagePull(StrictModel):
     job: Uid | None = None
     namespace: Id = "default"
     """The namespace of the image name, if `ref` is one."""
+    pull_secret: Annotated[str, StringConstraints(max_length=SECRET_BYTES)] | None = Field(
+        None, repr=False
+    )
+    """A `config.json` as written by `docker login`, for a container image. Only its login for this
+    image is used, in place of the node's login, and nothing stores it."""
+
+    @field_validator("pull_secret")
+    @classmethod
+    def _only_its_login(cls, text: str | None, info: ValidationInfo) -> str | None:
+        ref = info.data.get("ref")
+        if not text or ref is None:
+            return None
+        if not (source := parse_image_ref(ref)).is_container:
+            msg = f"is for container images only, which begin with {SCHEME}"
+            raise ValueError(msg)
+        return only_login(parse_locator(source.locator, pinned=True), text)
 
 
 class ImageDelete(StrictModel):

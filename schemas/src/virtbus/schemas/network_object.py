@@ -174,6 +174,8 @@ class NetworkSpec(StrictModel):
     """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
+    default_deny: bool = Field(False, exclude_if=lambda denies: not denies)
+    """True: guests have only the connections that a rule of a security group allows."""
     protected: bool = False
     """True: a delete is refused until this is cleared."""
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.security_group import Direction
 
 
 class NetworkAsk(StrictModel):
@@ -35,6 +36,8 @@ class NicPath(LenientModel):
     """The types of the network's CNI plugins, in order."""
     limits: dict[str, int] = Field(default_factory=dict)
     """Bytes per second, by direction: `to guest`, `from guest`."""
+    isolated: tuple[Direction, ...] = ()
+    """The directions in which it has only the connections that a security group allows."""
 
 
 class PathFault(LenientModel):
@@ -58,5 +61,7 @@ class NetworkView(LenientModel):
     gateway: str = ""
     zone: str = ""
     """The domain of VMs' names; empty: no names."""
+    groups: tuple[str, ...] = ()
+    """The security groups that select the VM."""
     interfaces: tuple[NicPath, ...] = ()
     faults: tuple[PathFault, ...] | None = None

@@ -1,6 +1,6 @@
 """Lists the keys below a node's own id that hold no VM."""
 
-from virtbus.schemas import hosts, node, overlay, subjects, vm
+from virtbus.schemas import hosts, node, overlay, security_group, subjects, vm
 from virtbus.schemas.channel import Channel, Plane
 from virtbus.schemas.channel import core_or_stored as _said
 
@@ -32,6 +32,13 @@ NODE_KEYS: tuple[Channel, ...] = (
         node.HostAddresses,
         "controller → controller, netd",
         "Addresses of the fleet's hosts, which guests of the node may not reach.",
+    ),
+    _said(
+        subjects.node_group,
+        Plane.RECORD,
+        security_group.NodeGroup,
+        "controller → controller, netd",
+        "A security group of VMs of the node, with the addresses of its peers.",
     ),
     _said(
         subjects.overlay_peer,

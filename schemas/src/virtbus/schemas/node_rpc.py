@@ -110,6 +110,8 @@ class WorkState(LenientModel):
     """The size of the disk that a fill has made."""
     message: str = ""
     """A remark about the result."""
+    parent: str = ""
+    """The bitmap from which QEMU writes an increment; empty for a full backup."""
 
 
 class GuestCommand(LenientModel):
@@ -259,12 +261,14 @@ class HeldImages(LenientModel):
 class PullImage(LenientModel):
     """`rpc.imaged.pull`: fetch the image `ref`. `job` is the UUID in the progress subject.
 
-    `target` is the meaning of the name in `ref`, if the bus has that name.
+    `target` is the meaning of the name in `ref`, if the bus has that name. `pull_secret` is the
+    login for the registry of `ref`, as a `config.json`; nothing stores it.
     """
 
     ref: str
     job: str
     target: ImageTarget | None = None
+    pull_secret: str = Field("", repr=False)
 
 
 class ForgetImage(LenientModel):

@@ -4,7 +4,10 @@ The pools that hold volumes are among them.
 """
 
 from virtbus.schemas import address_claim, image_name_api, network_api, pool, subjects, volume_api
+from virtbus.schemas import backup_api as bak
+from virtbus.schemas import backup_schedule as sched
 from virtbus.schemas import operation_api as op
+from virtbus.schemas import security_group_api as sg
 from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel, Plane
 from virtbus.schemas.channel import core_or_stored as _said
@@ -72,6 +75,46 @@ OBJECTS: tuple[Channel, ...] = (
     _api("snapshot", "restore", snap.SnapshotRestore, snap.SnapshotView, "Replace the disks."),
     _api("snapshot", "adopt", snap.SnapshotAdopt, snap.SnapshotView, "Write a lost record."),
     _api("snapshot", "delete", snap.SnapshotDelete, snap.SnapshotView, "Remove its data."),
+    _api("backup", "create", bak.BackupCreate, op.OperationView, "Copy the disks of a VM."),
+    _api("backup", "get", bak.BackupAsk, bak.BackupView, "One backup with its specification."),
+    _api("backup", "list", bak.BackupList, bak.BackupPage, "Backups of all nodes."),
+    _api("backup", "verify", bak.BackupVerify, op.OperationView, "Read a backup and its chain."),
+    _api("backup", "delete", bak.BackupAsk, bak.BackupView, "Remove a backup."),
+    _api(
+        "backup-schedule",
+        "create",
+        sched.BackupScheduleCreate,
+        sched.BackupScheduleView,
+        "Make a schedule; safe to repeat with its uid.",
+    ),
+    _api(
+        "backup-schedule",
+        "get",
+        sched.BackupScheduleAsk,
+        sched.BackupScheduleView,
+        "One schedule of backups.",
+    ),
+    _api(
+        "backup-schedule",
+        "list",
+        sched.BackupScheduleList,
+        sched.BackupSchedulePage,
+        "Schedules of backups, in pages.",
+    ),
+    _api(
+        "backup-schedule",
+        "update",
+        sched.BackupScheduleUpdate,
+        sched.BackupScheduleView,
+        "Change a schedule of backups.",
+    ),
+    _api(
+        "backup-schedule",
+        "delete",
+        sched.BackupScheduleDelete,
+        sched.BackupScheduleView,
+        "End a schedule; its backups stay.",
+    ),
     _api(
         "imagename",
         "set",
@@ -128,6 +171,41 @@ OBJECTS: tuple[Channel, ...] = (
         network_api.NetworkDelete,
         network_api.NetworkObjectView,
         "Remove a network that no VM uses.",
+    ),
+    _api(
+        "security-group",
+        "create",
+        sg.SecurityGroupCreate,
+        sg.SecurityGroupCreated,
+        "Make a security group; safe to repeat with its uid.",
+    ),
+    _api(
+        "security-group",
+        "get",
+        sg.SecurityGroupRef,
+        sg.SecurityGroupView,
+        "One security group.",
+    ),
+    _api(
+        "security-group",
+        "list",
+        sg.SecurityGroupList,
+        sg.SecurityGroupPage,
+        "Security groups, in pages.",
+    ),
+    _api(
+        "security-group",
+        "update",
+        sg.SecurityGroupUpdate,
+        sg.SecurityGroupView,
+        "Change a security group.",
+    ),
+    _api(
+        "security-group",
+        "delete",
+        sg.SecurityGroupDelete,
+        sg.SecurityGroupView,
+        "End a security group.",
     ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),

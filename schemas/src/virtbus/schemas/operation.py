@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from virtbus.schemas.backup import CHAIN_BACKUPS, MAX_CHAIN, BackupMode
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
@@ -49,12 +50,14 @@ class Step(NamedTuple):
     final: bool = False
 
 
-OperationKind = Literal["export", "fill", "snapshot", "restore"]
+OperationKind = Literal["export", "fill", "snapshot", "restore", "backup", "verify"]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
     "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
     "snapshot": (Step("copy"), Step("layer"), Step("publish", final=True)),
     "restore": (Step("copy"), Step("replace", final=True)),
+    "backup": (Step("stage"), Step("push"), Step("store"), Step("publish", final=True)),
+    "verify": (Step("read"), Step("note", final=True)),
 }
 """The steps of an operation in order, by its kind."""
 
@@ -99,6 +102,14 @@ class OperationRecord(LenientModel):
     """The snapshot that it restores."""
     layered: bool = False
     """True: the files of the disks become layers, also if the VM is off (ADR 0061)."""
+    mode: BackupMode = BackupMode.AUTO
+    """The kind of backup that it makes."""
+    chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
+    """The longest chain of backups."""
+    schedule: str = ""
+    """The schedule that makes the backup; empty for a person."""
+    backup: str = ""
+    """The backup that it verifies; otherwise empty."""
     cancel: bool = False
     """True: end it, unless its final step has begun."""
     created_ns: int

@@ -58,6 +58,8 @@ class OperationView(LenientModel):
     uid: Uid
     node: str
     disk: str = ""
+    backup: str = ""
+    """The backup that it verifies."""
     format: ExportFormat = ExportFormat.QCOW2
     phase: OperationPhase = OperationPhase.ACCEPTED
     step: str = ""

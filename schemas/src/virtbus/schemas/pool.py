@@ -26,6 +26,12 @@ class PoolKind(StrEnum):
     """Devices of the host; each is assigned to one volume."""
     NBD = "nbd"
     """A server of network block devices; each volume is an export that its operator made."""
+    ISCSI = "iscsi"
+    """An iSCSI portal; each volume is a unit of a target."""
+    RBD = "rbd"
+    """A Ceph cluster; each volume is an image."""
+    NFS = "nfs"
+    """An NFS server; each volume is a raw file."""
 
 
 class Abilities(NamedTuple):
@@ -47,6 +53,16 @@ class Abilities(NamedTuple):
     """The pool's operator makes the place of each volume, and assigns it by the volume's name."""
 
 
+_ON_SERVER = Abilities(
+    shared=True,
+    snapshots=False,
+    clones=False,
+    grow=False,
+    discard=True,
+    copies=False,
+    exports=False,
+    assigned=True,
+)
 ABILITIES = {
     PoolKind.LOCAL: Abilities(
         shared=False,
@@ -68,16 +84,10 @@ ABILITIES = {
         exports=False,
         assigned=True,
     ),
-    PoolKind.NBD: Abilities(
-        shared=True,
-        snapshots=False,
-        clones=False,
-        grow=False,
-        discard=True,
-        copies=False,
-        exports=False,
-        assigned=True,
-    ),
+    PoolKind.NBD: _ON_SERVER,
+    PoolKind.ISCSI: _ON_SERVER,
+    PoolKind.RBD: _ON_SERVER,
+    PoolKind.NFS: _ON_SERVER._replace(discard=False),  # QEMU's driver has none
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 """The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""

@@ -5,20 +5,26 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
+    SECURITY_GROUPS,
     address_claim,
+    backup_schedule_record,
     claimed_address,
     image_name,
     network_record,
+    node_group,
     operation_record,
     operation_status,
+    security_group,
     snapshot_record,
     volume_record,
 )
@@ -95,11 +101,38 @@ def read_image_name(key: str, value: bytes) -> ImageNameRecord:
     return record
 
 
+def read_backup_schedule(key: str, value: bytes) -> BackupScheduleRecord:
+    """Return the schedule at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(BackupScheduleRecord, key, value)
+    refuse_foreign(key, backup_schedule_record(record.namespace, record.name))
+    return record
+
+
 def read_network(key: str, value: bytes) -> NetworkRecord:
     """Return the network at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(NetworkRecord, key, value)
     refuse_foreign(key, network_record(record.namespace, record.name))
     return record
+
+
+def read_security_group(key: str, value: bytes) -> SecurityGroupRecord:
+    """Return the security group at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(SecurityGroupRecord, key, value)
+    refuse_foreign(key, security_group(record.namespace, record.name))
+    return record
+
+
+def of_node_group(key: str) -> bool:
+    """Return True for the key of a security group of VMs of a node."""
+    tokens = key.split(".")
+    return len(tokens) == 6 and tokens[3] == SECURITY_GROUPS
+
+
+def read_node_group(key: str, value: bytes) -> NodeGroup:
+    """Return the group of VMs of a node at `key`; raises VirtbusError as `read_record`."""
+    group = read_stored(NodeGroup, key, value)
+    refuse_foreign(key, node_group(key.split(".")[2], group.namespace, group.name))
+    return group
 
 
 def read_address_claim(key: str, value: bytes) -> AddressClaim:

@@ -18,6 +18,7 @@ from virtbus.schemas.guest_files import (
     EnvironmentName,
     EnvironmentValue,
     GuestFile,
+    GuestLink,
     GuestMount,
 )
 from virtbus.schemas.ids import Id
@@ -97,7 +98,8 @@ class CloudInit(StrictModel):
     """Becomes /etc/cloud/environment in the guest."""
     write_files: tuple[GuestFile, ...] = Field((), max_length=FILES)
     mounts: tuple[GuestMount, ...] = Field((), max_length=24)
-    """This list is not secret, so a record has it, too."""
+    links: tuple[GuestLink, ...] = Field((), max_length=24)
+    """Mounts and links are not secret, so a record has them, too."""
 
     @property
     def user_bytes(self) -> bytes | None:

@@ -7,20 +7,8 @@ from pydantic import Field
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.snapshot_ref import SnapshotRef as SnapshotRef
 from virtbus.schemas.volume_ref import VolumeRef
-
-
-class SnapshotRef(LenientModel):
-    """A snapshot as requests to a node name it."""
-
-    uid: Uid
-    namespace: Id
-    name: Id
-
-    @property
-    def folder(self) -> str:
-        """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
-        return f"{self.namespace}.{self.name}.{self.uid}"
 
 
 class Origin(LenientModel):

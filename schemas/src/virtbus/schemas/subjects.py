@@ -32,9 +32,15 @@ SNAPSHOT_KEYS = f"$KV.vm.{SNAPSHOTS}."
 IMAGE_NAMES = "_img"
 IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
 """The prefix of the keys of all image names."""
+BACKUP_SCHEDULES = "_bsched"
+BACKUP_SCHEDULE_KEYS = f"$KV.vm.{BACKUP_SCHEDULES}."
+"""The prefix of the keys of all schedules of backups."""
 NETWORKS = "_net"
 NETWORK_KEYS = f"$KV.vm.{NETWORKS}."
 """The prefix of the keys of all networks."""
+SECURITY_GROUPS = "_sg"
+SECURITY_GROUP_KEYS = f"$KV.vm.{SECURITY_GROUPS}."
+"""The prefix of the keys of all security groups."""
 ADDRESSES = "_addr"
 ADDRESS_KEYS = f"$KV.vm.{ADDRESSES}."
 """The prefix of the keys of all claimed addresses."""
@@ -86,9 +92,25 @@ def image_name(namespace: str, name: str) -> str:
     return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
 
 
+def backup_schedule_record(namespace: str, name: str) -> str:
+    """`$KV.vm._bsched.<namespace>.<base32(name)>`: a schedule, and the claim of its name."""
+    return f"$KV.vm.{BACKUP_SCHEDULES}.{check_id(namespace)}.{name_token(check_id(name))}"
+
+
 def network_record(namespace: str, name: str) -> str:
     """`$KV.vm._net.<namespace>.<base32(name)>`: a network; the namespace `_` is all of them."""
     return f"$KV.vm.{NETWORKS}.{check_scope(namespace)}.{name_token(check_id(name))}"
+
+
+def security_group(namespace: str, name: str) -> str:
+    """`$KV.vm._sg.<namespace>.<base32(name)>`: a security group, and the claim of its name."""
+    return f"{SECURITY_GROUP_KEYS}{check_id(namespace)}.{name_token(check_id(name))}"
+
+
+def node_group(node: str, namespace: str, name: str) -> str:
+    """`$KV.vm.<node>._sg.<namespace>.<base32(name)>`: a group of VMs of the node."""
+    token = name_token(check_id(name))
+    return f"$KV.vm.{check_id(node)}.{SECURITY_GROUPS}.{check_id(namespace)}.{token}"
 
 
 def address_claim(network: str, address: str) -> str:

@@ -12,6 +12,8 @@ from pydantic import Field, StringConstraints
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import DISK_MAX as DISK_MAX
+from virtbus.schemas.disk import DISK_MIN as DISK_MIN
 from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
@@ -44,12 +46,11 @@ from virtbus.schemas.seed import (
     SysprepVolume,
 )
 from virtbus.schemas.snapshot import Origin
-from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
+from virtbus.schemas.volume_ref import HostDevice, NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
-DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
 LabelKey = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
@@ -196,6 +197,7 @@ class Volume(StrictModel):
     files: FilesVolume | None = None
     sysprep: SysprepVolume | None = None
     volume: NamedVolume | None = None
+    host_device: HostDevice | None = None
 
     @property
     def file_set(self) -> FilesVolume | None:
@@ -265,15 +267,12 @@ class VmSpec(StrictModel):
     @property
     def local_disks(self) -> tuple[str, ...]:
         """Return the VM's own disks that the guest may write to; they exist on its node only."""
-        fixed = {
-            disk.name
-            for disk in self.domain.devices.disks
-            if disk.readonly or disk.device == "cdrom"
-        }
+        disks = self.domain.devices.disks
+        fixed = {one.name for one in disks if one.readonly or one.device == "cdrom"}
         return tuple(
             volume.name
             for volume in self.volumes
-            if not volume.is_iso and volume.volume is None and volume.name not in fixed
+            if not (volume.is_iso or volume.volume or volume.host_device or volume.name in fixed)
         )
 
 
@@ -322,8 +321,7 @@ class VmRecord(LenientModel):
     lease: int = 0
     """The revision of the lease under which a leader task last moved it; 0: none did."""
     owner: str = ""
-    """The bridge that created it, or empty. Controllers set it; no other bridge may change the
-    VM."""
+    """The bridge that created it, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None
     sec_digest: str | None = None
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)

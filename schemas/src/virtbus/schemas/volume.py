@@ -1,102 +1,17 @@
 """Volumes: named disks that outlive the VMs that use them (ADR 0045)."""
 
 from enum import StrEnum
-from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageRef, ImageTarget
-from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
+from virtbus.schemas.image import ImageTarget
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.pool import LOCAL, PoolKind
-from virtbus.schemas.quantity import Bytes
-from virtbus.schemas.vm import DISK_MAX, DISK_MIN
 from virtbus.schemas.volume_ref import FillSource
-
-
-def check_plain_ref(ref: str) -> str:
-    """Return a reference without a query; raise ValueError if it has one.
-
-    A query may be a signature, and a volume has no secrets.
-    """
-    if "?" in ref:
-        msg = "must have no query: a volume cannot keep it secret; pull the image, then name it"
-        raise ValueError(msg)
-    return ref
-
-
-PlainRef = Annotated[ImageRef, AfterValidator(check_plain_ref)]
-
-
-class Retention(StrEnum):
-    """The rule for a volume when the VM that it was made for is deleted."""
-
-    RETAIN = "Retain"
-    DELETE = "Delete"
-    """Only for volumes made from a VM's template."""
-
-
-class VolumeSource(StrictModel):
-    """The first content of a volume. Without an `image` and a `volume` it is empty.
-
-    The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
-    `volume` of the same namespace, or the `disk` of a `vm` (default: its first), is always copied.
-    """
-
-    image: PlainRef | None = None
-    full: bool = False
-    volume: Id | None = None
-    vm: Id | None = None
-    disk: Id | None = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if sum(one is not None for one in (self.image, self.volume, self.vm)) > 1:
-            msg = "give one of image, volume and vm"
-            raise ValueError(msg)
-        if self.full and self.image is None:
-            msg = "full needs an image; other sources are always copied"
-            raise ValueError(msg)
-        if self.disk is not None and self.vm is None:
-            msg = "disk needs a vm"
-            raise ValueError(msg)
-        return self
-
-    @property
-    def is_copied(self) -> bool:
-        """Return True if an operation writes the content, before a VM uses it."""
-        return self.full or self.volume is not None or self.vm is not None
-
-
-class VolumeSpec(StrictModel):
-    """The specification of a volume. `size` may grow later, and never shrinks.
-
-    A `size` of 0 means the size of the source. Only a volume with a copied source may have it.
-    """
-
-    size: Bytes = Field(le=DISK_MAX)
-    source: VolumeSource = VolumeSource()
-    pool: Id = LOCAL
-    """A pool that the node of the data must have."""
-    retention: Retention = Retention.RETAIN
-    protected: bool = False
-    """True: a delete is refused until this is cleared."""
-
-    @model_validator(mode="after")
-    def _has_size(self) -> Self:
-        if self.size < DISK_MIN and (self.size or not self.is_copied):
-            msg = f"size must be at least {DISK_MIN} bytes; only the size of a copy may be 0"
-            raise ValueError(msg)
-        return self
-
-    @property
-    def is_copied(self) -> bool:
-        """Return True if an operation writes the content, before a VM uses it.
-
-        Only a disk in the pool `local` rests on an image: the image store is on the same disk.
-        """
-        of_image = self.source.image is not None and self.pool != LOCAL
-        return of_image or self.source.is_copied
+from virtbus.schemas.volume_spec import Retention as Retention
+from virtbus.schemas.volume_spec import VolumeSource as VolumeSource
+from virtbus.schemas.volume_spec import VolumeSpec as VolumeSpec
 
 
 class FillState(StrEnum):
@@ -123,10 +38,10 @@ class VolumeFill(LenientModel):
 
 
 class VolumeMove(LenientModel):
-    """The move of a volume's data from node to node (ADR 0063).
+    """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
     The volume is on its target once its record says so, in one write. Before it, a failure leaves
-    it where it was. The data that is left on the other node is removed afterwards.
+    it where it was. The data that is left in the other place is removed afterwards.
     """
 
     source: Id
@@ -139,6 +54,10 @@ class VolumeMove(LenientModel):
     """The reason of a failure; empty for none. The volume stays on its source."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
+    pool: Id | None = None
+    """The pool that gets the data; None: that of the same name."""
+    former_pool: Id = LOCAL
+    """The pool that had the data, if `pool` is another one. Both are of the kind local."""
 
 
 class VolumeRecord(LenientModel):
@@ -168,6 +87,8 @@ class VolumeRecord(LenientModel):
     """The uid of the VM that may write to it; empty if there is none."""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    made_for: str = ""
+    """The uid of the VM whose spec made it; empty if `volume.create` did (ADR 0072)."""
     target: ImageTarget | None = None
     """The meaning of its image's name at its create, if the bus had that name."""
     fill: VolumeFill | None = None
@@ -184,10 +105,18 @@ class VolumeRecord(LenientModel):
     """Ids of the last requests that changed it. A repeat changes nothing."""
 
     @property
+    def ends_with(self) -> str:
+        """Return the uid of the VM whose delete removes the volume, if that VM holds it then."""
+        kept = self.spec.retention is Retention.RETAIN or self.spec.protected
+        return "" if kept else self.made_for
+
+    @property
     def is_moving(self) -> bool:
         """Return True while the data is being copied: the volume is still on the source."""
         move = self.move
-        return move is not None and not move.failed and self.node == move.source
+        if move is None or move.failed or self.node != move.source:
+            return False
+        return move.pool is None or self.spec.pool == move.former_pool
 
     @property
     def has_open_move(self) -> bool:

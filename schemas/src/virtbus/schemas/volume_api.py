@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN, Labels
-from virtbus.schemas.volume import VolumeSpec, VolumeState
+from virtbus.schemas.volume import Retention, VolumeSpec, VolumeState
 
 
 class VolumeCreate(StrictModel):
@@ -44,6 +44,8 @@ class VolumeUpdate(VolumeAsk):
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
     protected: bool | None = None
+    retention: Retention | None = None
+    """Only a volume that a VM's spec made can have Delete."""
     labels: Labels | None = None
 
 
@@ -56,12 +58,15 @@ class VolumeFillAgain(VolumeAsk):
 
 
 class VolumeMoveTo(VolumeAsk):
-    """`volume.move`: moves the data to `node`. No VM may hold the volume.
+    """`volume.move`: moves the data to `node`, or to `pool`, or both. No VM may hold the volume.
 
-    With the node of the data, a move that has not ended is given up.
+    With the node and the pool of the data, a move that has not ended is given up.
     """
 
-    node: Id
+    node: Id | None = None
+    """Default: the node of the data."""
+    pool: Id | None = None
+    """Default: the pool of the volume."""
 
 
 class VolumeAdopt(VolumeAsk):
@@ -127,6 +132,8 @@ class VolumeView(LenientModel):
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    made_for: str = ""
+    """The uid of the VM whose spec made it; empty if `volume.create` did."""
     fill_operation: str = ""
     """The operation that copies its content; empty if there is none, or if it succeeded."""
     moving_to: str = ""

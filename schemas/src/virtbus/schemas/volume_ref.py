@@ -1,15 +1,45 @@
 """References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
 
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.snapshot_ref import SnapshotRef
+from virtbus.schemas.volume_spec import VolumeSpec
+
+DevicePath = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*$"
+    ),
+    Field(max_length=200),
+]
+"""A path below /dev without `..`."""
+
+
+class HostDevice(StrictModel):
+    """A block device of the node, by its path there: a PersistentVolume of a pod.
+
+    Only the container runtime of a node may use it, and the node's agent opens only devices that
+    its setting `devices_allowed` names. virtbus writes nothing to it.
+    """
+
+    path: DevicePath
 
 
 class NamedVolume(StrictModel):
-    """A volume of the VM's namespace, by name. The VM holds it while its spec names it."""
+    """A volume of the VM's namespace, by name. The VM holds it while its spec names it.
+
+    With a `template`, the create of the VM makes the volume if there is none of that name, in the
+    same write as the VM (ADR 0072). A volume that exists is used as it is.
+    """
 
     name: Id
+    template: VolumeSpec | None = Field(None, exclude_if=lambda spec: spec is None)
 
 
 class VolumeRef(LenientModel):
@@ -42,16 +72,23 @@ class VolumeRef(LenientModel):
 
 
 class FillSource(LenientModel):
-    """The source of a copied volume: an image, another volume, or a disk of a VM on the node."""
+    """The source of a copied volume: an image, a disk of a backup, or data on the node.
+
+    That is another volume, or a disk of a VM or of a snapshot.
+    """
 
     image: str = ""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     volume: VolumeRef | None = None
     vm: Uid | None = None
-    """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
+    """The VM, with its `epoch` on the node. `disk` is the name of its volume in the spec."""
     epoch: int = 0
+    snapshot: SnapshotRef | None = None
     disk: str = ""
+    """Of the VM, the snapshot or the backup; empty for the first one of a snapshot."""
+    backup: str = ""
+    """The backup in the node's directory that has the `disk`."""
     moved: bool = False
     """True: the content comes from the volume's former node. Data of an earlier time that is still
     here is an error."""

@@ -339,7 +339,7 @@ HASHED_WHEN_SET = frozenset(
         *("block_size", "dedicated_io_thread", "limits", "io_threads", "tray"),
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
-        "volume",
+        *("volume", "template", "host_device", "links", "make_filesystem"),
         *("acpi_index", "mtu", "queues", "state", "publish", "addresses"),
     }
 )

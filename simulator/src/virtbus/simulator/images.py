@@ -3,6 +3,13 @@
 import functools
 import hashlib
 
+from virtbus.schemas.backup import (
+    BackupManifest,
+    BackupsAsk,
+    BackupWork,
+    HeldBackup,
+    HeldBackups,
+)
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageTarget, parse_image_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
@@ -35,6 +42,8 @@ class SimulatedImages:
         """The folders of snapshots."""
         self._exports: dict[str, bool] = {}
         """By operation: True if the export is published."""
+        self._backups: dict[str, BackupManifest | None] = {}
+        """By id; None while it is being made."""
         self._fills: set[str] = set()
         """The operations of fills that have begun."""
 
@@ -112,6 +121,28 @@ class SimulatedImages:
             return self.fill(want)
         self._fills.add(want.id)
         return WorkState(state="working", step="copy")
+
+    def backup(self, want: BackupWork) -> WorkState:
+        """Make a backup without data, in two requests."""
+        if want.do == "cancel" and not self._backups.get(want.id):
+            self._backups.pop(want.id, None)
+            return WorkState(state="none")
+        if want.id not in self._backups:
+            self._backups[want.id] = None
+            return WorkState(state="working", step="store")
+        names = {"id", "uid", "namespace", "name", "node", "owner"}
+        fields = want.model_dump(include=names) | {"created_ns": 1, "full_because": "simulated"}
+        self._backups[want.id] = BackupManifest.model_validate(fields)
+        return WorkState(state="done")
+
+    def backups(self, want: BackupsAsk) -> HeldBackups:
+        """List, get or delete backups."""
+        made = {id_: one for id_, one in self._backups.items() if one is not None}
+        wanted = [want.id] if want.id else sorted(id_ for id_ in made if id_ > want.after)
+        items = tuple(HeldBackup(id=id_, manifest=made[id_]) for id_ in wanted if id_ in made)
+        if want.do == "delete" and want.id:
+            self._backups.pop(want.id, None)
+        return HeldBackups(items=items)
 
     def snapshot(self, want: SnapshotWork) -> WorkState:
         """Make or restore a snapshot without data at once."""

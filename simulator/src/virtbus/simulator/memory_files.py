@@ -130,6 +130,13 @@ class NoDisks:
     async def unpin(self, pin: str) -> None:
         """Do nothing."""
 
+    async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
+        """Return a name that nothing has."""
+        return f"/{uid}/{disk}.{backup}"
+
+    async def unpin_backup(self, pin: str) -> None:
+        """Do nothing."""
+
     async def protect_layers(self) -> bool:
         """Return False."""
         return False

@@ -13,6 +13,7 @@ from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
+from virtbus.schemas.backup import BackupsAsk, BackupWork, VerifyWork
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
@@ -41,6 +42,7 @@ from virtbus.schemas.node_rpc import (
     ReleaseReply,
     ServiceReport,
     VolumeRelease,
+    WorkState,
 )
 from virtbus.schemas.quarantine import (
     Quarantine,
@@ -94,6 +96,9 @@ class SimulatedNode:
             "export": (ExportWork, self.images.export),
             "export-link": (ExportLinkAsk, _no_link),
             "fill": (FillWork, self.images.fill),
+            "backup": (BackupWork, self.images.backup),
+            "backup-verify": (VerifyWork, lambda _want: WorkState(state="done")),
+            "backups": (BackupsAsk, self.images.backups),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
             "layers": (LayersAsk, lambda _want: UnneededLayers()),

@@ -15,7 +15,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
-from virtbus.schemas.records import of_operation, read_record
+from virtbus.schemas.records import of_node_group, of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import valid_uid
 
@@ -112,12 +112,13 @@ class RecordWorker(Generic[Ready]):
         watch: Watch,
         node: str,
         *,
-        of_node: Callable[[Entry], None] = lambda _: None,
+        of_node: Callable[[Entry | WatchMark], None] = lambda _: None,
         compare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Follow the records of a node; never returns by itself.
 
-        `of_node` is called with the entries that are not VM records. `compare` runs at the start
+        `of_node` is called with the entries that are not VM records, and with the marks. `compare`
+        runs at the start
         and before each periodic list.
         """
         async with asyncio.TaskGroup() as group:
@@ -126,16 +127,18 @@ class RecordWorker(Generic[Ready]):
                 match item:
                     case WatchMark.RESET:
                         self.listed.clear()
+                        of_node(item)
                     case WatchMark.SYNCED:
                         self._keep_listed()
+                        of_node(item)
                     case Entry():
                         self._see(item, node, of_node)
 
-    def _see(self, entry: Entry, node: str, of_node: Callable[[Entry], None]) -> None:
+    def _see(self, entry: Entry, node: str, of_node: Callable[[Entry | WatchMark], None]) -> None:
         uid = entry.key.rpartition(".")[2]
         if of_operation(entry.key):
             return  # a key for the agent
-        if not is_id(uid):
+        if not is_id(uid) or of_node_group(entry.key):
             of_node(entry)
             return
         self.listed.discard(uid)

@@ -22,13 +22,15 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
-from virtbus.schemas.records import of_operation, plain_stored
+from virtbus.schemas.records import of_node_group, of_operation, plain_stored
 from virtbus.schemas.subjects import (
+    BACKUP_SCHEDULE_KEYS,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
     NETWORK_KEYS,
     PEER_KEY,
+    SECURITY_GROUP_KEYS,
     SIGNING,
     SNAPSHOT_KEYS,
     VOLUME_KEYS,
@@ -40,7 +42,10 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
+_NAMED = (
+    *(VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS, SECURITY_GROUP_KEYS),
+    BACKUP_SCHEDULE_KEYS,
+)
 
 
 class BackupError(Exception):
@@ -183,8 +188,8 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s), volume(s), image name(s) or network(s) that the "
-            "backup lacks, "
+            f"the bus has {len(others)} VM(s), volume(s), image name(s), network(s) or security "
+            "group(s) that the backup lacks, "
             f"the first is {_uid(others[0])}; restore only into an empty bus. To restore "
             "lost records from running hosts: virtbus bus rebuild"
         )
@@ -299,11 +304,12 @@ def _signs(key: str) -> bool:
 def _lasts(entry: Entry) -> bool:
     """Return False for purge markers and for keys that only concern this bus.
 
-    These are join records, tombstones, addresses of hosts, peers of overlays and operations.
+    These are join records, tombstones, addresses of hosts, peers of overlays, operations and
+    groups of nodes.
     """
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
         return False
-    if of_operation(entry.key):
+    if of_operation(entry.key) or of_node_group(entry.key):
         return False
     try:
         value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}

@@ -127,8 +127,9 @@ BRIDGE_VERBS = {
         *("reset", "soft-reboot", "freeze", "thaw"),
     ),
     "node": ("list",),
+    "security-group": ("create", "list", "update", "delete"),
 }
-"""API verbs of a bridge. Controllers apply them only to VMs that the bridge created."""
+"""API verbs of a bridge. Controllers apply them only to VMs and groups that the bridge created."""
 BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 

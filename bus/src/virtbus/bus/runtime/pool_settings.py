@@ -31,6 +31,13 @@ def _stable_path(path: str) -> str:
     return path
 
 
+def _one_spelling(path: str) -> str:
+    if {".", ".."} & set(path.split("/")):
+        msg = f"{path} has `.` or `..`; write the path that names one file"
+        raise ValueError(msg)
+    return path
+
+
 VolumeKey = Annotated[str, StringConstraints(pattern=rf"^{_NAME}\.{_NAME}$")]
 DevicePath = Annotated[
     str,
@@ -38,6 +45,15 @@ DevicePath = Annotated[
     AfterValidator(_stable_path),
 ]
 ExportName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._:/-]{1,200}$")]
+IscsiUnit = Annotated[
+    str, StringConstraints(pattern=r"^(iqn|eui|naa)\.[0-9A-Za-z.:-]{1,200}/[0-9]{1,5}$")
+]
+RbdImage = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._-]{1,90}/[0-9A-Za-z._-]{1,90}$")]
+NfsPath = Annotated[
+    str,
+    StringConstraints(pattern=r"^(/[0-9A-Za-z._@+-]{1,200}){1,20}$"),
+    AfterValidator(_one_spelling),
+]
 
 
 class LocalPool(StrictModel):
@@ -66,21 +82,97 @@ class BlockPool(StrictModel):
         return self
 
 
-class NbdPool(StrictModel):
-    """A server of network block devices. QEMU connects to it; the host needs no driver."""
+Host = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:-]{1,253}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+User = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._@+-]{0,100}$")]
+SecretPath = Annotated[str, StringConstraints(pattern=r"^((/[0-9A-Za-z._@+-]{1,200}){1,20})?$")]
 
-    kind: Literal[PoolKind.NBD]
-    host: str = Field(pattern=r"^[0-9A-Za-z.:-]{1,253}$")
-    port: int = Field(10809, ge=1, le=65535)
-    tls: bool = False
-    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf."""
+
+class _OnServer(StrictModel):
+    """A pool whose data is on a server. QEMU connects to it; the host needs no driver."""
+
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The export of each volume, by `namespace.name`. No other volume may use it."""
+    """The place of each volume, by `namespace.name`. No other volume may use it."""
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:
-        _refuse_twice(self.volumes, "export")
+        _refuse_twice(self.volumes, "place")
         return self
+
+
+class _WithLogin(_OnServer):
+    """A pool whose server asks for a user and a secret."""
+
+    user: User = ""
+    """The name at the server; empty: no login."""
+    secret_file: SecretPath = ""
+    """The file with the secret, which only root may read."""
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> Self:
+        if bool(self.user) != bool(self.secret_file):
+            msg = "a login has both `user` and `secret_file`"
+            raise ValueError(msg)
+        return self
+
+
+class NbdPool(_OnServer):
+    """A server of network block devices. Volumes are exports."""
+
+    kind: Literal[PoolKind.NBD]
+    host: Host
+    port: Port = 10809
+    tls: bool = False
+    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf. No service of
+    virtbus reads a key."""
+
+
+class IscsiPool(_WithLogin):
+    """An iSCSI portal, with CHAP if there is a login. Volumes are units, as `target/number`."""
+
+    kind: Literal[PoolKind.ISCSI]
+    host: Host
+    port: Port = 3260
+    volumes: dict[VolumeKey, IscsiUnit] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+
+
+class RbdPool(_WithLogin):
+    """A Ceph cluster. Volumes are images, as `pool/image`."""
+
+    kind: Literal[PoolKind.RBD]
+    monitors: tuple[Host, ...] = Field(min_length=1, max_length=9)
+    port: Port = 3300
+    """The port of all monitors: 3300, or 6789 for the older protocol."""
+    volumes: dict[VolumeKey, RbdImage] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+
+    @property
+    def host(self) -> str:
+        """Return the monitors as text."""
+        return ", ".join(self.monitors)
+
+
+class NfsPool(_OnServer):
+    """An NFS server with version 3 of the protocol. Volumes are the paths of raw files."""
+
+    kind: Literal[PoolKind.NFS]
+    host: Host
+    user: int | None = Field(None, ge=0, le=2**31)
+    """The id that the server sees as the user; default: that of QEMU's process."""
+    group: int | None = Field(None, ge=0, le=2**31)
+    """The same of the group."""
+    volumes: dict[VolumeKey, NfsPath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+
+    @model_validator(mode="after")
+    def _has_both_ids_or_none(self) -> Self:
+        if (self.user is None) != (self.group is None):
+            msg = "set both `user` and `group`, or none"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def port(self) -> int:
+        """Return the port of the protocol. QEMU uses no other."""
+        return 2049
 
 
 def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
@@ -90,7 +182,9 @@ def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
         raise ValueError(msg)
 
 
-PoolSettings = LocalPool | BlockPool | NbdPool
+ServerPool = NbdPool | IscsiPool | RbdPool | NfsPool
+"""A pool whose data is on a server that QEMU reaches by itself."""
+PoolSettings = LocalPool | BlockPool | ServerPool
 
 
 class _File(StrictModel):

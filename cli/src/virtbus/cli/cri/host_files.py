@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 CONTAINERD = "/run/containerd/containerd.sock"
@@ -20,6 +21,35 @@ scheduling:
   nodeSelector:
     {NODE_LABEL}: "true"
 """
+_DRIVER = """\
+#!/bin/sh
+# The driver virtlet/flexvolume_driver for kubelet, written by `virtbus cri install`.
+# It gives the options of a volume to virtbus-cri. They may have secrets, so they stay in memory.
+fail() {
+    echo "{\\"status\\":\\"Failure\\",\\"message\\":\\"$1\\"}"
+    exit 1
+}
+case ${1-} in
+init) echo '{"status":"Success","capabilities":{"attach":false}}' ;;
+mount)
+    [ $# -eq 3 ] || fail "mount needs a folder and options"
+    umask 077
+    mkdir -p "$2" || fail "the folder cannot be made"
+    mountpoint -q "$2" || mount -t tmpfs -o size=128k,mode=0700 tmpfs "$2" || fail "no tmpfs"
+    printf '%s' "$3" >"$2/virtlet-flexvolume.json" || fail "the options cannot be written"
+    echo '{"status":"Success"}'
+    ;;
+unmount)
+    [ $# -eq 2 ] || fail "unmount needs a folder"
+    while mountpoint -q "$2"; do umount "$2" || fail "the folder is in use"; done
+    echo '{"status":"Success"}'
+    ;;
+*)
+    echo '{"status":"Not supported"}'
+    exit 1
+    ;;
+esac
+"""
 _KUBELET = ("config.yaml", "instance-config.yaml", "kubeadm-flags.env")
 """Files in /var/lib/kubelet in which kubeadm keeps kubelet's endpoint, of all its versions."""
 
@@ -31,6 +61,8 @@ class HostFiles:
         self._root = root
         self.runtime_class = root / "etc/virtbus/runtimeclass.yaml"
         self.drop_in = root / "etc/systemd/system/virtbus-criproxy.service.d/container-runtime.conf"
+        plugins = root / "usr/libexec/kubernetes/kubelet-plugins/volume/exec"
+        self.driver = plugins / "virtlet~flexvolume_driver" / "flexvolume_driver"
         self._answers = root / "var/lib/virtbus/criproxy"
         self._pods = root / "var/lib/virtbus/cri/pods"
 
@@ -55,22 +87,36 @@ class HostFiles:
         return True
 
     def write(self, container_runtime: str) -> list[Path]:
-        """Write the RuntimeClass, and the drop-in of another socket; return what changed."""
+        """Write the RuntimeClass, the driver of flexvolumes, and the drop-in of another socket.
+
+        Return what changed.
+        """
         wanted = {self.runtime_class: _RUNTIME_CLASS}
         if container_runtime != CONTAINERD:
             setting = f"VIRTBUS_CONTAINER_RUNTIME={container_runtime}"
             wanted[self.drop_in] = f'[Service]\nEnvironment="{setting}"\n'
         changed = [path for path, text in wanted.items() if _write(path, text)]
+        if self._write_driver():
+            changed.append(self.driver)
         if self.drop_in not in wanted and _remove(self.drop_in):
             changed.append(self.drop_in)
         return changed
 
+    def _write_driver(self) -> bool:
+        """Write the driver of flexvolumes, unless the folder of plugins cannot be written."""
+        with suppress(OSError):  # some hosts have a read-only /usr
+            if _write(self.driver, _DRIVER):
+                self.driver.chmod(0o755)
+                return True
+        return False
+
     def remove(self) -> list[Path]:
         """Remove those files and the proxy's last answers; return what was removed."""
         stored = [path for path in sorted(self._answers.rglob("*")) if not path.is_dir()]
-        removed = [path for path in (self.runtime_class, self.drop_in, *stored) if _remove(path)]
+        written = (self.runtime_class, self.driver, self.drop_in)
+        removed = [path for path in (*written, *stored) if _remove(path)]
         folders = [path for path in sorted(self._answers.rglob("*")) if path.is_dir()]
-        for folder in (*reversed(folders), self._answers, self.drop_in.parent):
+        for folder in (*reversed(folders), self._answers, self.drop_in.parent, self.driver.parent):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         return removed

@@ -148,6 +148,9 @@ def _next_steps(host: HostFiles) -> list[str]:
         f"once for the cluster: kubectl apply -f {host.runtime_class}",
         f"for this node: kubectl label node NODE {NODE_LABEL}=true",
     ]
+    if not host.driver.exists():
+        folder = host.driver.parent.parent
+        steps.append(f"{folder} cannot be written, so pods have no flexvolumes of Virtlet")
     if host.naming_proxy():
         return [*steps, "kubelet uses the proxy already"]
     place = host.endpoint_file()

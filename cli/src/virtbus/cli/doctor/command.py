@@ -31,6 +31,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         networking.nftables,
         networking.forwarding,
         networking.forward_policy,
+        networking.bridge_filter,
         networking.namespaces,
         networking.cni,
         bus.nats_server,

@@ -52,6 +52,17 @@ def forwarding() -> CheckResult:
     )
 
 
+def bridge_filter() -> CheckResult:
+    """Check that the kernel can apply IP rules on bridges, which security groups need."""
+    if Path("/proc/sys/net/bridge").exists():
+        return ok("br_netfilter", "loaded")
+    return warn(
+        "br_netfilter",
+        "not loaded: VMs in security groups do not start here",
+        "modprobe br_netfilter; sysctl net.bridge.bridge-nf-call-iptables=0",
+    )
+
+
 def forward_policy() -> CheckResult:
     """Check that no other firewall drops forwarded packets, because it would drop guests' too."""
     code, text = run(("nft", "list", "ruleset"))

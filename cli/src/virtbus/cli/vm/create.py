@@ -29,6 +29,8 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create web --image tiny --cpus 2 --memory 512MiB --disk 4GiB --wait ready
         virtbus vm create web --image tiny --ssh-key ~/.ssh/id_ed25519.pub --user-data init.yaml
         virtbus vm create db --image tiny --volume data-1        its data outlives db
+        virtbus vm create db --image tiny --new-volume db-data=10GiB
+        virtbus vm create ci --new-volume ci-root=20GiB:debian/12 --delete-volumes
         virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
         virtbus vm create web --image tiny --network lab --address 10.9.1.7
         virtbus vm create -f vm.yaml --wait running -o json
@@ -57,6 +59,18 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     metavar="VOLUME[=DISK]",
     shell_complete=completion_sources.volumes,
     help="A volume that the VM holds until a detach or its delete; repeatable.",
+)
+@click.option(
+    "--new-volume",
+    "new_volumes",
+    multiple=True,
+    metavar="VOLUME=SIZE[:IMAGE]",
+    help="Make this volume with the VM, empty or from an image, unless it exists; repeatable.",
+)
+@click.option(
+    "--delete-volumes",
+    is_flag=True,
+    help="Delete the volumes of --new-volume with the VM.  [default: they are retained]",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
@@ -151,8 +165,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     }
     given |= {word: flags[word] for word in ("image", "cpus", "memory", "disk", "network")}
     wanted = request.merge(base, given)
-    if flags["volumes"]:
-        wanted["spec"] = request.with_volumes(wanted.get("spec") or {}, flags["volumes"])
+    if spec := request.with_volumes(wanted.get("spec"), flags):
+        wanted["spec"] = spec
     if not wanted.get("name"):
         raise usage("NAME is missing", "virtbus vm create NAME --image tiny")
     if not wanted.get("image") and not wanted.get("spec"):

@@ -71,6 +71,7 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         f"The rules of {tap} pass IPv4 and ARP from {status.get('mac')} with the address "
         f"{own or '(none yet)'}. They drop and count all else (`virtbus vm get --counters`)."
     )
+    yield from _groups(view, nic)
     if nic.get("kind") in {HOST_BRIDGE, MACVTAP}:
         yield from _segment(nic, link, tap)
         return
@@ -85,6 +86,17 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         f"Guests of {_subnet(view, nic, status)} on this host reach each other there."
     )
     yield from _outside(view, nic, status)
+
+
+def _groups(view: Map, nic: Map) -> Iterator[str]:
+    """Yield the step of the security groups, if they isolate the interface."""
+    isolated = nic.get("isolated") or ()
+    if isolated:
+        groups = ", ".join(map(str, view.get("groups") or ()))
+        who = f"the security groups {groups}" if groups else "its network, which denies by default"
+        words = {"ingress": "accepts", "egress": "opens"}
+        what = " and ".join(words.get(str(one), str(one)) for one in isolated)
+        yield f"The rules of {who} decide which connections it {what} (`virtbus security-group`)."
 
 
 def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:

@@ -13,8 +13,10 @@ MAX_VALUES = 20_000
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
-def from_file(name: str) -> dict[str, Any]:
+def from_file(name: str, has: str = "name, image", command: str = "vm create") -> dict[str, Any]:
     """Return the map in a YAML or JSON file; `-` is standard input.
+
+    `has` names some of its keys, and `command` the command that reads it, for the error message.
 
     Raises:
         CliError: the file cannot be read or is malformed; the message names the line.
@@ -35,7 +37,7 @@ def from_file(name: str) -> dict[str, Any]:
             text = error.shown.replace('"<unicode string>"', shown)
             raise usage(f"{shown} is no YAML: {text}") from None
     if not isinstance(value, dict):
-        raise usage(f"{shown} must hold a map with name, image, …", "see `virtbus vm create -h`")
+        raise usage(f"{shown} must hold a map with {has}, …", f"see `virtbus {command} -h`")
     return value
 
 
@@ -127,19 +129,42 @@ def labels(values: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def with_volumes(spec: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
-    """Return a spec with a disk for each `VOLUME[=DISK]`; the disk's default is the volume's name.
+def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec with a disk for each volume of --volume and --new-volume; empty for none.
 
     Raises:
         CliError: a text has another form.
     """
-    disks = list(spec.get("volumes") or ())
-    for value in values:
-        name, equals, disk = value.partition("=")
-        if not name or (equals and not disk):
-            raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
-        disks.append({"name": disk or name, "volume": {"name": name}})
-    return {**spec, "volumes": disks}
+    if flags["delete_volumes"] and not flags["new_volumes"]:
+        raise usage("--delete-volumes needs --new-volume")
+    disks = [_held(value) for value in flags["volumes"]]
+    disks += [_made(value, delete=flags["delete_volumes"]) for value in flags["new_volumes"]]
+    if not disks:
+        return {}
+    given = spec or {}
+    return {**given, "volumes": [*(given.get("volumes") or ()), *disks]}
+
+
+def _held(value: str) -> dict[str, Any]:
+    """Return the disk of `VOLUME[=DISK]`; the disk's default is the volume's name."""
+    name, equals, disk = value.partition("=")
+    if not name or (equals and not disk):
+        raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
+    return {"name": disk or name, "volume": {"name": name}}
+
+
+def _made(value: str, *, delete: bool) -> dict[str, Any]:
+    """Return the disk of `VOLUME=SIZE[:IMAGE]`, whose volume the create of the VM makes."""
+    name, _, rest = value.partition("=")
+    size, colon, image = rest.partition(":")
+    if not name or not size or (colon and not image):
+        raise usage(f"--new-volume {value!r} must be VOLUME=SIZE or VOLUME=SIZE:IMAGE")
+    template: dict[str, Any] = {"size": size}
+    if image:
+        template["source"] = {"image": image}
+    if delete:
+        template["retention"] = "Delete"
+    return {"name": name, "volume": {"name": name, "template": template}}
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,17 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
+from virtbus.controller.edge.backup_api import BackupApi
+from virtbus.controller.edge.backup_schedule_api import BackupScheduleApi
+from virtbus.controller.edge.backup_schedule_runs import BackupScheduleRuns
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.group_api import GroupApi
+from virtbus.controller.edge.group_keys import NodeGroups
 from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
@@ -52,12 +57,14 @@ from virtbus.controller.edge.volume_move_api import VolumeMoveApi
 from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.volume_room import VolumeRoom
+from virtbus.controller.edge.volume_templates import VolumeTemplates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import Overcommit
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
@@ -71,8 +78,11 @@ READS_AT_ONCE = {
     ("image", "list"): 4,
     ("network", "list"): 8,
     ("network", "offers"): 8,
+    ("security-group", "list"): 8,
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
+    ("backup", "list"): 4,
+    ("backup-schedule", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -121,13 +131,7 @@ class ControllerService:
             self._rules,
         )
         self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
-        self._volumes = VolumeApi(
-            bus,
-            self._fleet,
-            events,
-            VolumeRoom(self._fleet, self._storage, settings.volume_quota),
-            self._fills,
-        )
+        self._volumes = VolumeApi(bus, self._fleet, events, self._volume_room, self._fills)
         self._image_names = ImageNameApi(
             bus,
             self._fleet,
@@ -135,7 +139,9 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations, self._snapshots, self._networks = self._object_apis(events)
+        self._schedules = self._schedule_api(events)
+        self._operations, self._snapshots = self._snapshot_apis(events)
+        self._networks, self._groups = self._network_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
@@ -146,23 +152,31 @@ class ControllerService:
         self._leases = Leases(bus, self._instance)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
-        self._pulse.listeners.append(self._placing.wake)
         self._moves, self._removals = self._volume_tasks(bus, events)
-        self._feeds.listeners += [self._placing.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
         """Return the leader tasks that move and remove volumes."""
         moves = VolumeMoves(bus, self._fleet, events)
         removals = VolumeRemovals(bus, self._fleet, events, moves)
-        self._feeds.listeners += [moves.wake, removals.wake]
+        wakes = (self._placing.wake, self._fills.wake, moves.wake, removals.wake)
+        self._feeds.listeners += wakes
         return moves, removals
 
     @property
     def _rules(self) -> CreateRules:
         settings = self._settings
         quota = Quota(settings.addresses_per_network, settings.addresses_in_all)
-        return CreateRules(quota, strict=settings.overcommit is Overcommit.STRICT)
+
+        async def planned(volume: VolumeRecord, account: str) -> VolumeRecord:
+            return await self._volumes.planned(volume, account)
+
+        templates = VolumeTemplates(self._bus, self._fleet, self._volume_room, planned)
+        return CreateRules(quota, templates, strict=settings.overcommit is Overcommit.STRICT)
+
+    @property
+    def _volume_room(self) -> VolumeRoom:
+        return VolumeRoom(self._fleet, self._storage, self._settings.volume_quota)
 
     @property
     def _room(self) -> OperationRoom:
@@ -170,19 +184,31 @@ class ControllerService:
         quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
         return OperationRoom(self._fleet, self._storage, quota)
 
-    def _object_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi, NetworkApi]:
-        """Return the handlers of requests about operations, snapshots and networks."""
+    def _snapshot_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
+        """Return the handlers of requests about operations and snapshots."""
         settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
         operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
         of_snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
-        snapshots = SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+        return operations, SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+
+    def _network_apis(self, events: FleetEvents) -> tuple[NetworkApi, GroupApi]:
+        """Return the handlers of requests about networks and security groups."""
+        settings, fleet, storage = self._settings, self._fleet, self._storage
+        of_groups = Quota(settings.security_groups_per_namespace, settings.security_groups_in_all)
+        groups = GroupApi(self._bus, fleet, events, storage, of_groups)
         of_networks = Quota(settings.networks_per_namespace, settings.networks_in_all)
         limits = NetworkLimits(of_networks, settings.client_subnets)
-        return operations, snapshots, NetworkApi(bus, fleet, events, self._storage, limits)
+        return NetworkApi(self._bus, fleet, events, storage, limits), groups
+
+    def _schedule_api(self, events: FleetEvents) -> BackupScheduleApi:
+        """Return the handlers of requests about schedules of backups."""
+        quota = self._settings.backup_schedule_quota
+        return BackupScheduleApi(self._bus, self._fleet, events, self._storage, quota, self._vms)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
+        self._pulse.listeners.append(self._placing.wake)
         sweep = partial(
             self._endings.sweep_forever,
             interval_s=settings.sweep_interval_s,
@@ -190,8 +216,9 @@ class ControllerService:
         )
         completing = SnapshotSweep(bus, fleet, events)
         self._feeds.listeners.append(completing.wake)
-        networks = NetworkRemovals(bus, fleet, events)
-        self._feeds.listeners.append(networks.wake)
+        schedules = BackupScheduleRuns(bus, fleet, events, self._room)
+        networks, groups = NetworkRemovals(bus, fleet, events), NodeGroups(bus, fleet)
+        self._feeds.listeners += [schedules.wake, networks.wake, groups.wake]
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
@@ -200,6 +227,8 @@ class ControllerService:
             self._removals.run,
             completing.run,
             networks.run,
+            groups.run,
+            schedules.run,
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
@@ -254,11 +283,12 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
-        power, volumes = self._power, self._volumes
+        power, volumes, groups = self._power, self._volumes, self._groups
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
+        backups, schedules = BackupApi(self._bus, self._fleet, vms, operations), self._schedules
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -306,6 +336,8 @@ class ControllerService:
             ("snapshot", "adopt"): snapshots.adopt,
             ("snapshot", "restore"): snapshots.restore,
             ("snapshot", "delete"): snapshots.delete,
+            **{("backup", verb): each for verb, each in backups.handlers.items()},
+            **{("backup-schedule", verb): each for verb, each in schedules.handlers.items()},
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,
@@ -315,6 +347,11 @@ class ControllerService:
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,
             ("operation", "delete"): operations.delete,
+            ("security-group", "create"): groups.create,
+            ("security-group", "get"): groups.get,
+            ("security-group", "list"): groups.list,
+            ("security-group", "update"): groups.update,
+            ("security-group", "delete"): groups.delete,
             ("network", "create"): networks.create,
             ("network", "get"): networks.get,
             ("network", "list"): networks.list,

@@ -59,6 +59,13 @@ class Settings(ServiceSettings):
         20_000, ge=1, description="snapshots of all namespaces at most, as volumes_per_namespace"
     )
 
+    backup_schedules_per_namespace: int = Field(
+        1000, ge=1, description="schedules of a namespace at most, as volumes_per_namespace"
+    )
+    backup_schedules_in_all: int = Field(
+        10_000, ge=1, description="schedules of all namespaces at most, as volumes_per_namespace"
+    )
+
     image_names_per_namespace: int = Field(
         1000,
         ge=1,
@@ -76,6 +83,12 @@ class Settings(ServiceSettings):
     )
     networks_in_all: int = Field(
         2000, ge=1, description="network objects on the bus at most, as volumes_per_namespace"
+    )
+    security_groups_per_namespace: int = Field(
+        200, ge=1, description="security groups of a namespace at most; as volumes_per_namespace"
+    )
+    security_groups_in_all: int = Field(
+        5000, ge=1, description="security groups on the bus at most, as volumes_per_namespace"
     )
     addresses_per_network: int = Field(
         10_000,
@@ -149,6 +162,11 @@ class Settings(ServiceSettings):
     @property
     def bus_user(self) -> str:
         return "controller"
+
+    @property
+    def backup_schedule_quota(self) -> Quota:
+        """Return the quotas of schedules of backups."""
+        return Quota(self.backup_schedules_per_namespace, self.backup_schedules_in_all)
 
     @property
     def volume_quota(self) -> VolumeQuota:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from virtbus.cri.core import answers, vm_request
 from virtbus.cri.core.answers import Plain
-from virtbus.cri.core.configs import ContainerConfig
+from virtbus.cri.core.configs import ContainerConfig, LinuxResources
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Pod
 from virtbus.cri.edge.volume_files import inspected
@@ -115,6 +115,28 @@ class Containers:
             await self._machines.start(key, container_id)
         timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
         await self._machines.until_started(key, container_id, timeout_s)
+
+    async def update(self, container_id: str, change: LinuxResources) -> None:
+        """Note other resources of a container, if its VM needs no change for them.
+
+        Raises:
+            VirtbusError: 404; 409 `exited`; 422 `resize_unsupported`.
+        """
+        key, container_id = self._found(container_id)
+        async with self._pods.lock(key):
+            key, container_id = self._found(container_id)
+            pod = self._pods.all[key]
+            container = pod.container(container_id)
+            if container.phase == "exited":
+                message = f"the container {container_id} has ended; create its next attempt"
+                raise VirtbusError(Code.CONFLICT, "exited", message)
+            notes = pod.sandbox(container.sandbox_id).config.annotations
+            linux = container.config.linux
+            after = vm_request.updated(linux.resources, change, notes)
+            linux = linux.model_copy(update={"resources": after})
+            config = container.config.model_copy(update={"linux": linux})
+            container = container.model_copy(update={"config": config})
+            await self._pods.put(pod.with_container(container))
 
     async def stop(self, container_id: str, grace_s: int) -> None:
         """End a container's guest; no effect if it has ended or is unknown."""

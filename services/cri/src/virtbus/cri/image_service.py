@@ -4,8 +4,10 @@ from pathlib import Path
 
 from virtbus.bus.runtime.sources import Sources
 from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.configs import AuthConfig
 from virtbus.cri.edge.grpc_server import Call, Offer
 from virtbus.cri.images import Images
+from virtbus.schemas.wire import validate
 
 
 class ImageService:
@@ -41,7 +43,8 @@ class ImageService:
     async def _pull(self, call: Call) -> Plain:
         sandbox = call.request.get("sandbox_config", {})
         namespace = sandbox.get("metadata", {}).get("namespace", "")
-        return {"image_ref": await self._images.pull(_image(call.request), namespace)}
+        auth = validate(AuthConfig, call.request.get("auth", {}))
+        return {"image_ref": await self._images.pull(_image(call.request), namespace, auth)}
 
     async def _remove(self, call: Call) -> Plain:
         await self._images.remove(_image(call.request))

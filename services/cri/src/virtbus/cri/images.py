@@ -9,6 +9,7 @@ import hashlib
 
 from virtbus.cri.core import image_record, image_refs
 from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.configs import AuthConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.edge.store import RecordFolder
@@ -20,6 +21,7 @@ from virtbus.schemas.wire import validate
 PULL_S = 60.0
 """The time limit of one request. A pull that needs longer continues, and is asked for again."""
 AGAIN_S = 1.0
+NO_LOGIN = AuthConfig()
 
 
 class Images:
@@ -39,14 +41,25 @@ class Images:
         """Return the image of a name or id; raises VirtbusError 404 `image_not_pulled`."""
         return image_record.known(self._all.values(), text)
 
-    async def pull(self, text: str, namespace: str) -> str:
+    async def pull(self, text: str, namespace: str, auth: AuthConfig = NO_LOGIN) -> str:
         """Fetch an image onto this node, for as long as the caller waits; return its id.
 
         Raises:
-            VirtbusError: 400 `image_invalid`; the error of imaged; 503 `bus_away`.
+            VirtbusError: 400 `image_invalid`, `login_invalid`; 422 `login_unsupported`; the error
+                of imaged; 503 `bus_away`.
         """
         wanted = image_refs.parse(text)
-        ref, info = await self._fetch(image_refs.candidates(wanted), namespace or "default")
+        refs = image_refs.candidates(wanted)
+        asks = [
+            ImagePull(
+                ref=ref,
+                node=self._node,
+                namespace=namespace or "default",
+                pull_secret=image_refs.login(ref, auth),
+            )
+            for ref in refs
+        ]
+        ref, info = await self._fetch(asks)
         image = PulledImage(
             name=wanted.name,
             digest=info.digest,
@@ -61,12 +74,12 @@ class Images:
         await self._folder.put(key, image)
         return image.digest
 
-    async def _fetch(self, refs: tuple[str, ...], namespace: str) -> tuple[str, ImageInfo]:
+    async def _fetch(self, asks: list[ImagePull]) -> tuple[str, ImageInfo]:
         """Fetch the first reference that exists; raise the error of the first one if none does."""
         failure: VirtbusError | None = None
-        for ref in refs:
+        for ask in asks:
             try:
-                return ref, await self._pull(ref, namespace)
+                return ask.ref, await self._pull(ask)
             except VirtbusError as error:
                 if error.code != Code.NOT_FOUND:
                     raise
@@ -74,8 +87,7 @@ class Images:
         assert failure is not None, "an image has at least one reference"  # noqa: S101
         raise failure
 
-    async def _pull(self, ref: str, namespace: str) -> ImageInfo:
-        want = ImagePull(ref=ref, node=self._node, namespace=namespace)
+    async def _pull(self, want: ImagePull) -> ImageInfo:
         while True:
             try:
                 answer = await self._link.ask("image", "pull", want, timeout_s=PULL_S)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from virtbus.cri.containers import Containers
+from virtbus.cri.core import metrics
 from virtbus.cri.core.answers import Plain
-from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.edge.grpc_server import Call, Handler, Offer
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.sandboxes import Sandboxes
@@ -21,10 +22,7 @@ KUBELET_VERSION = "0.1.0"
 
 _LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
-    "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
-    "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
-    "ListPodSandboxMetrics": f"ListPodSandboxMetrics {_LATER}",
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
 """Calls that are refused, with the reason."""
@@ -44,6 +42,8 @@ class StatisticsCalls:
             "ListContainerStats": self._containers,
             "PodSandboxStats": self._sandbox,
             "ListPodSandboxStats": self._sandboxes,
+            "ListMetricDescriptors": self._descriptors,
+            "ListPodSandboxMetrics": self._metrics,
         }
 
     async def _container(self, call: Call) -> Plain:
@@ -57,6 +57,12 @@ class StatisticsCalls:
 
     async def _sandboxes(self, call: Call) -> Plain:
         return {"stats": self._statistics.sandboxes(call.request.get("filter", {}))}
+
+    async def _descriptors(self, _: Call) -> Plain:
+        return {"descriptors": metrics.descriptors()}
+
+    async def _metrics(self, _: Call) -> Plain:
+        return {"pod_metrics": self._statistics.metrics()}
 
 
 class StreamCalls:
@@ -127,6 +133,7 @@ class RuntimeService:
                 "ContainerStatus": self._container_status,
                 "ListContainers": self._list_containers,
                 "ReopenContainerLog": self._reopen_log,
+                "UpdateContainerResources": self._update_resources,
                 **self._others,
             },
             REFUSED,
@@ -205,6 +212,11 @@ class RuntimeService:
 
     async def _list_containers(self, call: Call) -> Plain:
         return {"containers": self._containers.listed(call.request.get("filter", {}))}
+
+    async def _update_resources(self, call: Call) -> Plain:
+        change = validate(LinuxResources, call.request.get("linux", {}))
+        await self._containers.update(call.request.get("container_id", ""), change)
+        return {}
 
     async def _reopen_log(self, call: Call) -> Plain:
         self._containers.reopen(call.request.get("container_id", ""))

@@ -58,7 +58,7 @@ class Cri:
         self._machines = Machines(
             self._pods,
             self._link,
-            lambda: self._node.place,
+            lambda: self._node.place._replace(empty_dir_bytes=settings.empty_dir_bytes),
             shell.new_key,
             lambda uid, grace_s: local.end(
                 LocalEnd(uid=uid, owner=f"cri-{settings.node}", grace_s=grace_s)

@@ -6,6 +6,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from virtbus.bus.runtime.settings import ServiceSettings
+from virtbus.schemas.quantity import Bytes
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN
 
 
 class Settings(ServiceSettings):
@@ -28,6 +30,12 @@ class Settings(ServiceSettings):
         "systemd",
         pattern="^(systemd|cgroupfs)$",
         description="cgroup driver for kubelet, the same as that of the other runtime of the node",
+    )
+    empty_dir_bytes: Bytes = Field(
+        10 * 1024**3,
+        ge=DISK_MIN,
+        le=DISK_MAX,
+        description="size of an emptyDir's disk, unless the pod's annotation gives one",
     )
 
     emulators_dir: Path = Field(

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from virtbus.cri.core import answers, stats
+from virtbus.cri.core import answers, metrics, stats
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.pod import Container, Pod, Sandbox
-from virtbus.cri.core.vm_request import ROOT
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.pods import Pods, not_found
 
@@ -54,11 +53,15 @@ class Statistics:
             if one.id in chosen
         ]
 
+    def metrics(self) -> list[Plain]:
+        """Return the metrics of the ready sandboxes."""
+        return [metrics.of_sandbox(stats) for stats in self.sandboxes({})]
+
     def _of_container(self, pod: Pod, one: Container) -> Plain:
         now_ns = self._pods.sources.time_ns()
         if pod.machine is None:
             return stats.container(one, None, None, now_ns=now_ns)
-        usage = self._usage.of(pod.machine.uid, ROOT)
+        usage = self._usage.of(pod.machine.uid)
         cpu_ns, memory_bytes = (usage.cpu_ns, usage.memory_bytes) if one.up else (None, None)
         whole = stats.container(one, cpu_ns, memory_bytes, now_ns=now_ns)
         return stats.with_disk(whole, str(self._disks), usage.disk_bytes, now_ns=now_ns)

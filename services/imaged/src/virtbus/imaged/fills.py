@@ -6,23 +6,25 @@ attempt replaces; after it, the volume has its disk, and every request finds tha
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_conversion import OpenedSource, convert
+from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker
+from virtbus.imaged.snapshot_parts import snapshot_lock
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
@@ -48,6 +50,7 @@ class FillParts:
     pools: Pools
     threads: DiskThreads
     limits: TransferLimits
+    backups: BackupChecks | None = None
 
 
 class Fills:
@@ -72,9 +75,9 @@ class Fills:
 
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
-                `disk_in_use`, `released`, `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the
-                errors of `Images.ensure`, `Pools.of`, `DiskPlaces.of` and `DiskPlace.opened`.
+                another. 400 `disk_too_large`, `disk_too_small`; 409 `disk_in_use`, `released`,
+                `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the errors of `Images.ensure`,
+                `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -113,7 +116,10 @@ class Fills:
                 image = await self._fetched(want, job)
                 leases.enter_context(self._parts.store.lease(image.digest))
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
-            async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
+            async with self._jobs.slots, AsyncExitStack() as held:
+                await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
+                if source.snapshot is not None:  # nothing removes it meanwhile
+                    await held.enter_async_context(locks.of(snapshot_lock(source.snapshot)))
                 if not source.moved:  # it may come back to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
@@ -136,6 +142,7 @@ class Fills:
         volumes = await threads.run(pools.of, ref)
         published = False
         with await threads.run(self._opened, want.source, image) as source:
+            await self._verify(want.source, source, job)
             there = source.virtual_size_bytes
             sized = ref
             if want.source.moved:  # its record may not know how large it is
@@ -175,18 +182,34 @@ class Fills:
             await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
             return
         with await threads.run(self._opened, want.source, image) as source:
+            await self._verify(want.source, source, job)
             size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
             on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
             await devices.fill(ref, size_bytes, source, limits, job)
 
+    async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
+        """Read an opened disk of a backup before it is used; raises VirtbusError 409."""
+        if source.backup and self._parts.backups is not None:
+            job.step = FETCH
+            await self._parts.backups.read_all(opened, source.backup, source.disk, job)
+            job.step = COPY
+
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
-        """Open the source; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
+        """Open the source; errors as `DiskPlaces.of`, `DiskPlace.opened`, `BackupChecks.opened`."""
+        if source.backup:
+            if self._parts.backups is None:
+                message = "this node has no directory for backups"
+                raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
+            return self._parts.backups.opened(source.backup, source.disk)
         if image is not None:
             path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
             return OpenedSource(path, None, size_bytes, "", image.format)
-        return self._parts.places.of(source.vm or "", source.disk, source.volume).opened()
+        places = self._parts.places
+        if source.snapshot is not None:
+            return places.of_snapshot(source.snapshot, source.disk).opened()
+        return places.of(source.vm or "", source.disk, source.volume).opened()
 
 
 def _exists(ref: VolumeRef) -> VirtbusError:

@@ -1,11 +1,14 @@
 """Handles `rpc.imaged.<verb>`: requests of the node's services and of controllers."""
 
 import asyncio
+import hashlib
 import logging
 from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.imaged.backup_checks import BackupChecks
+from virtbus.imaged.backups import Backups
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
@@ -17,6 +20,7 @@ from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
+from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, VerifyWork
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
@@ -61,6 +65,8 @@ class Transfers:
     exports: Exports
     fills: Fills
     snapshots: Snapshots
+    backups: Backups
+    checks: BackupChecks
     layers: LayerSweep
     waits: FillWaits
 
@@ -137,6 +143,18 @@ class Requests:
         """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
         return await self._transfers.fills.do(validate(FillWork, request.data))
 
+    async def backup(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a backup; the answer does not wait for its end."""
+        return await self._transfers.backups.do(validate(BackupWork, request.data))
+
+    async def backup_verify(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a verification; the answer does not wait for its end."""
+        return await self._transfers.checks.verify(validate(VerifyWork, request.data))
+
+    async def backups(self, request: Request) -> HeldBackups:
+        """List, get or delete backups; errors as `Backups.held`."""
+        return await self._transfers.backups.held(validate(BackupsAsk, request.data))
+
     async def snapshot(self, request: Request) -> WorkState:
         """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
@@ -202,11 +220,13 @@ class Requests:
             source = parse_image_ref(ref)._replace(target=want.target)
         except ValueError as error:
             raise invalid((Detail(path="ref", message=str(error)),)) from None
-        key = f"{want.ref}\n{source.name}"
+        secret = want.pull_secret if source.is_container else query
+        login = hashlib.sha256(secret.encode()).hexdigest()
+        key = f"{want.ref}\n{source.name}\n{login}"
         task = self._pulling.get(key)
         if task is None:
             job = valid_uid(want.job)
-            asker = Asker(self._reporter.progress(job), job, pull_secret=query)
+            asker = Asker(self._reporter.progress(job), job, pull_secret=secret)
             task = self._group.create_task(self._pull(key, source, asker))
             self._pulling[key] = task
         await asyncio.wait({task}, timeout=_left_s(request))

@@ -15,11 +15,15 @@ from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.device_socket import open_device
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.imaged.backup_checks import BackupChecks
+from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.expiry import ExpiryLimits
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
+from virtbus.imaged.edge.backup_files import BackupFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_places import DiskPlaces
@@ -56,6 +60,8 @@ log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS |= dict.fromkeys(("backup", "backup-verify"), 64)
+VERBS["backups"] = 8
 VERBS["layers"] = 1
 VERBS["export-link"] = 16
 VERBS["pull"] = 1024
@@ -212,13 +218,24 @@ class Imaged:
         if served is not None:
             group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
         frozen = SnapshotFolders(files.root)
-        of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits)
+        of_backups = self._backup_parts(locks, places, space)
+        backups, checks = Backups(jobs, of_backups), BackupChecks(jobs, of_backups)
+        group.create_task(backups.expire_forever())
+        of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits, checks)
         fills = Fills(jobs, of_fills, waits.tell)
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
-        return Transfers(uploads, exports, fills, snapshots, sweep, waits)
+        return Transfers(uploads, exports, fills, snapshots, backups, checks, sweep, waits)
+
+    def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:
+        settings, files, stored = self._settings, None, None
+        if settings.backup_dir is not None:
+            files = BackupFiles(settings.state_dir / "disks", settings.backup_dir)
+            stored = DiskSpace(settings.backup_dir, settings.space)
+        sources, threads = self._bus.sources, self._threads
+        return BackupParts(locks, places, files, staged, stored, threads, settings.limits, sources)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -41,7 +41,9 @@ class Settings(ServiceSettings):
     )
     names_dir: Path = Field(
         CONFIG_DIR / "images.d",
-        description="*.toml files of image names and transports; read again when they change",
+        description=(
+            "*.toml and *.yaml files of image names and transports; read again when they change"
+        ),
     )
     names: dict[str, str] = Field(
         default_factory=dict, description="more image names, each with its URL[@sha256:digest]"
@@ -61,6 +63,11 @@ class Settings(ServiceSettings):
     pools_file: Path = Field(
         CONFIG_DIR / "pools.toml",
         description="the pools of this node for volumes, see howto/pools.md; read at the start",
+    )
+    backup_dir: Path | None = Field(
+        None,
+        description="the directory for backups, which must exist and be imaged's; it may be on "
+        "another file system, or shared by nodes; unset: this node makes no backups",
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(

@@ -9,6 +9,7 @@ from virtbus.bus.client.local_agent import serve_with_agent
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
@@ -54,6 +55,7 @@ def host_ports(settings: Settings) -> HostPorts:
             Tunnels(bridges, settings.overlay_address),
         ),
         namespaces=Namespaces(settings.netns_dir),
+        groups=NodeGroupBook(),
         bridge=bridge,
         ports=PublishedPorts(bridge),
         files=AttachmentStore(state / "vms"),

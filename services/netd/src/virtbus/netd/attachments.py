@@ -112,12 +112,14 @@ class Attachments:
         if not in_use and not attachment.same_hardware(wanted):
             return False
         after = changed(attachment, wanted) if in_use else attachment
-        update = {"epoch": plan.epoch, "generation": plan.generation}
+        update = {one: getattr(plan, one) for one in ("epoch", "generation", "labels", "owner")}
         tuned = after.tuned_as(wanted).model_copy(update=update)
         if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
             await self._builder.tune(tuned.joined)
         if tuned != attachment:
             self._keep(entry, tuned)
+        if tuned.labels != attachment.labels and tuned.joined.nics:
+            await self._builder.guard(tuned.joined)
         return True
 
     async def change_nic(self, want: NicWork) -> NicDone:
@@ -193,7 +195,7 @@ class Attachments:
             if after != before:
                 self._keep(entry, after)
             if after.joined.nics and await self._builder.found(after):
-                await in_thread(lambda: self._builder.links.guard(after.joined))
+                await self._builder.guard(after.joined)
             return entry.ready() if after != before else None
 
     async def release(self, uid: str, epoch: int) -> bool:

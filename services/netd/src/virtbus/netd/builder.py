@@ -11,6 +11,7 @@ from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_ma
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers
 from virtbus.netd.core.names import mac_bytes
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
@@ -44,6 +45,7 @@ class HostPorts:
     resolver: Resolver
     ports: PublishedPorts
     attachers: Attachers
+    groups: NodeGroupBook
 
 
 class Builder:
@@ -55,7 +57,7 @@ class Builder:
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._site = site
-        self.links = GuestLinks(doors.namespaces, doors.attachers)
+        self.links = GuestLinks(doors.namespaces, doors.attachers, doors.groups)
         self.insistent: set[str] = set()
         """CNI networks whose plugins choose the MAC. They are attached before a VM starts, never
         during its start."""
@@ -102,6 +104,10 @@ class Builder:
             await in_thread(lambda: self.links.tune(attachment))
         except OSError as error:
             raise refusal(error) from error
+
+    async def guard(self, attachment: Attachment) -> None:
+        """Apply the filters of an existing network. Raises OSError, VirtbusError."""
+        await in_thread(lambda: self.links.guard(attachment))
 
     async def runs(self, uid: str) -> bool:
         """Return True while an emulator runs this VM."""

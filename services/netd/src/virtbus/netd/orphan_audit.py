@@ -26,7 +26,7 @@ class OrphanAudit:
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._doors = doors
         self._attachments = attachments
-        self.links = GuestLinks(doors.namespaces, doors.attachers)
+        self.links = GuestLinks(doors.namespaces, doors.attachers, doors.groups)
         self._bridges = doors.attachers.bridges
 
     async def held(self) -> dict[str, tuple[str, ...]]:

@@ -35,7 +35,10 @@ class PathCheck:
             subnet=str(bridge.gateway.network),
             gateway=str(bridge.gateway.ip),
             zone=self._doors.resolver.domain,
-            interfaces=paths_of(attachment, self._bridges(attachment)),
+            groups=tuple(group.name for group in self._doors.groups.of_vm(attachment)),
+            interfaces=paths_of(
+                attachment, self._bridges(attachment), self._doors.groups.of(attachment)
+            ),
         )
         if not want.check:
             return view

@@ -4,8 +4,19 @@ import asyncio
 import contextlib
 import logging
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from virtbus.bus.client.ports import Bus, Endpoint, Entry, Gate, Handler, Request, ServiceInfo
+from virtbus.bus.client.ports import (
+    Bus,
+    Endpoint,
+    Entry,
+    Gate,
+    Handler,
+    Request,
+    ServiceInfo,
+    WatchMark,
+)
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
@@ -15,6 +26,7 @@ from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
+from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.fleet_names import FleetNames
@@ -25,6 +37,7 @@ from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.plugin_sweep import PluginSweep
 from virtbus.netd.reporter import NetworkReporter
+from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
@@ -80,6 +93,8 @@ class Netd:
         self._reach = ForbiddenAddresses(
             ports.attachers.bridges, settings, ports.resolver, self._segments.guard
         )
+        store = GroupsStore(settings.state_dir / "netd" / "groups")
+        self._groups = SecurityGroups(settings.node, ports, self._attachments, store)
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -115,8 +130,7 @@ class Netd:
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
-                    sweep = PluginSweep(self._ports.cni, self._attachments)
-                    for duty in (self._tidy, self._reach.run, self._segments.run, sweep.run):
+                    for duty in self._duties():
                         group.create_task(duty())
                     group.create_task(self._peers.run(lambda: work.synced))
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
@@ -129,10 +143,17 @@ class Netd:
             self._ports.dhcp.close()
             self._ports.files.close()
 
-    def _of_node(self, entry: Entry) -> None:
-        """Take a key below the node's id that is no VM."""
-        self._reach.see(entry)
-        self._peers.see(entry)
+    def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        """Return the tasks that run from the first complete state on."""
+        sweep = PluginSweep(self._ports.cni, self._attachments)
+        return self._tidy, self._reach.run, self._segments.run, self._groups.run, sweep.run
+
+    def _of_node(self, item: Entry | WatchMark) -> None:
+        """Process an item of the watch that is no VM's record."""
+        self._groups.see(item)
+        if isinstance(item, Entry):
+            self._reach.see(item)
+            self._peers.see(item)
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6

@@ -88,7 +88,7 @@ async def serve(settings: Settings) -> None:
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
-            disks=HostDiskFiles(settings.state_dir, pools),
+            disks=HostDiskFiles(settings.state_dir, pools, settings.devices_allowed),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
             reach=ReadinessProbe(files.console_log),
             events=AgentEvents(bus, settings.node),
@@ -97,6 +97,8 @@ async def serve(settings: Settings) -> None:
             freezes=freezes,
             plugs=hypervisor.devices,
             layers=hypervisor.layers,
+            backups=hypervisor.backups,
+            logins=hypervisor.logins,
         )
         liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(
@@ -112,7 +114,8 @@ async def serve(settings: Settings) -> None:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())
-            group.create_task(PoolServers(pools, liveness.pools.tell).run())
+            group.create_task(PoolServers(pools, liveness.pools.tell, tools.servers).run())
+            group.create_task(hypervisor.logins.sweep())
             group.create_task(report_devices(pools, liveness.pools.tell))
             door = settings.run_dir / device_socket.NAME
             group.create_task(DeviceDoor(door, settings.state_dir / "disks", pools).serve())

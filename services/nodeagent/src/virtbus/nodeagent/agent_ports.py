@@ -6,9 +6,12 @@ from typing import Any
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
+from virtbus.nodeagent.core.away_servers import AwayServers
 from virtbus.nodeagent.core.disk_file_port import DiskFiles
 from virtbus.nodeagent.core.freezes import Freezes
+from virtbus.nodeagent.core.guest_backups import GuestBackupPort
 from virtbus.nodeagent.core.guest_layers import GuestLayerPort
+from virtbus.nodeagent.core.logins import Logins, NoLogins
 from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.core.ports import (
     Hypervisor,
@@ -18,6 +21,7 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.edge.freezing import NoFreezes
+from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers
 from virtbus.nodeagent.edge.no_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
@@ -59,5 +63,11 @@ class AgentPorts:
     """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)
     """The default is for simulated guests."""
+    backups: GuestBackupPort = field(default_factory=NoBackups)
+    """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
     """The default is for simulated guests."""
+    logins: Logins = field(default_factory=NoLogins)
+    """The default is for simulated guests."""
+    servers: AwayServers = field(default_factory=AwayServers)
+    """The servers of pools that do not answer."""

@@ -22,6 +22,7 @@ from virtbus.nodeagent.core.uid_table import (
 )
 from virtbus.nodeagent.early_events import EarlyEvents
 from virtbus.nodeagent.layer_keeper import LayerKeeper
+from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_snapshots import LiveSnapshots
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
 from virtbus.nodeagent.operation_runner import OperationRunner
@@ -33,10 +34,13 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, of_operation, read_record
+from virtbus.schemas.records import DELETED, of_node_group, of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
+
+_OF_OTHERS = frozenset({subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY})
+"""Keys of the node for controllers and netd."""
 
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
@@ -67,6 +71,7 @@ class Assignments:
             lambda: [actor.vm for actor in self.actors.values()],
             lambda: self.listed and self.join.trusted,
             LiveSnapshots(tools, self.layers.wake),
+            LiveBackups(tools),
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()
@@ -128,8 +133,8 @@ class Assignments:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_node_spec(entry)
-        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY}:
-            return  # keys for controllers and netd
+        elif uid in _OF_OTHERS or of_node_group(entry.key):
+            return
         elif entry.kind is EntryKind.PURGE:
             self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
         else:

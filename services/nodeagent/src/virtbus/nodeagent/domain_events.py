@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 
+from virtbus.nodeagent.core.away_servers import AwayServers
 from virtbus.nodeagent.core.network_disks import why_it_waits
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -48,9 +50,16 @@ class DomainEvents:
     """
 
     def __init__(
-        self, hypervisor: Hypervisor, guests: Mapping[str, VmActor], blind: Callable[[str], None]
+        self,
+        hypervisor: Hypervisor,
+        guests: Mapping[str, VmActor],
+        blind: Callable[[str], None],
+        servers: AwayServers,
     ) -> None:
         self._hypervisor = hypervisor
+        self._servers = servers
+        self._wake = asyncio.Event()
+        servers.changed = self._wake.set
         self._guests = guests
         self._blind = blind
         self._blind_soon: asyncio.TimerHandle | None = None
@@ -95,9 +104,15 @@ class DomainEvents:
             guest.post(CHANGES[event.change])
 
     async def look(self, interval_s: float) -> None:
-        """Compare with libvirt periodically, which corrects lost events (F11)."""
+        """Compare with libvirt periodically, which corrects lost events (F11).
+
+        A server that goes away or returns causes a comparison at once.
+        """
         while True:
-            await asyncio.sleep(min(interval_s, WAITING_S) if self._waiting else interval_s)
+            pause_s = min(interval_s, WAITING_S) if self._waiting else interval_s
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause_s)
+            self._wake.clear()
             await self._see_again()
 
     async def _see_again(self) -> None:
@@ -137,8 +152,8 @@ class DomainEvents:
         Nothing reports that space is free again, so each comparison resumes it. QEMU repeats the
         write. If it still fails, the guest pauses again and has lost nothing.
         """
-        waits = self._note_wait(guest, facts)
-        if not waits or guest.vm.record.paused:
+        self._note_wait(guest, facts)
+        if not facts.waits_for_disk or guest.vm.record.paused:
             return
         try:
             await self._hypervisor.resume(facts.uid)
@@ -146,14 +161,17 @@ class DomainEvents:
             extra = {"code": "not_resumed", "uid": facts.uid}
             log.info("paused because its disk is full: %s", error, extra=extra)
 
-    def _note_wait(self, guest: VmActor, facts: DomainFacts) -> bool:
-        """Report why a guest waits for a disk; return True if it does."""
-        waits = why_it_waits(guest.vm.record) if facts.waits_for_disk else ""
+    def _note_wait(self, guest: VmActor, facts: DomainFacts) -> None:
+        """Report why a guest waits for a disk."""
+        record, waits = guest.vm.record, ""
+        if facts.waits_for_disk:
+            waits = why_it_waits(record)
+        elif facts.active:
+            waits = self._servers.why_it_stalls(record)
         (self._waiting.add if waits else self._waiting.discard)(facts.uid)
         if waits != guest.vm.observed.disk_waits:
             guest.vm.observed.disk_waits = waits
             guest.report()
-        return bool(waits)
 
     def _cannot_see(self, error: str) -> None:
         if self._blind_soon is None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
+from virtbus.nodeagent import brief_freezes
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import target
 from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
@@ -23,10 +24,6 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 LAYER = STEPS["snapshot"][1].name
-FREEZE_S = 60.0
-"""The guest thaws by itself after this time, also if the agent died."""
-FREEZE_TIMEOUT_S = 10.0
-THAW_S = 10.0
 UNKNOWN = "guest_unknown"
 """The reason of an error after which the step is repeated."""
 Ask = Callable[[SnapshotWork], Awaitable[WorkState]]
@@ -98,7 +95,7 @@ class LiveSnapshots:
         }  # the guest cannot change them
         disks = tuple(disk for disk in work.disks if _name(disk, record) not in fixed)
         names = {disk.name: _name(disk, record) for disk in disks}
-        targets = _targets(guest, set(names.values()))
+        targets = targets_of(guest, set(names.values()))
         of_work = {disk: targets[name] for disk, name in names.items()}
         pins = {
             of_work[disk.name]: self._tools.disks.layer_pin(
@@ -120,14 +117,14 @@ class LiveSnapshots:
         for disk in one.work.disks:
             name = _name(disk, one.guest.record)
             await self._tools.disks.pin_layer(uid, name, disk, one.work.snapshot.uid)
-        words = await self._freeze(uid)
+        words = await brief_freezes.freeze(self._tools.freezes, uid)
         try:
             await self._tools.layers.switch(uid, one.pins)
         except VirtbusError as failed:
             error = failed
         finally:
             if not words:
-                await self._thaw(uid)
+                await brief_freezes.thaw(self._tools.freezes, uid, "the snapshot is taken")
         if error is not None and not await self._switched(one):
             raise error
         return words
@@ -158,28 +155,6 @@ class LiveSnapshots:
             if error.code != Code.UNAVAILABLE:
                 raise
             raise _unknown(str(error)) from error
-
-    # --- freeze -----------------------------------------------------------------------------
-    async def _freeze(self, uid: str) -> str:
-        """Freeze the guest's file systems; return why not, empty if it was done.
-
-        A guest that a user has frozen stays frozen afterwards.
-        """
-        freezes = self._tools.freezes
-        if freezes.of(uid) is not None:
-            return "a user has frozen it before"
-        try:
-            await freezes.freeze(uid, for_s=FREEZE_S, timeout_s=FREEZE_TIMEOUT_S)
-        except VirtbusError as error:
-            return f"the guest was not frozen: {error}"
-        return ""
-
-    async def _thaw(self, uid: str) -> None:
-        try:
-            await self._tools.freezes.thaw(uid, "the snapshot is taken", timeout_s=THAW_S)
-        except VirtbusError as error:  # the deadline of the freeze holds
-            extra = {"code": error.reason, "uid": uid}
-            log.warning("not thawed after the snapshot yet: %s", error, extra=extra)
 
 
 def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
@@ -212,8 +187,8 @@ def _name(disk: SnapshotDisk, record: VmRecord) -> str:
     return next(of, disk.name)
 
 
-def _targets(guest: ActorState, names: set[str]) -> dict[str, str]:
-    """Return libvirt's names of disks.
+def targets_of(guest: ActorState, names: set[str]) -> dict[str, str]:
+    """Return libvirt's names of the disks of a running guest, by name.
 
     Raises:
         VirtbusError: 409 `disk_not_switchable`.
@@ -225,8 +200,8 @@ def _targets(guest: ActorState, names: set[str]) -> dict[str, str]:
             continue
         if disk.bus is DiskBus.NVME:
             message = (
-                f"the disk {disk.name} has no snapshot while the guest runs, because libvirt does "
-                "not know disks on nvme; stop the VM, then repeat"
+                f"the disk {disk.name} cannot be frozen while the guest runs, because libvirt "
+                "does not know disks on nvme; stop the VM, then repeat"
             )
             raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
         try:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.backup import BackedDisk, BackupWork
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.snapshot import SnapshotDisk
@@ -43,16 +44,19 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
     if _leaves(vm):
         return Verdict(ends=GOING)
+    if vm.phase not in OFF and op.kind == "backup" and vm.record.powered:
+        return Verdict(waits=f"{vm.record.name} is starting")
     return GO if vm.phase in OFF else _busy(vm)
 
 
 def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
-    """Return the running VM with the disks of a snapshot; None for other work, or if none runs."""
+    """Return the running VM whose disks are frozen or copied; None for other work, or if off."""
     for vm in vms:
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
         of_volume = op.resource == "volume" and op.uid in held
-        if op.kind == "snapshot" and vm.phase in UP and not _leaves(vm) and (of_vm or of_volume):
+        live = op.kind in {"snapshot", "backup"} and vm.phase in UP and not _leaves(vm)
+        if live and (of_vm or of_volume):
             return vm
     return None
 
@@ -79,6 +83,8 @@ def _leaves(vm: ActorState) -> bool:
 
 def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
     """Return the uid and epoch of the VM whose disk is read; None if it is a volume or an image."""
+    if op.kind == "verify":
+        return None
     if op.resource == "vm":
         return op.uid, op.epoch
     source = op.source
@@ -130,6 +136,28 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
     fields = op.model_dump(include=names)
     may = before(op, found) == GO
     return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
+
+
+def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:
+    """Return imaged's part of a backup, by the VM's present disks; media are left out."""
+    found = list(vms)
+    names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "mode", "chain"}
+    fields = op.model_dump(include=names) | {"do": do, "may_begin": before(op, found) == GO}
+    vm = _found(op, found)
+    if vm is not None:
+        spec = vm.record.spec
+        fixed = {
+            disk.name
+            for disk in spec.domain.devices.disks
+            if disk.readonly or disk.device == "cdrom"
+        }
+        fields["disks"] = [
+            BackedDisk(name=volume.name, ref=vm.record.volume_refs.get(volume.name))
+            for volume in spec.volumes
+            if not volume.is_iso and volume.name not in fixed
+        ]
+        fields["spec"] = spec.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+    return BackupWork.model_validate(fields)
 
 
 def _failed(reason: str, message: str) -> Verdict:

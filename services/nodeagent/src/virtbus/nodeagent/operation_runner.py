@@ -13,11 +13,19 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
-from virtbus.nodeagent.operation_rules import before, during, guest_of, snapshot_work
+from virtbus.nodeagent.operation_rules import (
+    backup_work,
+    before,
+    during,
+    guest_of,
+    snapshot_work,
+)
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
+from virtbus.schemas.backup import BackupWork, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
@@ -49,16 +57,18 @@ class OperationRunner:
         vms: Callable[[], Iterable[ActorState]],
         ready: Callable[[], bool],
         live: LiveSnapshots | None = None,
+        backups: LiveBackups | None = None,
     ) -> None:
         """`ready` returns True once a list was complete and the bus is the node's own.
 
-        `live` takes the snapshots of running guests.
+        `live` and `backups` handle the disks of running guests.
         """
         self._bus = bus
         self._node = node
         self._vms = vms
         self._ready = ready
         self._live = live
+        self._backups = backups
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._missing: set[str] = set()
@@ -161,23 +171,33 @@ class OperationRunner:
     async def _continue(self, op: OperationRecord, status: OperationStatus) -> None:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
-        if op.snapshot is not None and not cancel and before(op, self._vms()).waits:
+        pushed = self._backups is not None and self._backups.begun(op.id)
+        uses_disks = op.snapshot is not None or (op.kind == "backup" and not pushed)
+        if uses_disks and not cancel and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
-        guest = guest_of(op, self._vms()) if self._live is not None else None
         try:
-            if guest is not None and self._live is not None:
-                work = snapshot_work(op, do, self._vms())
-                step = self._live.cancel if cancel else self._live.ensure
-                state = await step(work, guest, self._ask_snapshot)
-            else:
-                state = await self._ask(op, do)
+            state = await self._work(op, do)
         except VirtbusError as error:
             if error.reason not in LATER:
                 now_ns = self._bus.sources.time_ns()
                 await self._write(op, status.after("fail", now_ns, step="", error=error.body))
             return
         await self._write(op, self._after(op, status, state, verdict.ends))
+
+    async def _work(self, op: OperationRecord, do: Literal["cancel", "ensure"]) -> WorkState:
+        """Do the next step of an operation; raises VirtbusError if it fails."""
+        guest = guest_of(op, self._vms())
+        if op.kind == "backup" and self._backups is not None:
+            work = backup_work(op, do, self._vms())
+            if do == "cancel":
+                return await self._backups.cancel(work, self._ask_backup)
+            if guest is not None or self._backups.begun(op.id):
+                return await self._backups.ensure(work, guest, self._ask_backup)
+        elif op.kind == "snapshot" and guest is not None and self._live is not None:
+            step = self._live.cancel if do == "cancel" else self._live.ensure
+            return await step(snapshot_work(op, do, self._vms()), guest, self._ask_snapshot)
+        return await self._ask(op, do)
 
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
@@ -210,6 +230,12 @@ class OperationRunner:
         verb: str = op.kind
         if op.kind in {"snapshot", "restore"}:
             return await self._ask_snapshot(snapshot_work(op, do, self._vms()))
+        if op.kind == "backup":
+            return await self._ask_backup(backup_work(op, do, self._vms()))
+        if op.kind == "verify":
+            check = VerifyWork.model_validate({"id": op.id, "do": do, "backup": op.backup})
+            subject = subjects.rpc(self._node, "imaged", "backup-verify")
+            return validate(WorkState, await self._bus.request(subject, check, timeout_s=ASK_S))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
@@ -217,6 +243,10 @@ class OperationRunner:
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
         subject = subjects.rpc(self._node, "imaged", verb)
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
+    async def _ask_backup(self, work: BackupWork) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", "backup")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _ask_snapshot(self, work: SnapshotWork) -> WorkState:

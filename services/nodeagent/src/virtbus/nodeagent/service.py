@@ -47,12 +47,13 @@ class NodeAgent:
         self._liveness = liveness
         self._rpc = rpc
         self.vms = Assignments(tools, liveness.host)
+        self.servers = tools.servers
         self._auditor = Auditor(tools, self.vms)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         vms, tools, node = self.vms, self._tools, self._tools.settings.node
-        watched = DomainEvents(tools.hypervisor, vms.actors, self._liveness.blind)
+        watched = DomainEvents(tools.hypervisor, vms.actors, self._liveness.blind, tools.servers)
         async with asyncio.TaskGroup() as group:
             vms.group = group
             group.create_task(self._liveness.run())

@@ -1,9 +1,9 @@
 """Defines the nodeagent's settings."""
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
@@ -56,6 +56,13 @@ class Settings(ServiceSettings):
     pools_file: Path = Field(
         CONFIG_DIR / "pools.toml",
         description="the pools of this node for volumes, the same file as imaged's",
+    )
+    devices_allowed: tuple[Annotated[str, StringConstraints(pattern=r"^/dev/.+")], ...] = Field(
+        (),
+        description=(
+            "block devices that VM pods may get as disks (PersistentVolumes of the mode Block), as "
+            "patterns of paths: /dev/loop*, /dev/disk/by-id/*"
+        ),
     )
     min_free_bytes: Bytes = Field(
         2 * 1024**3,

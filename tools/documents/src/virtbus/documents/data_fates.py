@@ -15,10 +15,12 @@ class Data(StrEnum):
 
     DISK = "a VM's own disk"
     VOLUME = "a volume"
+    OWN_VOLUME = "a volume with retention `Delete`"
     QUARANTINE = "a disk in quarantine"
     EXPORT = "an export"
     SNAPSHOT = "a snapshot"
     LAYER = "a layer"
+    BACKUP = "a backup"
 
 
 class Fate(StrEnum):
@@ -30,7 +32,7 @@ class Fate(StrEnum):
     REFUSED = "refused"
     COPIED = "copied"
     REPLACED = "replaced"
-    MOVED = "to the other node"
+    MOVED = "to the other node or pool"
     LOST = "lost with its host"
 
 
@@ -51,8 +53,11 @@ _OPERATIONS = "services/controller/tests/test_operation_api.py"
 _MOVES = "services/controller/tests/test_volume_moves.py"
 _SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
 _SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
+_BACKUPS = "services/imaged/tests/test_backups.py"
+_BACKUP_API = "services/controller/tests/test_backup_api.py"
 _POOLS = "services/imaged/tests/test_pools.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
+_TEMPLATES = "services/controller/tests/test_volume_templates.py"
 _OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
 _PURGED_BY_NAME = f"{_KEPT}::test_a_purge_removes_the_entry_that_it_names_and_no_other"
 _NO_ENTRY = f"{_KEPT}::test_a_release_without_keep_removes_the_disks_and_no_entry"
@@ -76,12 +81,25 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "`vm delete`": {
         Data.DISK: Outcome(Fate.REMOVED, f"{_ENDED}::test_a_delete_and_a_drain_remove_the_disks"),
         Data.VOLUME: Outcome(Fate.STAYS, _OUTLIVES),
+        Data.OWN_VOLUME: Outcome(
+            Fate.REMOVED,
+            f"{_TEMPLATES}::test_the_retention_decides_what_the_delete_of_the_vm_removes",
+            "if the VM that made it holds it, and it is not protected",
+        ),
         Data.QUARANTINE: Outcome(Fate.STAYS, _NO_ENTRY),
         Data.EXPORT: Outcome(
             Fate.STAYS, f"{_EXPORTS}::test_an_export_outlives_its_disk", "cancelled if unfinished"
         ),
         Data.SNAPSHOT: Outcome(Fate.STAYS, _KEPT_IMAGE),
         Data.LAYER: _UNTIL,
+        Data.BACKUP: Outcome(Fate.STAYS, f"{_BACKUPS}::test_a_backup_outlives_its_vm"),
+    },
+    "`backup delete`": {
+        Data.BACKUP: Outcome(
+            Fate.REMOVED,
+            f"{_BACKUPS}::test_a_backup_with_an_increment_is_not_deleted",
+            "refused while an increment rests on it",
+        ),
     },
     "`volume delete`": {
         Data.VOLUME: Outcome(
@@ -143,6 +161,9 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(
             Fate.STAYS, f"{_VOLUMES}::test_an_unreadable_vm_that_is_removed_keeps_its_volume"
         ),
+        Data.OWN_VOLUME: Outcome(
+            Fate.STAYS, f"{_TEMPLATES}::test_only_the_end_of_its_own_vm_removes_a_volume"
+        ),
     },
     "the volume's record is missing": {
         Data.VOLUME: Outcome(
@@ -157,7 +178,17 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(
             Fate.STAYS, f"{_VOLUMES}::test_a_rebuild_restores_the_volumes_that_its_vms_hold"
         ),
+        Data.OWN_VOLUME: Outcome(
+            Fate.STAYS,
+            f"{_TEMPLATES}::test_a_volume_that_a_rebuild_restored_is_retained",
+            "after a rebuild it is retained",
+        ),
         Data.QUARANTINE: Outcome(Fate.STAYS, f"{_KEPT}::test_an_entry_outlives_imaged"),
+        Data.BACKUP: Outcome(
+            Fate.STAYS,
+            f"{_BACKUP_API}::test_backups_of_all_nodes_are_listed_shown_and_deleted",
+            "it needs no record",
+        ),
     },
     "the snapshot's record is missing": {
         Data.SNAPSHOT: Outcome(
@@ -183,6 +214,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_SNAPSHOT_API}::test_a_forgotten_node_loses_the_snapshots_that_are_named",
             "refused until `--lose-snapshot` names each snapshot",
         ),
+        Data.BACKUP: Outcome(
+            Fate.LOST,
+            f"{_BACKUP_API}::test_nodes_that_do_not_answer_are_named",
+            "unless its directory is elsewhere",
+        ),
     },
     "an operation fails or is cancelled": {
         Data.DISK: Outcome(
@@ -201,6 +237,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_LAYERED}::test_without_a_switch_nothing_has_changed",
             "the disk keeps its file",
         ),
+        Data.BACKUP: Outcome(
+            Fate.REMOVED,
+            f"{_BACKUPS}::test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one",
+            "one that is complete stays",
+        ),
     },
     "a day after the end of the operation, `operation delete`": {
         Data.EXPORT: Outcome(Fate.REMOVED, f"{_EXPORTS}::test_old_exports_expire"),
@@ -214,6 +255,13 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
+        ),
+    },
+    "the backup directory is full or gone": {
+        Data.BACKUP: Outcome(
+            Fate.STAYS,
+            f"{_BACKUPS}::test_a_node_without_a_directory_or_space_makes_no_backup",
+            "new ones are refused",
         ),
     },
     "its pool is full": {
@@ -231,6 +279,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "its operator removes it; the name is free",
         ),
     },
+    "`vm move`, `node drain` or `node fence` with a volume on a server": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_pools.py"
+            "::test_a_volume_on_a_server_goes_with_its_vm_to_a_node_that_reaches_it",
+            "on its server; the VM uses it on its next node",
+        ),
+    },
     "imaged dies while it writes a device": {
         Data.VOLUME: Outcome(
             Fate.REPLACED,
@@ -242,7 +298,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "its pool's server dies": {
         Data.VOLUME: Outcome(
             Fate.STAYS,
-            "tests/e2e/test_nbd_pool.py::test_a_guest_waits_for_its_server_and_continues",
+            "tests/e2e/test_network_disks.py::test_a_guest_waits_for_its_server_and_continues",
             "the guest pauses, and continues when the server is back",
         ),
     },
@@ -313,6 +369,9 @@ def page() -> str:
             "This page lists the outcome of each event for each kind of data on a host. An empty"
             " cell means that the event does not touch such data. Images are no data of this kind:"
             " a node fetches them again (../howto/images.md).",
+            "",
+            "A volume with retention `Delete` was made by its VM's spec (../howto/volumes.md)."
+            " An empty cell in its column means: as for a volume.",
             "",
             *table(("Event", *map(str, Data)), rows),
             "## Tests",

@@ -1,22 +1,27 @@
-"""Checks that a guest finds its mounted disks by their serial numbers (`/dev/disk/by-id`)."""
+"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtbus.schemas.disk import serial_of
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.guest_files import AUTO
 
 SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 Raw = Mapping[str, Any]
 
 
 def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
-    """Return the mounts of raw volumes that their guest would not find."""
+    """Return the mounts and links of raw volumes that their guest would not find, or may not make.
+
+    A file system is made on an empty disk only.
+    """
     found = []
     if not (mounts := _mounts(volumes)):
         return []
     names = [str(volume.get("name")) for volume in volumes]
     given = {str(disk.get("name")): disk.get("serial") for disk in disks}
+    empty = {str(one.get("name")) for one in volumes if one.get("empty_disk") is not None}
     held = {name: str(given.get(name) or serial_of(name)) for name in (*names, *given)}
     for path, mount in mounts:
         name = mount.get("volume")
@@ -29,7 +34,17 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
             why = _ambiguity(held[name], others, mount.get("partition") or 1)
         if why:
             found.append(Detail(path=f"{path}.volume", message=why))
+        elif mount.get("make_filesystem") is True and name not in empty:
+            message = "only an empty_disk gets a file system, because other volumes may have data"
+            found.append(Detail(path=f"{path}.make_filesystem", message=message))
+        elif mount.get("make_filesystem") is True and not _can_be_made(mount):
+            message = "needs a filesystem by name, for example ext4, and no partition"
+            found.append(Detail(path=f"{path}.make_filesystem", message=message))
     return found
+
+
+def _can_be_made(mount: Raw) -> bool:
+    return mount.get("filesystem", AUTO) != AUTO and mount.get("partition") is None
 
 
 def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
@@ -49,13 +64,14 @@ def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
 
 
 def _mounts(volumes: Sequence[Raw]) -> list[tuple[str, Raw]]:
-    """Return each mount of each seed, with its path in the request."""
+    """Return each mount and link of each seed, with its path in the request."""
     found = []
     for index, volume in enumerate(volumes):
         for kind in SEEDS:
             seed = volume.get(kind)
-            mounts = seed.get("mounts") if isinstance(seed, Mapping) else None
-            for number, mount in enumerate(mounts if isinstance(mounts, list | tuple) else ()):
-                if isinstance(mount, Mapping):
-                    found.append((f"spec.volumes[{index}].{kind}.mounts[{number}]", mount))
+            for name in ("mounts", "links"):
+                given = seed.get(name) if isinstance(seed, Mapping) else None
+                for number, one in enumerate(given if isinstance(given, list | tuple) else ()):
+                    if isinstance(one, Mapping):
+                        found.append((f"spec.volumes[{index}].{kind}.{name}[{number}]", one))
     return found

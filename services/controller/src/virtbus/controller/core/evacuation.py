@@ -1,11 +1,14 @@
 """Decides which VMs may leave a node, and computes their records and targets (ADR 0014)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from virtbus.controller.core.allocations import takes_room, with_vm
 from virtbus.controller.core.demand import demand_of
-from virtbus.controller.core.placement import Candidate, place
+from virtbus.controller.core.placement import Candidate, Placement
+from virtbus.controller.core.pools import Needs, needs_of_shared
+from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.schemas.node import Fence
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
 from virtbus.schemas.vm_status import VmStatus
 
@@ -24,7 +27,7 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     """Return why a drain or fence does not move a VM; empty if it may leave.
 
     A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
-    or `discard` permits the loss. Nothing permits the loss of a volume.
+    or `discard` permits the loss. Nothing permits the loss of a volume; one on a server goes along.
     """
     if why := volumes_stay(record):
         return why
@@ -35,10 +38,14 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
 
 
 def volumes_stay(record: VmRecord) -> str:
-    """Return a text on the volumes that keep a VM on its node; empty if it has none."""
-    if not record.volume_refs:
+    """Return a text on the volumes that keep a VM on its node; empty if it has none.
+
+    Several nodes reach a volume of a pool on a server, so it keeps no VM.
+    """
+    refs = record.volume_refs.values()
+    names = ", ".join(ref.name for ref in refs if not ABILITIES[ref.kind].shared)
+    if not names:
         return ""
-    names = ", ".join(ref.name for ref in record.volume_refs.values())
     return (
         f"its volumes are on this node ({names}); `virtbus volume detach` takes them from the VM "
         "while it is off, and a delete of the VM keeps them"
@@ -64,8 +71,8 @@ def fenced(record: VmRecord, fence: Fence) -> str:
         if record.evacuating
         else eviction_blocked_reason(record, discard=fence.discard_local_disks)
     )
-    if record.volume_refs:
-        return f"{record.node} is fenced, and the VM waits for it: {volumes_stay(record)}"
+    if stays := volumes_stay(record):
+        return f"{record.node} is fenced, and the VM waits for it: {stays}"
     if not why:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"
     return (
@@ -114,6 +121,18 @@ def released_by_node(record: VmRecord, status: VmStatus | None) -> bool:
     return status is not None and status.released and status.epoch >= record.epoch
 
 
+def _needs(record: VmRecord) -> Needs:
+    """Return the pools that a VM's next node needs: those of the volumes that go along."""
+    return needs_of_shared(record.volume_refs.values())
+
+
+def _placement(record: VmRecord, nodes: Sequence[Candidate]) -> Placement:
+    needs = _needs(record)
+    home = Home("", "", needs) if needs else None
+    how = {"powered": takes_room(record), "strict": record.reserved}
+    return place_near(record.spec, nodes, home, targets=record.network_targets, **how)
+
+
 class EvacuationTargets:
     """Finds targets for evacuated VMs. Each found target counts as allocated for the next VM."""
 
@@ -129,7 +148,7 @@ class EvacuationTargets:
         With `home`, the VM's own node is the last choice. A VM with a requested target gets only
         that node, or with `home` its own.
         """
-        goal = (record.node, record.evacuation_target, home)
+        goal = (record.node, record.evacuation_target, home, _needs(record))
         like = (
             demand_of(record.spec, record.network_targets),
             takes_room(record),
@@ -149,12 +168,9 @@ class EvacuationTargets:
         others = [c for name, c in self._nodes.items() if name != record.node]
         if record.evacuation_target is not None:
             others = [c for c in others if c.record.node == record.evacuation_target]
-        how = {"powered": takes_room(record), "strict": record.reserved}
-        targets = record.network_targets
-        placement = place(record.spec, others, targets=targets, **how)
+        placement = _placement(record, others)
         if not placement.nodes and home and record.node in self._nodes:
-            own = [self._nodes[record.node]]
-            placement = place(record.spec, own, targets=targets, **how)
+            placement = _placement(record, [self._nodes[record.node]])
         if placement.nodes:
             return placement.nodes[0], ""
         refused = dict(placement.refused)

@@ -30,7 +30,7 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
 
 
 def _disk(want: OperationExport, vm: VmRecord) -> str:
-    disks = [one.name for one in vm.spec.volumes if not one.is_iso]
+    disks = [one.name for one in vm.spec.volumes if not one.is_iso and not one.host_device]
     if want.disk in disks:
         return want.disk
     if want.disk is None and disks:
@@ -55,7 +55,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
-    same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored"}
+    same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored", "backup"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
         message = f"the id {wanted.id} belongs to another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)

@@ -26,6 +26,7 @@ from virtbus.controller.core.nodes import (
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
 from virtbus.controller.core.pools import KnownPools
+from virtbus.controller.core.security_groups import SecurityGroups
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import view
@@ -73,6 +74,7 @@ class Fleet:
     pools: KnownPools = field(default_factory=KnownPools)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
+    groups: SecurityGroups = field(default_factory=SecurityGroups)
     addresses: GivenAddresses = field(default_factory=GivenAddresses)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
@@ -232,8 +234,7 @@ class Fleet:
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Process a heartbeat; return its node. Raise VirtbusError if its key differs."""
-        plain = plain_stored(key, value)
-        record = as_stored(NodeRecord, plain)
+        record = as_stored(NodeRecord, plain := plain_stored(key, value))
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         vms = self.promises.on.get(record.node, NOTHING).vms

@@ -7,17 +7,28 @@ from typing import Any, TypeVar
 from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import spec_hash
 
-RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, SnapshotRecord, ImageNameRecord, NetworkRecord)
+RecordT = TypeVar(
+    "RecordT",
+    VmRecord,
+    VolumeRecord,
+    SnapshotRecord,
+    ImageNameRecord,
+    NetworkRecord,
+    SecurityGroupRecord,
+    BackupScheduleRecord,
+)
 
 LIVE = frozenset(
     {

@@ -1,9 +1,13 @@
-"""Caches the operations of the fleet and their statuses, as watches deliver them (ADR 0048)."""
+"""Caches the operations of the fleet and their statuses, as watches deliver them (ADR 0048).
+
+It also holds the cache of the schedules, which begin operations.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.controller.core.vm_keys import Stored
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.operation_api import OperationView
@@ -24,6 +28,7 @@ class Operations:
     """The operations by key. The cache may lag; each decision is then a CAS write."""
 
     def __init__(self) -> None:
+        self.schedules = BackupSchedules()
         self._stored: dict[str, StoredOperation] = {}
         self._statuses: dict[str, StoredStatus] = {}
         self._keys: dict[str, str] = {}

@@ -8,6 +8,7 @@ from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.pool import ABILITIES, LOCAL, USABLE, NodePools, PoolKind, PoolReport
 from virtbus.schemas.records import read_stored, refuse_foreign
 from virtbus.schemas.volume import VolumeRecord, VolumeSource
+from virtbus.schemas.volume_ref import VolumeRef
 
 PoolsByName = Mapping[str, PoolReport]
 Needs = tuple[tuple[str, int, tuple[str, ...]], ...]
@@ -154,6 +155,15 @@ def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
             keys += (_key(one),)
         found[one.spec.pool] = new_bytes, keys
     return tuple((name, *found[name]) for name in sorted(found))
+
+
+def needs_of_shared(refs: Iterable[VolumeRef]) -> Needs:
+    """Return the pools that a VM's volumes on servers need on each node of the VM."""
+    found: dict[str, list[str]] = {}
+    for ref in refs:
+        if ABILITIES[ref.kind].shared:
+            found.setdefault(ref.pool, []).append(ref.key)
+    return tuple((name, 0, tuple(sorted(found[name]))) for name in sorted(found))
 
 
 def why_not(pools: PoolsByName, needs: Needs) -> str:

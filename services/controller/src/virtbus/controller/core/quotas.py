@@ -23,8 +23,9 @@ class Quota(NamedTuple):
         what: str,
         whole: str = "the fleet",
         one: str | None = None,
+        more: int = 1,
     ) -> str:
-        """Return why one more object exceeds the quota; empty if it does not.
+        """Return why `more` objects exceed the quota; empty if they do not.
 
         `what` names the objects, `whole` all namespaces together, and `one` this namespace.
         """
@@ -32,6 +33,6 @@ class Quota(NamedTuple):
             (objects.count(namespace), self.per_namespace, one or f"namespace {namespace}"),
             (objects.count(), self.in_all, whole),
         ):
-            if count >= most:
+            if count + more > most:
                 return f"{where} has {count} {what} of {most} at most"
         return ""

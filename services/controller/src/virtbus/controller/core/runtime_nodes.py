@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from virtbus.controller.core.demand import HOSTNAME
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.vm import VmSpec
 
 
 def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, str]) -> None:
@@ -13,6 +14,21 @@ def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, 
     """
     if node and selector.get(HOSTNAME) != labels.get(HOSTNAME, node):
         raise _refused(node)
+
+
+def check_devices(node: str, spec: VmSpec) -> None:
+    """Raise 403 `device_denied` if a spec has devices of its host; `node` is as above.
+
+    A path means something on one node only, so the node's own runtime gives it.
+    """
+    for index, volume in enumerate(spec.volumes):
+        if volume.host_device is not None and not node:
+            message = (
+                "only the container runtime of a node may give a VM a device of the node; use a "
+                "volume in a pool of devices (docs/howto/pools.md)"
+            )
+            detail = Detail(path=f"spec.volumes[{index}].host_device", message=message)
+            raise VirtbusError(Code.DENIED, "device_denied", message, details=(detail,))
 
 
 def check_node(node: str, wanted: str | None) -> None:

@@ -16,6 +16,7 @@ from virtbus.schemas.snapshot_api import (
     SnapshotCreate,
     SnapshotView,
 )
+from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import invalid
@@ -37,6 +38,17 @@ def refuse_pools(refs: Iterable[VolumeRef]) -> None:
             message = (
                 f"the volume {ref.name} is in the pool {ref.pool}, which has no snapshots; copy it "
                 f"with `virtbus volume create NAME --from-volume {ref.name}`"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
+
+
+def refuse_devices(spec: VmSpec) -> None:
+    """Raise 422 if a VM has a device of its node, whose blocks virtbus does not keep."""
+    for volume in spec.volumes:
+        if volume.host_device is not None:
+            message = (
+                f"the disk {volume.name} is a device of the node, which has no snapshots; use "
+                "those of its storage"
             )
             raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 

@@ -5,16 +5,18 @@ from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.records import of_operation
+from virtbus.schemas.records import of_node_group, of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
     ADDRESSES,
+    BACKUP_SCHEDULES,
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
     NETWORKS,
     NODE_SPEC_KEY,
     POOLS_KEY,
+    SECURITY_GROUPS,
     SNAPSHOTS,
     VOLUMES,
 )
@@ -36,6 +38,8 @@ _PLACES = {
     SNAPSHOTS: "snapshot",
     IMAGE_NAMES: "image name",
     NETWORKS: "network",
+    SECURITY_GROUPS: "security group",
+    BACKUP_SCHEDULES: "backup schedule",
     ADDRESSES: "address claim",
 }
 
@@ -51,6 +55,8 @@ _WAYS_OUT = {
     "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
+    "security group": "`virtbus security-group delete NAME` removes it",
+    "backup schedule": "`virtbus backup schedule delete NAME` frees the name; backups stay",
     "address claim": "the next sweep writes it again if a VM has the address",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
@@ -78,6 +84,8 @@ class Unreadable(NamedTuple):
         _, bucket, place, *_ = self.key.split(".")
         if of_operation(self.key):
             return "operation" if bucket == "vm" else "operation's status"
+        if of_node_group(self.key):
+            return "security group of a node"
         if self.uid.startswith("_"):
             return _NODE_WIDE.get(self.uid, "value")
         if bucket != "vm":

@@ -4,37 +4,51 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
-    of_operation,
     read_address_claim,
+    read_backup_schedule,
     read_image_name,
     read_network,
     read_record,
+    read_security_group,
     read_snapshot,
     read_stored,
     read_volume,
 )
+from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     ADDRESS_KEYS,
+    BACKUP_SCHEDULE_KEYS,
     HOST_KEY,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
     NETWORK_KEYS,
     NODE_SPEC_KEY,
+    OPERATIONS,
     PEER_KEY,
     RESERVED,
+    SECURITY_GROUP_KEYS,
+    SECURITY_GROUPS,
     SNAPSHOT_KEYS,
     VOLUME_KEYS,
 )
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord
+NamedRecord = (
+    VolumeRecord
+    | SnapshotRecord
+    | ImageNameRecord
+    | NetworkRecord
+    | SecurityGroupRecord
+    | BackupScheduleRecord
+)
 VmKey = VmRecord | Tombstone | NameClaim | AddressClaim | NodeSpec | NamedRecord
 
 
@@ -43,7 +57,14 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (SNAPSHOT_KEYS, read_snapshot),
     (IMAGE_NAME_KEYS, read_image_name),
     (NETWORK_KEYS, read_network),
+    (SECURITY_GROUP_KEYS, read_security_group),
+    (BACKUP_SCHEDULE_KEYS, read_backup_schedule),
 )
+
+
+_OF_A_NODE = frozenset({OPERATIONS, SECURITY_GROUPS})
+"""The kinds of objects below the id of a node."""
+_OF_OTHERS = frozenset({HOST_KEY, HOSTS_KEY, PEER_KEY})
 
 
 class StoredVm(NamedTuple):
@@ -80,8 +101,10 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 StoredVolume = Stored[VolumeRecord]
 StoredSnapshot = Stored[SnapshotRecord]
+StoredBackupSchedule = Stored[BackupScheduleRecord]
 StoredImageName = Stored[ImageNameRecord]
 StoredNetwork = Stored[NetworkRecord]
+StoredGroup = Stored[SecurityGroupRecord]
 
 
 class StoredClaim(NamedTuple):
@@ -95,11 +118,11 @@ class StoredClaim(NamedTuple):
 def read_vm_key(key: str, value: bytes) -> VmKey | None:
     """Return the decoded value at a `$KV.vm` key; the key decides its type.
 
-    Return None for host records, host addresses, join records, reserved sums and operations, which
-    other modules read. Raises VirtbusError if the value cannot be read.
+    Return None for host records, host addresses, join records, reserved sums, operations and groups
+    of nodes, which other modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY, PEER_KEY} or tokens[2] == RESERVED or of_operation(key):
+    if tokens[-1] in _OF_OTHERS or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

@@ -11,7 +11,7 @@ from virtbus.controller.core.volume_holds import fill_of, plain_spec
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import DISK_MIN
-from virtbus.schemas.volume import FillState, VolumeRecord, VolumeSpec, VolumeState
+from virtbus.schemas.volume import FillState, Retention, VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, invalid
@@ -58,11 +58,22 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
         spec = spec.model_copy(update={"size": _grown(record, want.size)})
     if want.protected is not None:
         spec = spec.model_copy(update={"protected": want.protected})
+    if want.retention is not None:
+        spec = spec.model_copy(update={"retention": want.retention})
+        refuse_made_for_none(record.model_copy(update={"spec": spec}))
     labels = record.labels if want.labels is None else dict(want.labels)
     if spec == record.spec and labels == record.labels:
         return record
     generation = record.generation + (spec != record.spec)
     return record.model_copy(update={"spec": spec, "labels": labels, "generation": generation})
+
+
+def refuse_made_for_none(record: VolumeRecord) -> None:
+    """Raise 400 if the volume would be deleted with a VM, and no VM's spec made it."""
+    if record.spec.retention is Retention.DELETE and not record.made_for:
+        message = "is only for volumes that a VM's spec makes: no VM's delete would remove it"
+        hint = "leave it out; `virtbus volume delete` removes the volume"
+        raise invalid((Detail(path="spec.retention", message=message, hint=hint),))
 
 
 def refuse_shrink(record: VolumeRecord, size_bytes: int) -> None:
@@ -242,6 +253,7 @@ def shown(
         holder=record.holder,
         holder_name=holder_name,
         held_since_ns=record.held_since_ns,
+        made_for=record.made_for,
         fill_operation=_open_fill(record),
         moving_to=record.move.target if state is VolumeState.MOVING and record.move else "",
         deleting=record.deleting,

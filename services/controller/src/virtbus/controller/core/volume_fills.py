@@ -5,6 +5,7 @@ from typing import Any
 
 from virtbus.controller.core import resting
 from virtbus.controller.core.placement import Candidate
+from virtbus.controller.core.snapshot_changes import ref_of_snapshot, refuse_incomplete
 from virtbus.controller.core.volume_changes import refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -12,6 +13,7 @@ from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord
 from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.wire import invalid
@@ -61,6 +63,34 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
     source = FillSource(vm=disk["uid"], epoch=disk["epoch"], disk=disk["disk"], volume=disk["ref"])
     return _filled_by(record, source, disk["node"], operation)
+
+
+def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a disk of a backup; its node has the backup.
+
+    Raises:
+        VirtbusError: 400 the request names no node.
+    """
+    if not record.node:
+        message = "a volume from a backup needs the node whose directory has the backup"
+        raise invalid((Detail(path="node", message=message, hint="`virtbus backup get` shows it"),))
+    wanted = record.spec.source
+    source = FillSource(backup=wanted.backup or "", disk=wanted.disk or "")
+    return _filled_by(record, source, record.node, operation)
+
+
+def of_snapshot(record: VolumeRecord, snapshot: SnapshotRecord, operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a disk of a snapshot.
+
+    Raises:
+        VirtbusError: 409 `volume_elsewhere`; otherwise as `refuse_incomplete`.
+    """
+    refuse_incomplete(snapshot)
+    if record.node not in {"", snapshot.node}:
+        message = f"{snapshot.name} is on {snapshot.node}; leave {record.node} out"
+        raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+    source = FillSource(snapshot=ref_of_snapshot(snapshot), disk=record.spec.source.disk or "")
+    return _filled_by(record, source, snapshot.node, operation)
 
 
 def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: str) -> VolumeRecord:

@@ -1,5 +1,7 @@
 """Decides which VM holds a volume: one at a time, from the commit to the end (ADR 0045)."""
 
+from collections.abc import Mapping
+
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -8,6 +10,9 @@ from virtbus.schemas.vm import DISK_MIN, VmRecord, VmSpec
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord, VolumeSpec
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
+
+_NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
+"""The place of a volume that several nodes reach, without a VM on a node."""
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
@@ -115,6 +120,8 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
 def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume `ref` with the VM as its holder, on the VM's node if it has one.
 
+    A volume that several nodes reach goes with its VM.
+
     Raises:
         VirtbusError: as `refuse_hold`; 409 `volume_elsewhere` the VM's node does not have its data;
             503 `contended` it changed after the VM's record was made.
@@ -126,8 +133,8 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
     since_ns = record.held_since_ns if record.holder else now_ns
     record = record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
     if vm.node == UNPLACED:
-        return record
-    if record.node not in {"", vm.node}:
+        return record.model_copy(update=_NOWHERE) if _is_shared(record) else record
+    if record.node not in {"", vm.node} and not _is_shared(record):
         message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
     return record.model_copy(update={"node": vm.node, "bound": True})
@@ -146,11 +153,23 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
     return sized(record, ref.size_bytes) if record.spec.size < ref.size_bytes else record
 
 
-def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:
-    """Return the volume without its holder; None if the VM does not hold it (any more)."""
+def freed(
+    there: StoredVolume | None, ref: VolumeRef, vm: str, *, ended: bool = False
+) -> VolumeRecord | None:
+    """Return the volume without its holder; None if the VM does not hold it (any more).
+
+    `ended`: the VM was deleted, and nothing is left of it. A volume that was made for it and is not
+    retained begins its delete. A hold that ends in any other way never removes data.
+    """
     if there is None or there.record.uid != ref.uid or there.record.holder != vm:
         return None
     free: dict[str, object] = {"holder": "", "held_since_ns": 0}
-    if ABILITIES[there.record.pool_kind].shared:
-        free |= {"node": "", "bound": False}  # the next VM may be on any node with the pool
+    if ended and there.record.ends_with == vm:
+        return there.record.model_copy(update=free | {"deleting": True})
+    if _is_shared(there.record):
+        free |= _NOWHERE  # the next VM may be on any node with the pool
     return there.record.model_copy(update=free)
+
+
+def _is_shared(record: VolumeRecord) -> bool:
+    return ABILITIES[record.pool_kind].shared

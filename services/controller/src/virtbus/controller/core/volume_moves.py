@@ -1,14 +1,15 @@
 """Decides about moves of volumes between nodes, up to the write that ends one (ADR 0063)."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from virtbus.controller.core import resting
-from virtbus.controller.core.pools import why_not
+from virtbus.controller.core.pools import no_copies, why_not
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportResult, OperationRecord, OperationStatus
-from virtbus.schemas.pool import ABILITIES, PoolReport
+from virtbus.schemas.pool import ABILITIES, PoolKind, PoolReport
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeMove, VolumeRecord
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
@@ -16,29 +17,31 @@ MAX_WHY_CHARS = 1000
 GIVEN_UP = "it was given up"
 
 
-def begun(record: VolumeRecord, node: str, export: str, fill: str) -> VolumeRecord:
-    """Return the volume with a move to `node`, by two operations with the given ids.
+class Goal(NamedTuple):
+    """The place to which a volume should be moved."""
+
+    node: str
+    pool: str
+
+
+def goal_of(record: VolumeRecord, node: str, pool: str | None) -> Goal:
+    """Return the goal of a request: `node` empty or `pool` None stay as they are."""
+    return Goal(node or record.node, pool or record.spec.pool)
+
+
+def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRecord:
+    """Return the volume with a move to its goal, by two operations with the given ids.
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
-            `volume_moving`; 422 `volume_shared`.
+            `volume_moving`, `no_data`; 422 `volume_shared`, `no_copies`.
     """
     refuse_deleting(record)
-    if not ABILITIES[record.pool_kind].copies:
-        message = (
-            f"the data of {record.name} is on the server of the pool {record.spec.pool}, which "
-            "each of its nodes reads; there is nothing to move"
-        )
-        raise VirtbusError(Code.UNSUPPORTED, "volume_shared", message)
-    move = record.move
-    if node == record.node:
+    _refuse_pools(record, goal)
+    if goal == _here(record):
         return failed(record, GIVEN_UP) if record.is_moving else record
-    if move is not None and record.has_open_move:
-        if record.is_moving and move.target == node:
-            return record
-        what = f"is being moved to {move.target}" if record.is_moving else "has left data behind"
-        message = f"{record.name} {what}; repeat when `virtbus volume get` shows no move"
-        raise VirtbusError(Code.CONFLICT, "volume_moving", message, after_ms=5000)
+    if record.move is not None and record.has_open_move:
+        return _same(record, record.move, goal)
     if record.holder:
         message = (
             f"VM {record.holder} holds {record.name} and stays with it; `virtbus volume detach "
@@ -46,15 +49,48 @@ def begun(record: VolumeRecord, node: str, export: str, fill: str) -> VolumeReco
         )
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
     if not has_data(record) and not record.lost:
-        return record.model_copy(update={"node": node, "move": None})
+        return record.model_copy(update={"node": goal.node, "move": None})
     resting.refuse_unready(record, "")
-    new = VolumeMove(source=record.node, target=node, export=export, fill=fill)
+    new = VolumeMove(source=record.node, target=goal.node, export=export, fill=fill)
+    if goal.pool != record.spec.pool:
+        new = new.model_copy(update={"pool": goal.pool, "former_pool": record.spec.pool})
     return record.model_copy(update={"move": new})
 
 
-def moved_ref(record: VolumeRecord) -> VolumeRef:
+def _here(record: VolumeRecord) -> Goal:
+    return Goal(record.node, record.spec.pool)
+
+
+def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
+    """Raise an error if the data cannot leave its pool."""
+    if not ABILITIES[record.pool_kind].copies:
+        message = (
+            f"the data of {record.name} is on the server of the pool {record.spec.pool}, which "
+            "each of its nodes reads; there is nothing to move"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "volume_shared", message)
+    if goal.pool == record.spec.pool:
+        return
+    if record.pool_kind is not PoolKind.LOCAL:
+        raise no_copies(record)
+    if not has_data(record):
+        message = f"{record.name} has no data yet; delete it, and create it in {goal.pool}"
+        raise VirtbusError(Code.CONFLICT, "no_data", message)
+
+
+def _same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
+    """Return the volume, whose move has this goal; raises 409 `volume_moving`."""
+    if record.is_moving and goal == (move.target, move.pool or record.spec.pool):
+        return record
+    what = f"is being moved to {_where(move)}" if record.is_moving else "has left data behind"
+    message = f"{record.name} {what}; repeat when `virtbus volume get` shows no move"
+    raise VirtbusError(Code.CONFLICT, "volume_moving", message, after_ms=5000)
+
+
+def moved_ref(record: VolumeRecord, move: VolumeMove) -> VolumeRef:
     """Return the description of the volume after the move: a copy that rests on no image."""
-    return ref_of(record).model_copy(update={"image": "", "target": None, "copied": True})
+    there = {"image": "", "target": None, "copied": True, "pool": move.pool or record.spec.pool}
+    return ref_of(record).model_copy(update=there)
 
 
 def image_name(record: VolumeRecord, move: VolumeMove) -> str:
@@ -81,8 +117,20 @@ def export_of(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationR
 def fill_of(
     record: VolumeRecord, move: VolumeMove, file: ExportResult, now_ns: int
 ) -> OperationRecord:
-    """Return the operation that makes the disk on the target."""
+    """Return the operation that makes the disk of the file on the target."""
     source = FillSource(image=f"{image_name(record, move)}@{file.digest}", moved=True)
+    return _fill(record, move, source, now_ns)
+
+
+def fill_here(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationRecord:
+    """Return the operation that copies the disk to another pool of its node."""
+    source = FillSource(volume=ref_of(record), moved=True)
+    return _fill(record, move, source, now_ns)
+
+
+def _fill(
+    record: VolumeRecord, move: VolumeMove, source: FillSource, now_ns: int
+) -> OperationRecord:
     return OperationRecord(
         kind="fill",
         id=move.fill,
@@ -92,7 +140,7 @@ def fill_of(
         name=record.name,
         node=move.target,
         owner=record.owner,
-        ref=moved_ref(record),
+        ref=moved_ref(record, move),
         source=source,
         created_ns=now_ns,
     )
@@ -101,7 +149,8 @@ def fill_of(
 def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeRecord:
     """Return the volume on its target, whose disk is complete and has `size_bytes`."""
     fill = VolumeFill(operation=move.fill, state=FillState.FILLED, source=FillSource(moved=True))
-    there = record.model_copy(update={"node": move.target, "fill": fill})
+    spec = record.spec.model_copy(update={"pool": move.pool or record.spec.pool})
+    there = record.model_copy(update={"node": move.target, "spec": spec, "fill": fill})
     return sized(there, size_bytes) if size_bytes > record.spec.size else there
 
 
@@ -122,9 +171,22 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
     return record.model_copy(update={"move": done})
 
 
-def left_on(record: VolumeRecord, move: VolumeMove) -> str:
-    """Return the node that has data which does not count: the one that the record does not name."""
-    return move.source if record.node == move.target else move.target
+def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
+    """Return the data that does not count: the place that the record does not name."""
+    places = {
+        Goal(move.source, move.former_pool if move.pool else record.spec.pool),
+        Goal(move.target, move.pool or record.spec.pool),
+    }
+    (other,) = places - {_here(record)}
+    return other.node, ref_of(record).model_copy(update={"pool": other.pool})
+
+
+def _where(move: VolumeMove) -> str:
+    """Return the goal of a move in words."""
+    to = f"the pool {move.pool}" if move.pool else ""
+    if move.source == move.target:
+        return to
+    return f"{to} of {move.target}" if to else move.target
 
 
 def why_failed(status: OperationStatus) -> str:
@@ -138,18 +200,19 @@ def shown(record: VolumeRecord, progress: str) -> str:
     if move is None or record.deleting:
         return ""
     if move.failed:
-        return f"the move to {move.target} failed: {move.failed}"
+        return f"the move to {_where(move)} failed: {move.failed}"
     if record.is_moving:
-        return f"moving to {move.target}: {progress}"
-    return f"it is on {move.target}; the former data is being removed from {move.source}"
+        return f"moving to {_where(move)}: {progress}"
+    former = f"the pool {move.former_pool}" if move.source == move.target else move.source
+    return f"it is on {_where(move)}; the former data is being removed from {former}"
 
 
-def refuse_pool(record: VolumeRecord, pools: Mapping[str, PoolReport]) -> None:
-    """Raise 409 `no_pool` unless the target, with these `pools`, can take the volume."""
-    why = why_not(pools, ((record.spec.pool, record.spec.size, ()),))
-    there = pools.get(record.spec.pool)
+def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]) -> None:
+    """Raise 409 `no_pool` unless `pool`, among the `pools` of the target, can take the volume."""
+    why = why_not(pools, ((pool, record.spec.size, ()),))
+    there = pools.get(pool)
     if there is not None and there.kind is not record.pool_kind:
-        why = f"its pool {record.spec.pool} is of the kind {there.kind}"
+        why = f"its pool {pool} is of the kind {there.kind}"
     if why:
         message = f"the node cannot take {record.name}: {why}; choose another node"
         raise VirtbusError(Code.CONFLICT, "no_pool", message)

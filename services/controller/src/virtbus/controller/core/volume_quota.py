@@ -1,5 +1,6 @@
 """Limits the number and the bytes of volumes, of a namespace and of the fleet."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from virtbus.controller.core.quotas import Quota
@@ -16,14 +17,17 @@ class VolumeQuota(NamedTuple):
     bytes_per_namespace: int = 0
     bytes_in_all: int = 0
 
-    def refuse_new(self, volumes: Volumes, record: VolumeRecord) -> None:
-        """Raise 429 `volume_quota` if the new volume exceeds a quota.
+    def refuse_new(self, volumes: Volumes, new: Sequence[VolumeRecord]) -> None:
+        """Raise 429 `volume_quota` if the new volumes of a namespace exceed a quota.
 
         A copy without a size counts once it has one.
         """
-        if why := self.number.full(volumes, record.namespace, "volumes"):
+        if not new:
+            return
+        namespace = new[0].namespace
+        if why := self.number.full(volumes, namespace, "volumes", more=len(new)):
             raise _full(why)
-        self._refuse_bytes(volumes, record.namespace, record.spec.size)
+        self._refuse_bytes(volumes, namespace, sum(one.spec.size for one in new))
 
     def refuse_growth(self, volumes: Volumes, record: VolumeRecord, size_bytes: int) -> None:
         """Raise 429 `volume_quota` if the volume may not grow to `size_bytes`."""

@@ -31,6 +31,7 @@ from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import holder_of, known_of, message_of, purged, stands
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
+from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -67,9 +68,11 @@ class Committed:
 class Commits:
     """The controller's writes to `$KV.vm` and `$KV.sec`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self, bus: Bus, fleet: Fleet | None = None, volumes: VolumeHolders | None = None
+    ) -> None:
         self._bus = bus
-        self._reservations = Reservations(bus, fleet or Fleet())
+        self._reservations = Reservations(bus, fleet or Fleet(), volumes)
 
     async def create(
         self, record: VmRecord, secrets: VmSecrets | None, claimed: Collection[str] = ()
@@ -136,10 +139,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim the name and the addresses for the record's uid; raises as `create`.
-
-        With `renew`, write an existing claim of this uid again, at a new revision.
-        """
+        """Claim name and addresses for the uid; raises as `create`. `renew`: its own ones, too."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)

@@ -105,7 +105,8 @@ class FleetApi:
         nodes = self._named(want.node)
         target = await self._image_names.of_ref(want.ref, want.namespace)
         job = want.job or self._bus.sources.uuid7()
-        ask = PullImage(ref=want.ref, job=job, target=target)
+        login = want.pull_secret or ""
+        ask = PullImage(ref=want.ref, job=job, target=target, pull_secret=login)
         images, errors = await self._ask(nodes, "pull", ask, _left_s(request), ImageInfo)
         late = [error for error in errors.values() if error.code == Code.DEADLINE]
         if late or (errors and not images):
@@ -209,6 +210,7 @@ class FleetApi:
             alarms=(
                 *self._storage.alarms(),
                 *self._fleet.alarms(),
+                *self._fleet.operations.schedules.alarms(),
                 *_dead_letters(dead),
             ),
         )

@@ -7,10 +7,12 @@ from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
+from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.operations import Operations
+from virtbus.controller.core.security_groups import SecurityGroups
 from virtbus.controller.core.snapshots import Snapshots
 from virtbus.controller.core.volumes import Volumes
 from virtbus.controller.edge.key_states import unreadable
@@ -20,13 +22,14 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image_name import ImageNameRecord
-from virtbus.schemas.records import of_operation
+from virtbus.schemas.records import of_node_group, of_operation
 
 log = logging.getLogger(__name__)
 
 _NAMED = (
     *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
-    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS),
+    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS, subjects.SECURITY_GROUP_KEYS),
+    subjects.BACKUP_SCHEDULE_KEYS,
 )
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
@@ -151,7 +154,7 @@ class Informers:
             fleet.purge_images(key)
         elif key.endswith(f".{subjects.POOLS_KEY}"):
             fleet.offer(fleet.pools.purge(key))
-        elif key.startswith(_NAMED):
+        elif _is_named(key):
             _named(fleet, key).forget(key)
         elif key.startswith(subjects.ADDRESS_KEYS):
             fleet.claims.pop(key, None)
@@ -176,12 +179,14 @@ class Informers:
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
+            *fleet.groups.all_keys(),
+            *fleet.operations.schedules.keys(),
             *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if entry.key.startswith(_NAMED):
+        if _is_named(entry.key):
             _take_named(self._fleet, entry)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
@@ -260,8 +265,13 @@ def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
         fleet.put_images(entry.key, entry.value)
 
 
+def _is_named(key: str) -> bool:
+    """Return True for the key of a named object, and of a security group of a node."""
+    return key.startswith(_NAMED) or of_node_group(key)
+
+
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume, a snapshot, an image name or a network."""
+    """Process a volume, a snapshot, an image name, a network, a security group or a schedule."""
     cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
@@ -271,13 +281,24 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
 
 def _named(
     fleet: Fleet, key: str
-) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks:
+) -> (
+    Volumes
+    | Snapshots
+    | NamedRecords[ImageNameRecord]
+    | Networks
+    | SecurityGroups
+    | BackupSchedules
+):
     """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
     if key.startswith(subjects.SNAPSHOT_KEYS):
         return fleet.volumes.snapshots
-    return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
+    if key.startswith(subjects.NETWORK_KEYS):
+        return fleet.networks
+    if key.startswith(subjects.BACKUP_SCHEDULE_KEYS):
+        return fleet.operations.schedules
+    return fleet.images.names if key.startswith(subjects.IMAGE_NAME_KEYS) else fleet.groups
 
 
 def _take_operation(operations: Operations, entry: Entry) -> None:

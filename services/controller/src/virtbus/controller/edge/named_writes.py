@@ -12,12 +12,21 @@ from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import Stored
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import stored_in
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
 
-NamedT = TypeVar("NamedT", VolumeRecord, NetworkRecord, SnapshotRecord)
+NamedT = TypeVar(
+    "NamedT",
+    VolumeRecord,
+    NetworkRecord,
+    SnapshotRecord,
+    SecurityGroupRecord,
+    BackupScheduleRecord,
+)
 
 
 class NamedWrites(Generic[NamedT]):

@@ -70,9 +70,13 @@ class OperationApi:
                 **fields,
             }
         )
+        return await self.begin(record, request.deadline_s)
+
+    async def begin(self, record: OperationRecord, deadline_s: float) -> OperationView:
+        """Write an operation if there is room for it; errors as `accept` and `refuse_more`."""
         if self._fleet.operations.of_id(record.id) is None:
-            self._room.refuse_more(want.namespace)
-        return await self._show(await self.accept(record, request.deadline_s))
+            self._room.refuse_more(record.namespace)
+        return await self._show(await self.accept(record, deadline_s))
 
     async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
         """Write an operation, once for each id; errors as `OperationWrites.create`."""

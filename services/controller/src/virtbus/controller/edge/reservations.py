@@ -1,4 +1,4 @@
-"""Writes the records of VMs together with their nodes' reserved sums and their volumes' holders.
+"""Writes the records of VMs with their nodes' reserved sums, their volumes' holders, and groups.
 
 The sum is in the same bucket, so one atomic batch compares and sets both. Two controllers can never
 both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume (ADR 0045).
@@ -15,6 +15,7 @@ from virtbus.controller.core.demand import demand_of, memory_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import room
 from virtbus.controller.edge.cas import MARKER_TTL_S
+from virtbus.controller.edge.group_keys import GroupKeys
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -40,10 +41,11 @@ class NodeFullError(Exception):
 class Reservations:
     """Writes records together with their reservations. `fleet` has the nodes' capacity."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, volumes: VolumeHolders | None = None) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._volumes = VolumeHolders(bus)
+        self._volumes = volumes or VolumeHolders(bus)
+        self._groups = GroupKeys(bus, fleet)
 
     async def write(
         self, before: VmRecord | None, after: VmRecord | None, writes: Sequence[Write]
@@ -64,6 +66,7 @@ class Reservations:
             sums = [await self._sum(node, before, after) for node in nodes]
             batch = [one for one in sums if one is not None]
             batch += await self._volumes.writes(before, after)
+            batch += await self._groups.writes(after)
             try:
                 return await self._batch([*batch, *writes])
             except ConflictError:

@@ -125,6 +125,7 @@ class SnapshotApi:
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
             snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+            snapshot_changes.refuse_devices(vm.record.spec)
             return resting.of_vm(vm.record, self._vms.show(vm).state, live=not in_place)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)

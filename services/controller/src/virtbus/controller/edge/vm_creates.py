@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.quotas import Quota
-from virtbus.controller.core.runtime_nodes import check_selector
+from virtbus.controller.core.runtime_nodes import check_devices, check_selector
 from virtbus.controller.core.snapshot_changes import not_found
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
@@ -33,6 +33,7 @@ from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTarget
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_holders import VolumeHolders
+from virtbus.controller.edge.volume_templates import VolumeTemplates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -40,6 +41,7 @@ from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.snapshot_api import SnapshotAsk
 from virtbus.schemas.vm import Overcommit, VmRecord, VmSecrets
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
@@ -49,9 +51,10 @@ NODES_TRIED = 8
 
 
 class CreateRules(NamedTuple):
-    """Settings that concern creates: the quota of claimed addresses, and reserved resources."""
+    """The quota of claimed addresses, the templates of volumes, and reserved resources."""
 
     addresses: Quota
+    templates: VolumeTemplates
     strict: bool = False
 
 
@@ -73,7 +76,7 @@ class VmCreates:
         self._commits = Commits(bus, fleet)
         self._storage = storage
         self._bus = bus
-        self._volumes = VolumeHolders(bus)
+        self._templates = rules.templates
         self._snapshots = SnapshotWrites(bus)
         self._images = ImageNameReads(bus, fleet)
         self._networks = NetworkTargets(bus, fleet, events)
@@ -88,7 +91,8 @@ class VmCreates:
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
             record = await self._with_images(self._record(admitted, request.account))
             record = await self._with_networks(record)
-            record, home = await self._with_volumes(record)
+            holders = await self._templates.holders(record, request.account)
+            record, home = await self._with_volumes(record, holders)
             if admitted.origin is not None and self._fleet.vms.get(admitted.uid) is None:
                 record, home, admitted = await self._of_origin(record, home, admitted, request)
             refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
@@ -104,16 +108,20 @@ class VmCreates:
             # after the deadline, another controller may have answered a repeat differently
             deadline_s = min(request.deadline_s, until_s) if record.network_targets else None
             async with in_time(deadline_s or request.deadline_s):
-                committed = await self._commit(record, nodes, admitted)
+                committed = await self._commit(record, nodes, admitted, holders)
             await self._keep_networks(committed)
             check_owner(request.account, committed.held.record.owner)
             if self._fleet.apply(committed.held):  # before the watch delivers it
                 self._watches.changed(committed.held.record.uid)
-            self._tell_created(committed, why)
+            self._tell_created(committed, why, holders.made)
         return committed, admitted.warnings
 
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
-        """Raise 403 if a container runtime would create a VM on another node than `node`."""
+        """Raise 403 if a container runtime would create a VM on another node than `node`.
+
+        Nobody else gives a VM devices of a node.
+        """
+        check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)
         labels = seen.record.labels if seen is not None else {}
         check_selector(node, labels, admitted.spec.node_selector)
@@ -153,11 +161,16 @@ class VmCreates:
             self._fleet.apply(await self._commits.replace(committed.held, ending))
             raise
 
-    async def _with_volumes(self, record: VmRecord) -> tuple[VmRecord, Home | None]:
+    async def _with_volumes(
+        self, record: VmRecord, holders: VolumeHolders
+    ) -> tuple[VmRecord, Home | None]:
         """Return the record with the volumes that its spec names, and their node."""
         if not wanted_volumes(record.spec):
             return record, None
-        refs, home = await self._volumes.resolve(record)
+        known = self._fleet.vms.get(record.uid)
+        if known is not None:  # a repeat: it has the volumes of the record
+            return record.model_copy(update={"volume_refs": known.record.volume_refs}), None
+        refs, home = await holders.resolve(record)
         return record.model_copy(update={"volume_refs": refs}), home
 
     async def _of_origin(
@@ -194,22 +207,26 @@ class VmCreates:
             raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
 
     async def _commit(
-        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
+        self,
+        record: VmRecord,
+        nodes: Sequence[str],
+        admitted: AdmittedVm,
+        holders: VolumeHolders,
     ) -> Committed:
         """Claim the addresses, and commit; after a refusal, free them.
 
         Another VM may take an address that was chosen, if this create is slow: choose again.
         """
+        commits = Commits(self._bus, self._fleet, holders)
         known = self._fleet.vms.get(record.uid)
         if known is not None:  # a repeat: its addresses are those of the record
             claims = known.record.address_claims
-            return await self._place(
-                record.model_copy(update={"address_claims": claims}), nodes, admitted
-            )
+            claimed = record.model_copy(update={"address_claims": claims})
+            return await self._place(claimed, nodes, admitted, commits)
         for _ in range(ATTEMPTS):
             claimed = await self.addresses.claim(record)
             try:
-                return await self._place(claimed, nodes, admitted)
+                return await self._place(claimed, nodes, admitted, commits)
             except AddressTakenError as error:
                 await self.addresses.give_back(claimed)
                 if error.named:
@@ -220,18 +237,18 @@ class VmCreates:
         raise contended("an address of these networks")
 
     async def _place(
-        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
+        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm, commits: Commits
     ) -> Committed:
         """Commit on the first node with capacity; if all are full, the VM waits without a node."""
         claimed = addresses_of(record)
         for node in nodes[:NODES_TRIED]:
             try:
                 there = record.model_copy(update={"node": node})
-                return await self._commits.create(there, admitted.secrets, claimed)
+                return await commits.create(there, admitted.secrets, claimed)
             except NodeFullError as error:
                 log.debug("%s: %s", record.name, error)
         waits = record.model_copy(update={"node": UNPLACED})
-        return await self._commits.create(waits, admitted.secrets, claimed)
+        return await commits.create(waits, admitted.secrets, claimed)
 
     def _strict(self, admitted: AdmittedVm) -> bool:
         """Return True if the VM, or this controller's settings, request reserved resources."""
@@ -275,10 +292,15 @@ class VmCreates:
         best = placement.nodes if strict else placement.best
         return best, f"best of {len(placement.fit)}, {len(placement.refused)} refused"
 
-    def _tell_created(self, committed: Committed, why: str) -> None:
+    def _tell_created(
+        self, committed: Committed, why: str, made: Mapping[str, VolumeRecord]
+    ) -> None:
         record = committed.held.record
         if not committed.created:
             return
+        for volume in made.values():
+            message = f"{volume.namespace}/{volume.name}, of {record.name}"
+            self._events.named(EventKind.VOLUME_CREATED, volume, committed.held.revision, message)
         self._events.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
         if record.node != UNPLACED:
             self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")

@@ -82,18 +82,12 @@ class VolumeApi:
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
         )
+        volume_changes.refuse_made_for_none(record)
         new = self._fleet.volumes.get(want.namespace, want.name) is None
-        if new:
-            record = self._fleet.pools.admitted(record)
-        if want.spec.is_copied or _is_prepared(record):
-            record = await self._fills.planned(record, request.account)
-        volume_changes.refuse_large(record)
-        if new and record.node:
-            self._fleet.pools.refuse_new(record, 0)  # the node of a copy's source
+        record = await self.planned(record, request.account, new=new)
         if new:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
             self.room.refuse_more(record)
-            self._fleet.pools.refuse_new(record, record.spec.size)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
         check_owner(request.account, held.record.owner)
@@ -102,6 +96,24 @@ class VolumeApi:
             self.tell(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
         await self._fills.begin_soon(held)
         return VolumeCreated(volume=self.show(held), created=created)
+
+    async def planned(
+        self, record: VolumeRecord, account: str, *, new: bool = True
+    ) -> VolumeRecord:
+        """Return a volume with the kind of its pool, and with the copy that fills it.
+
+        Raises:
+            VirtbusError: it cannot be made: by its pool, its source or its size.
+        """
+        pools = self._fleet.pools
+        if new:
+            record = pools.admitted(record)
+        if record.spec.is_copied or _is_prepared(record):
+            record = await self._fills.planned(record, account)
+        volume_changes.refuse_large(record)
+        if new:
+            pools.refuse_new(record, record.spec.size)
+        return record
 
     async def adopt(self, request: Request) -> VolumeView:
         """Write the record of a volume whose data is on a node; a person names both."""

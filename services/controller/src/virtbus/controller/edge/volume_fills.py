@@ -15,12 +15,14 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core import exports, resting, volume_fills
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of, why_not
+from virtbus.controller.core.snapshot_changes import not_found as no_snapshot
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import create_step, not_found
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.api import VmRef
@@ -28,6 +30,8 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import OperationExport
+from virtbus.schemas.snapshot import SnapshotRecord
+from virtbus.schemas.snapshot_api import SnapshotAsk
 from virtbus.schemas.volume import FillState, VolumeRecord
 from virtbus.schemas.volume_api import VolumeAsk
 
@@ -50,6 +54,7 @@ class VolumeFills:
         self._events = events
         self._volumes = VolumeWrites(bus)
         self._operations = OperationWrites(bus)
+        self._snapshots = SnapshotWrites(bus)
         self._room = room
         self._vms = vms
         self._wake = asyncio.Event()
@@ -59,8 +64,8 @@ class VolumeFills:
         """Return a new volume with its fill; one that exists is returned as it is stored.
 
         Raises:
-            VirtbusError: as `create_step`, `volume_fills.of_volume` and `node_for`; 404
-                `volume_not_found`; 429 `operation_quota`.
+            VirtbusError: as `create_step`, `volume_fills.of_volume`, `of_snapshot` and `node_for`;
+                404 `volume_not_found`, `snapshot_not_found`; 429 `operation_quota`.
         """
         there = await self._volumes.latest(record.namespace, record.name)
         if there is not None:
@@ -71,8 +76,14 @@ class VolumeFills:
             )
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
+        if wanted.backup is not None:
+            check_owner(account, "")  # a backup may be anybody's
+            return volume_fills.of_backup(record, operation)
         if wanted.vm is not None:
             return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
+        if wanted.snapshot is not None:
+            snapshot = await self._snapshot(record, wanted.snapshot, account)
+            return volume_fills.of_snapshot(record, snapshot, operation)
         if wanted.volume is None:
             node = record.node or self._node_for(record)
             return volume_fills.of_image(record, node, operation)
@@ -92,6 +103,15 @@ class VolumeFills:
         ask = OperationExport(namespace=record.namespace, vm=source.vm, disk=source.disk)
         held = await self._vms.find(VmRef(name=source.vm, namespace=record.namespace), account)
         return exports.of_vm(ask, held.record, self._vms.show(held).state)
+
+    async def _snapshot(self, record: VolumeRecord, name: str, account: str) -> SnapshotRecord:
+        """Return the snapshot that the volume copies; raise VirtbusError 404, 403."""
+        ask = SnapshotAsk(name=name, namespace=record.namespace)
+        held = await self._snapshots.latest(ask.namespace, ask.name)
+        if held is None:
+            raise no_snapshot(ask)
+        check_owner(account, held.record.owner)
+        return held.record
 
     def _node_for(self, record: VolumeRecord) -> str:
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())

@@ -1,13 +1,15 @@
 """Sets and clears the holders of volumes in the batch that writes the record of their VM."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from virtbus.bus.client.owners import may_touch
 from virtbus.bus.client.ports import Bus, Write
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_changes import create_step
 from virtbus.controller.core.volume_holds import (
     freed,
     grown,
@@ -21,6 +23,7 @@ from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -28,6 +31,8 @@ from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
+
+NO_VOLUMES: Mapping[str, VolumeRecord] = MappingProxyType({})
 
 
 class Resolved(NamedTuple):
@@ -38,10 +43,14 @@ class Resolved(NamedTuple):
 
 
 class VolumeHolders:
-    """Reads volumes from the stream's leader, and returns the writes that change their holders."""
+    """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
-    def __init__(self, bus: Bus) -> None:
+    `made` are volumes by name that the create of a VM makes, in the batch that writes its record.
+    """
+
+    def __init__(self, bus: Bus, made: Mapping[str, VolumeRecord] = NO_VOLUMES) -> None:
         self._bus = bus
+        self.made = made
 
     async def resolve(self, vm: VmRecord) -> Resolved:
         """Return the volumes that the VM's spec names, if the VM may hold all of them.
@@ -51,6 +60,9 @@ class VolumeHolders:
         """
         found: dict[str, VolumeRecord] = {}
         for disk, name in wanted_volumes(vm.spec).items():
+            if name in self.made:
+                found[disk] = self.made[name]
+                continue
             there = await self._read(vm.namespace, name)
             found[disk] = record = refuse_hold(there, name, vm.namespace, vm.uid)
             if not may_touch(vm.owner, record.owner):
@@ -72,13 +84,13 @@ class VolumeHolders:
         found = []
         if before is not None:
             gone = [ref for ref in old.values() if ref.folder not in kept]
-            found += [await self._free(ref, before.uid) for ref in gone]
+            found += [await self._free(ref, before.uid, ended=after is None) for ref in gone]
         if after is not None:
             found += [await self._hold(ref, after) for ref in _taken(before, after)]
             found += [await self._grow(ref, after.uid) for ref in _larger(before, after)]
         return [one for one in found if one is not None]
 
-    async def _free(self, ref: VolumeRef, vm: str) -> Write | None:
+    async def _free(self, ref: VolumeRef, vm: str, *, ended: bool) -> Write | None:
         """Return the write that ends the VM's hold. A hold in an unreadable record stays.
 
         So an unreadable volume delays no end of its VM. `volume.detach` with `gone` mends it.
@@ -89,11 +101,15 @@ class VolumeHolders:
             extra = {"code": "hold_stays", "uid": ref.uid, "vm": vm}
             log.warning("the volume %s keeps its holder: %s", ref.name, error, extra=extra)
             return None
-        record = freed(there, ref, vm)
+        record = freed(there, ref, vm, ended=ended)
         return None if record is None or there is None else _write(record, there.revision)
 
     async def _hold(self, ref: VolumeRef, vm: VmRecord) -> Write | None:
-        there = await self._read(ref.namespace, ref.name)
+        entry = await self._bus.get(subjects.volume_record(ref.namespace, ref.name))
+        there, new = stored_in(entry, read_volume), self.made.get(ref.name)
+        if there is None and new is not None:
+            create_step(None, entry.why.decode(errors="replace") if entry else "", new)
+            there = StoredVolume(new, entry.revision if entry else 0)
         record = held(there, ref, vm, self._bus.sources.time_ns())
         return None if there is None else _write(record, there.revision)
 
@@ -108,10 +124,15 @@ class VolumeHolders:
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM begins to hold, or that come to its new node."""
-    moved = before is not None and after.node not in {before.node, UNPLACED}
+    """Return the volumes that the VM begins to hold, or that go with it to another node."""
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
-    return [ref for ref in after.volume_refs.values() if moved or ref.folder not in had]
+    moved = before is not None and after.node != before.node
+    placed = after.node != UNPLACED
+    return [
+        ref
+        for ref in after.volume_refs.values()
+        if ref.folder not in had or (moved and (placed or ABILITIES[ref.kind].shared))
+    ]
 
 
 def _larger(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:

@@ -29,9 +29,11 @@ class VolumeMoveApi:
         export, fill = self._sources.uuid7(), self._sources.uuid7()
 
         def change(record: VolumeRecord) -> VolumeRecord:
-            moved = volume_moves.begun(record, node, export, fill)
+            goal = volume_moves.goal_of(record, node, want.pool)
+            moved = volume_moves.begun(record, goal, export, fill)
             if moved.is_moving or moved.node != record.node:
-                volume_moves.refuse_pool(record, self._fleet.pools.of(node))
+                pools = self._fleet.pools.of(goal.node)
+                volume_moves.refuse_pool(record, goal.pool, pools)
             return moved
 
         held, changed = await self._writes.change(

@@ -17,7 +17,6 @@ from virtbus.controller.core import volume_moves
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_writes import OperationWrites
@@ -45,6 +44,7 @@ SETTLE_S = 0.1
 ASK_S = 5.0
 ANSWER_S = 30.0
 """Time for an answer of an upload. imaged waits up to 20 s for its checks of a whole file."""
+RESTORED = "a restore changed the volume meanwhile"
 CARRIED_AT_ONCE = 2
 """Files that this controller carries at a time. Each needs 0.5 MiB of memory."""
 
@@ -125,19 +125,34 @@ class VolumeMoves:
             BusError: a node does not answer.
         """
         now_ns = self._bus.sources.time_ns()
+        if move.source == move.target:
+            first, made = await self._operation(volume_moves.fill_here(record, move, now_ns))
+            return self._end_of(record, move, first, made)
         export, status = await self._operation(volume_moves.export_of(record, move, now_ns))
         if not status.ended:
             return None
         if status.result is None:
             return volume_moves.failed(record, volume_moves.why_failed(status))
         if self._restored_after(record.uid, export):
-            return volume_moves.failed(record, "a restore changed the volume meanwhile")
+            return volume_moves.failed(record, RESTORED)
         wanted = volume_moves.fill_of(record, move, status.result, now_ns)
         if await self._operations.latest(move.fill) is None:
             await self._carry(record, move, status.result)
         _, made = await self._operation(wanted)
+        return self._end_of(record, move, export, made)
+
+    def _end_of(
+        self,
+        record: VolumeRecord,
+        move: VolumeMove,
+        first: StoredOperation,
+        made: OperationStatus,
+    ) -> VolumeRecord | None:
+        """Return the volume at the end of its fill, None before it. `first` read the data."""
         if not made.ended:
             return None
+        if self._restored_after(record.uid, first):
+            return volume_moves.failed(record, RESTORED)
         if made.phase is not OperationPhase.SUCCEEDED:
             return volume_moves.failed(record, volume_moves.why_failed(made))
         return volume_moves.switched(record, move, made.virtual_size_bytes)
@@ -206,10 +221,10 @@ class VolumeMoves:
         for id_ in (move.export, move.fill):
             if not await self._ended(id_):
                 return  # the next round finds its end
-        node = volume_moves.left_on(record, move)
+        node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        if self._fleet.has_node(node) and node != record.node:
-            ask = VolumeRelease(ref=ref_of(record))
+        if self._fleet.has_node(node):
+            ask = VolumeRelease(ref=ref)
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
         await self.drop_file(record, move)
@@ -220,7 +235,7 @@ class VolumeMoves:
 
     async def drop_file(self, record: VolumeRecord, move: VolumeMove) -> None:
         """Remove the uploaded file from the target, unless that node is forgotten."""
-        if not self._fleet.has_node(move.target):
+        if move.source == move.target or not self._fleet.has_node(move.target):
             return
         subject = subjects.rpc(move.target, "imaged", "delete")
         ask = ForgetImage(ref=volume_moves.image_name(record, move))

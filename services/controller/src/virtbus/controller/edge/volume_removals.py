@@ -11,6 +11,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import has_data
 from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.core.volume_moves import left_behind
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_writes import OperationWrites
@@ -100,11 +101,12 @@ class VolumeRemovals:
         if not has_data(record):
             return
         move = record.move if record.has_open_move else None
-        nodes = {record.node}
+        places = [(record.node, ref_of(record))]
         if move is not None:
-            nodes |= {one for one in (move.source, move.target) if self._fleet.has_node(one)}
+            other = left_behind(record, move)
+            places += [other] if self._fleet.has_node(other[0]) else []
             await self._moves.drop_file(record, move)
-        for node in sorted(nodes):
+        for node, ref in places:
             subject = subjects.rpc(node, "imaged", "volume-release")
-            ask = VolumeRelease(ref=ref_of(record))
+            ask = VolumeRelease(ref=ref)
             validate(VolumeReleased, await self._bus.request(subject, ask, timeout_s=ASK_S))

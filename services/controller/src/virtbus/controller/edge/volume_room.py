@@ -14,10 +14,10 @@ class VolumeRoom:
         self._storage = storage
         self._quota = quota
 
-    def refuse_more(self, record: VolumeRecord) -> None:
-        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
+    def refuse_more(self, *new: VolumeRecord) -> None:
+        """Raise 429 if new volumes exceed a quota, or need the space that VMs need."""
         self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
-        self._quota.refuse_new(self._fleet.volumes, record)
+        self._quota.refuse_new(self._fleet.volumes, new)
 
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
         """Raise 429 if the volume may not grow to `size_bytes`: by a quota, or by its pool."""

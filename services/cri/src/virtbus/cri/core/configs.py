@@ -76,6 +76,17 @@ class ImageSpec(LenientModel):
     user_specified_image: str = ""
 
 
+class AuthConfig(LenientModel):
+    """`AuthConfig`: a login for a registry, of the pod's imagePullSecrets. It is never stored."""
+
+    username: str = Field("", repr=False)
+    password: str = Field("", repr=False)
+    auth: str = Field("", repr=False)
+    server_address: str = ""
+    identity_token: str = Field("", repr=False)
+    registry_token: str = Field("", repr=False)
+
+
 class KeyValue(LenientModel):
     """One environment variable."""
 
@@ -91,6 +102,12 @@ class Mount(LenientModel):
     readonly: bool = False
     is_file: bool = Field(False, exclude=True)
     """The node's path is a file, as `edge/volume_files.py` found it; no field of CRI."""
+    memory: bool = Field(False, exclude=True)
+    """The node's path is a file system in memory; no field of CRI."""
+    options: dict[str, str] | None = Field(None, exclude=True)
+    """The options of a flexvolume, as its driver wrote them; no field of CRI."""
+    block_path: str = Field("", exclude=True)
+    """The block device that the options name; empty if there is none. It is no field of CRI."""
 
 
 class Device(LenientModel):
@@ -99,6 +116,9 @@ class Device(LenientModel):
     container_path: str = ""
     host_path: str = ""
     permissions: str = ""
+    """Letters of `rwm`, as for cgroups."""
+    block_path: str = Field("", exclude=True)
+    """The block device behind `host_path`; empty if there is none. It is no field of CRI."""
 
 
 class LinuxResources(LenientModel):

@@ -8,10 +8,12 @@
 kubelet adds `:latest` to a name without a tag, so this tag is dropped.
 """
 
+import json
 import re
 from typing import NamedTuple
 
-from virtbus.schemas.container import SCHEME
+from virtbus.cri.core.configs import AuthConfig
+from virtbus.schemas.container import SCHEME, only_login, parse_locator
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import check_image_ref, parse_image_ref
 
@@ -72,6 +74,34 @@ def pinned(ref: str, digest: str) -> str:
     """Return the reference with the digest of its file; a container image keeps its reference."""
     source = parse_image_ref(ref)
     return ref if source.is_container else source._replace(digest=digest).ref
+
+
+def login(ref: str, auth: AuthConfig) -> str | None:
+    """Return the login for a reference as a `config.json`; None without one, or for no registry.
+
+    Raises:
+        VirtbusError: 400 `login_invalid`; 422 `login_unsupported`: it is a token. Errors quote no
+            part of it.
+    """
+    source = parse_image_ref(ref)
+    if not source.is_container:
+        return None
+    image = parse_locator(source.locator, pinned=True)
+    if auth.auth or auth.username or auth.password:
+        entry = {"username": auth.username, "password": auth.password}
+        entry |= {"auth": auth.auth} if auth.auth else {}
+        try:
+            return only_login(image, json.dumps({"auths": {image.registry: entry}}))
+        except ValueError as error:
+            message = f"the login of the imagePullSecrets for {ref} is not usable: {error}"
+            raise VirtbusError(Code.INVALID, "login_invalid", message) from None
+    if auth.identity_token or auth.registry_token:
+        message = (
+            f"the login of the imagePullSecrets for {ref} is a token; use a user's name and "
+            "password, or an access token in place of the password"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "login_unsupported", message)
+    return None
 
 
 def _begins_with_host(name: str) -> bool:

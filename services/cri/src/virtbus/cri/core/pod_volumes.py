@@ -1,4 +1,4 @@
-"""Says what becomes of a pod's mounts: files in the guest, nothing, or a refusal with the reason.
+"""Says what becomes of a pod's mounts: files, a disk, nothing, or a refusal with the reason.
 
 kubelet gives a container only paths of its node. The folder of a volume names the kind.
 """
@@ -13,14 +13,17 @@ OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
 """Files that kubelet mounts into each container. A guest has its own."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The token of the pod's service account. Guests do not get it."""
-_KIND = re.compile(r"/pods/[^/]+/volumes/([^/]+)/")
+_KIND = re.compile(r"/pods/[^/]+/volumes/([^/]+)/([^/]+)")
 AS_FILES = frozenset(
     f"kubernetes.io~{kind}" for kind in ("configmap", "secret", "projected", "downward-api")
 )
 """Volumes of small files, which become files of the guest's first boot."""
+EMPTY_DIR = "kubernetes.io~empty-dir"
 FLEXVOLUME = "virtlet~flexvolume_driver"
+QCOW2, RAW = "qcow2", "raw"
+ROOT_PATH = "/"
+"""The path of a block volume that was the root disk of a pod of Virtlet."""
 NAMES = {
-    "kubernetes.io~empty-dir": "an emptyDir",
     "kubernetes.io~csi": "a PersistentVolume with a file system",
     "kubernetes.io~local-volume": "a PersistentVolume with a file system",
     "kubernetes.io~nfs": "a volume of NFS",
@@ -36,6 +39,12 @@ _SHARED = (
 )
 
 
+_FLEXVOLUMES = {
+    RAW: "names no block device of the node; its option `path` begins with /dev/",
+    "ceph": "is a disk of Ceph, for which this node has no pool; use a volume of the bus",
+}
+
+
 def of_kubelet(mount: Mount) -> bool:
     """Return True for a mount that kubelet adds to each container, and no guest gets."""
     path = mount.container_path
@@ -46,6 +55,20 @@ def kind(mount: Mount) -> str:
     """Return the folder that names the kind of a volume; empty for a path of the node."""
     found = _KIND.search(mount.host_path)
     return found[1] if found else ""
+
+
+def volume_name(mount: Mount) -> str:
+    """Return the name of the volume in the pod; empty for a path of the node."""
+    found = _KIND.search(mount.host_path)
+    return found[2] if found else ""
+
+
+def is_disk(mount: Mount) -> bool:
+    """Return True for a volume that is a disk of the VM: an empty one at first, or a device."""
+    if kind(mount) == EMPTY_DIR:
+        return not mount.memory and not mount.is_file
+    form = (mount.options or {}).get("type")
+    return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and bool(mount.block_path)))
 
 
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
@@ -61,21 +84,42 @@ def refusals(mounts: tuple[Mount, ...], devices: tuple[Device, ...]) -> Iterator
     """Yield the mounts and devices that a VM cannot have."""
     files = as_files(mounts)
     for index, mount in enumerate(mounts):
-        if not of_kubelet(mount) and mount not in files:
+        if not of_kubelet(mount) and mount not in files and not is_disk(mount):
             yield Detail(path=f"mounts[{index}]", message=_why(mount))
     for index, device in enumerate(devices):
-        message = (
-            f"the block device {device.host_path} cannot be given to a VM yet; remove the volume "
-            f"at {device.container_path}"
-        )
-        yield Detail(path=f"devices[{index}]", message=message)
+        if device.container_path == ROOT_PATH:
+            message = (
+                "a PersistentVolume cannot be the root disk of a VM pod; give it another "
+                "devicePath, or use a VM with a volume of the bus"
+            )
+            yield Detail(path=f"devices[{index}]", message=message)
+        elif not device.block_path:
+            message = (
+                f"the device at {device.container_path} is no block device of the node: "
+                f"{device.host_path}; remove it from the pod"
+            )
+            yield Detail(path=f"devices[{index}]", message=message)
 
 
 def _why(mount: Mount) -> str:
     found = kind(mount)
     if not found and _SUBPATH.search(mount.host_path):
         return f"a folder of a volume (subPath) at {mount.container_path} {_SHARED}"
+    if found == EMPTY_DIR:
+        return (
+            f"the emptyDir at {mount.container_path} has the medium Memory, and a guest's memory "
+            "is its own; remove the medium, or mount a tmpfs in the guest"
+        )
     if found == FLEXVOLUME:
-        return f"the flexvolume at {mount.container_path} cannot be given to a VM yet; remove it"
+        return f"the flexvolume at {mount.container_path} {_why_flexvolume(mount)}"
     what = NAMES.get(found, f"a volume of the kind {found}")
     return f"{what} at {mount.container_path} {_SHARED}"
+
+
+def _why_flexvolume(mount: Mount) -> str:
+    if mount.options is None:
+        return (
+            "has no options: the driver virtlet/flexvolume_driver of virtbus is not installed on "
+            "this node; run `virtbus cri install` there"
+        )
+    return _FLEXVOLUMES.get(mount.options.get("type", ""), "has an unknown type; use qcow2 or raw")

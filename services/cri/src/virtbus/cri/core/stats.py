@@ -25,7 +25,7 @@ def container(
 
 
 def with_disk(stats: Plain, folder: str, disk_bytes: int | None, *, now_ns: int) -> Plain:
-    """Return the statistics of a container with its root disk as the writable layer."""
+    """Return the statistics of a container with the VM's disks as the writable layer."""
     if disk_bytes is None:
         return stats
     layer = {

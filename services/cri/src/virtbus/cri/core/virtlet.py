@@ -38,7 +38,7 @@ KEYS = frozenset(
 """All annotations. CHOWN and FORCE_DHCP have no effect: there is no 9p, and guests use DHCP."""
 FROM_CLUSTER = (SOURCE, SOURCE_KEY, SSH_SOURCE, FILES_SOURCE)
 MOUNT_SCRIPT = "@virtlet-mount-script@"
-"""A word in scripts for the commands that mount volumes; without volumes there are none."""
+"""A word in scripts for the commands that mount volumes. cloud-init mounts them itself."""
 
 MOST_VCPUS = 255
 YAML_CHARS = 32 * 1024

@@ -5,12 +5,12 @@ Everything that a VM cannot have is refused here, before the CRI changes anythin
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.cri.core import pod_volumes, virtlet
+from virtbus.cri.core import pod_disks, pod_volumes, virtlet
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
@@ -20,6 +20,7 @@ from virtbus.cri.core.configs import (
 )
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod, ShellKey
+from virtbus.cri.core.pod_disks import PodDisk
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -66,10 +67,11 @@ _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """The platform's part of the guest's seed: the pod's key, and the files of its volumes."""
+    """The platform's part of the guest's seed: the pod's key, and its volumes."""
 
     key: ShellKey
     files: tuple[GuestFile, ...]
+    disks: tuple[PodDisk, ...] = ()
 
 
 class Place(NamedTuple):
@@ -77,6 +79,8 @@ class Place(NamedTuple):
 
     hostname: str
     network: str
+    empty_dir_bytes: int = 10 * 1024**3
+    """The size of an emptyDir that the pod gives none."""
 
 
 def check_sandbox(config: SandboxConfig) -> None:
@@ -94,6 +98,7 @@ def check_sandbox(config: SandboxConfig) -> None:
         found.append(Detail(path="linux.security_context", message=message))
     found += _port_problems(config.port_mappings)
     found += virtlet.wishes(config.annotations)[1]
+    found += pod_disks.sizes(config.annotations)[1]
     _refuse(found)
 
 
@@ -132,6 +137,7 @@ def check_container(config: ContainerConfig) -> None:
     if not config.metadata.name:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
     found += pod_volumes.refusals(config.mounts, config.devices)
+    found += pod_disks.problems(config)
     found += _resource_problems(config.linux.resources)
     _refuse(found)
 
@@ -210,20 +216,26 @@ def _spec(
     wanted = virtlet.wishes(sandbox.annotations)[0]
     root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
+    more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
             cpu=Cpu(cores=wanted.vcpus or vcpus(resources), model=wanted.cpu_model),
             memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
             devices=Devices(
-                disks=(Disk(name=ROOT, bus=bus), Disk(name=SEED, bus=bus, readonly=True)),
+                disks=(
+                    Disk(name=ROOT, bus=bus),
+                    Disk(name=SEED, bus=bus, readonly=True),
+                    *(Disk(name=one.name, bus=bus, readonly=one.readonly) for one in more),
+                ),
                 interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
             ),
             firmware=Firmware(uuid=wanted.system_uuid),
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted, inside),
+            _seed(sandbox, config, wanted, inside._replace(disks=more)),
+            *(one.volume for one in more),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
@@ -241,11 +253,42 @@ def _seed(
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": inside.files,
+        "mounts": tuple(mount for one in inside.disks for mount in one.mounts),
+        "links": tuple(link for one in inside.disks for link in one.links),
     }
     if wanted.config_drive:
         drive = CloudInitConfigDrive.model_validate(values)
         return Volume(name=SEED, cloud_init_config_drive=drive)
     return Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud.model_validate(values))
+
+
+def updated(
+    resources: LinuxResources, change: LinuxResources, notes: Mapping[str, str]
+) -> LinuxResources:
+    """Return a running container's resources after a change that its VM has already.
+
+    A value of 0 stays as it is. Shares, and a quota that needs the same vCPUs, have no effect on a
+    VM. `notes` are the annotations of the pod.
+
+    Raises:
+        VirtbusError: 422 `resize_unsupported`: the guest would need other CPUs or memory.
+    """
+    given = {name: one for name, one in change.model_dump().items() if one}
+    after = resources.model_copy(update=given)
+    wanted = virtlet.wishes(notes)[0].vcpus
+    problems = []
+    if (wanted or vcpus(after)) != (wanted or vcpus(resources)):
+        problems.append(f"{vcpus(after)} vCPUs in place of {vcpus(resources)}")
+    if after.memory_limit_in_bytes != resources.memory_limit_in_bytes:
+        problems.append("another memory limit")
+    if after.cpuset_cpus != resources.cpuset_cpus or after.cpuset_mems != resources.cpuset_mems:
+        problems.append("CPUs or memory nodes of its own")
+    if problems:
+        message = (
+            f"a running guest cannot get {' and '.join(problems)} in this version; replace the pod"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "resize_unsupported", message)
+    return after
 
 
 def vcpus(resources: LinuxResources) -> int:

@@ -45,7 +45,7 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
 }
 
 
-IMPOSSIBLE = frozenset({"no_shell"})
+IMPOSSIBLE = frozenset({"no_shell", "resize_unsupported"})
 """Reasons of errors that mean: this guest cannot do that."""
 
 

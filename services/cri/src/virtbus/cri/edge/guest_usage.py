@@ -1,4 +1,4 @@
-"""Reads what a guest uses of its node: its emulator's CPU time and memory, and its disk's file.
+"""Reads what a guest uses of its node: its emulator's CPU time and memory, and its disks' files.
 
 It reads small files of the kernel, so it needs no thread. A guest that has ended in between, or has
 no disk yet, has no value; the values of others do not depend on it.
@@ -33,12 +33,12 @@ class GuestUsage:
         self._disks = disks
         self._proc = proc
 
-    def of(self, uid: str, volume: str) -> Usage:
-        """Return the usage of a VM, with the disk of its `volume`."""
+    def of(self, uid: str) -> Usage:
+        """Return the usage of a VM."""
         process = self._process(uid)
         cpu_ns = _cpu_ns(process) if process is not None else None
         memory_bytes = _memory_bytes(process) if process is not None else None
-        return Usage(cpu_ns, memory_bytes, _disk_bytes(self._disks / uid / f"{volume}.qcow2"))
+        return Usage(cpu_ns, memory_bytes, _disk_bytes(self._disks / uid))
 
     def _process(self, uid: str) -> Path | None:
         with suppress(OSError, ValueError):
@@ -66,7 +66,9 @@ def _memory_bytes(process: Path) -> int | None:
     return None
 
 
-def _disk_bytes(path: Path) -> int | None:
+def _disk_bytes(folder: Path) -> int | None:
+    """Return the size of the files of a VM's own disks."""
     with suppress(OSError):
-        return path.lstat().st_blocks * _BLOCK_BYTES
+        sizes = [path.lstat().st_blocks * _BLOCK_BYTES for path in folder.glob("*.qcow2")]
+        return sum(sizes) if sizes else None
     return None

@@ -14,17 +14,70 @@ from virtbus.cri.core.configs import ContainerConfig, Mount
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.seed import FILES
+from virtbus.schemas.wire import decode
 
 MOST_BYTES = 256 * 1024
 """Limit of all files of a pod: they are secret inputs of its VM, in base64."""
 
 
+OPTIONS, OPTIONS_BYTES = "virtlet-flexvolume.json", 64 * 1024
+"""The file in which the driver of flexvolumes writes a volume's options, as Virtlet's does."""
+MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
+
+
 def inspected(config: ContainerConfig) -> ContainerConfig:
-    """Return the configuration with the mounts that are files marked."""
+    """Return the configuration with what the node's paths are."""
+    memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
     mounts = tuple(
-        one.model_copy(update={"is_file": Path(one.host_path).is_file()}) for one in config.mounts
+        one.model_copy(
+            update={
+                "is_file": Path(one.host_path).is_file(),
+                "memory": one.host_path.rstrip("/") in memory,
+                "options": (options := _options(Path(one.host_path))),
+                "block_path": _block_device((options or {}).get("path", "")),
+            }
+        )
+        for one in config.mounts
     )
-    return config.model_copy(update={"mounts": mounts})
+    devices = tuple(
+        one.model_copy(update={"block_path": _block_device(one.host_path)})
+        for one in config.devices
+    )
+    return config.model_copy(update={"mounts": mounts, "devices": devices})
+
+
+def _block_device(path: str) -> str:
+    """Return the real path of a block device; empty for anything else."""
+    try:
+        real = Path(path).resolve(strict=True)
+        return str(real) if path and stat.S_ISBLK(real.stat().st_mode) else ""
+    except (OSError, ValueError, RuntimeError):
+        return ""
+
+
+def in_memory(table: str) -> frozenset[str]:
+    """Return the mount points of file systems in memory (proc(5), mountinfo)."""
+    found = set()
+    for line in table.splitlines():
+        words, _, more = line.partition(" - ")
+        if more.partition(" ")[0] in _IN_MEMORY and len(words.split(" ")) > _POINT:
+            found.add(words.split(" ")[_POINT].replace("\\040", " "))
+    return frozenset(found)
+
+
+_POINT = 4
+"""The column of the mount point."""
+
+
+def _options(folder: Path) -> dict[str, str] | None:
+    """Return the options of a flexvolume; None if there are none that can be read."""
+    try:
+        content, _ = _read(folder / OPTIONS, OPTIONS_BYTES)
+        value = decode(content, OPTIONS_BYTES)
+    except (OSError, ValueError, VirtbusError):
+        return None
+    return {str(key): str(one) for key, one in value.items()} if isinstance(value, dict) else None
 
 
 def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:

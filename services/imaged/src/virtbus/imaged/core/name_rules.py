@@ -115,7 +115,8 @@ class NameRule:
     transport: Transport = PLAIN
     pin: bool = False
     layer: int = 0
-    """0: a file, 1: settings, 2: virtbus' own images. The lowest layer wins."""
+    """-1: a VirtletImageMapping, 0: a file, 1: settings, 2: virtbus' own images. The lowest layer
+    wins."""
     problem: str = ""
     """The reason why the rule is unusable; it refuses its names."""
 
@@ -158,6 +159,11 @@ def read_rules(text: str, origin: str) -> RuleFile:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         return RuleFile(problems=[Detail(path=origin, message=f"is no TOML: {error}")])
+    return rules_from(document, origin)
+
+
+def rules_from(document: Mapping[str, Any], origin: str) -> RuleFile:
+    """Return the rules and problems of a document with the fields of a TOML file."""
     found = RuleFile()
     hint = "a file has prefix, [[image]] and [transports.NAME]"
     for key in sorted(set(document) - {"prefix", "image", "transports"})[:10]:

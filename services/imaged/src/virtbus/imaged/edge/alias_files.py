@@ -1,4 +1,7 @@
-"""Reads the files of image names, `<config_dir>/images.d/*.toml`, after each change."""
+"""Reads the files of image names in `<config_dir>/images.d`, after each change.
+
+Those ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
+"""
 
 import logging
 import os
@@ -8,9 +11,11 @@ from pathlib import Path
 
 from virtbus.imaged.core.image_aliases import ImageAliases, Target, table_of
 from virtbus.imaged.core.name_rules import RuleFile, read_rules, rules_of
+from virtbus.imaged.core.virtlet_mappings import read_mappings
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import ImageSource, ImageTarget
 
+_READERS = {".toml": read_rules, ".yaml": read_mappings, ".yml": read_mappings}
 MAX_FILE_BYTES = 1024**2
 MAX_FILES = 200
 DEFAULT_NAMES = ("tiny", "debian")
@@ -84,7 +89,7 @@ class AliasFiles:
     def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
         """Return the state of the files, the files to read, and the problems of the folder."""
         try:
-            paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".toml")
+            paths = sorted(path for path in self._directory.iterdir() if path.suffix in _READERS)
         except FileNotFoundError:
             paths = []
         except OSError as error:
@@ -123,7 +128,7 @@ def _file(path: Path) -> RuleFile:
         with os.fdopen(descriptor, "rb") as file:
             body = file.read(MAX_FILE_BYTES + 1) or b""
         if len(body) <= MAX_FILE_BYTES:
-            return read_rules(body.decode(), path.name)
+            return _READERS[path.suffix](body.decode(), path.name)
         message = f"is larger than {MAX_FILE_BYTES} bytes"
     except UnicodeDecodeError:
         message = "is no UTF-8 text"

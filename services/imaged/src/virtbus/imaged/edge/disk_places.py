@@ -7,10 +7,12 @@ from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.snapshot_ref import SnapshotRef
 from virtbus.schemas.volume_ref import VolumeRef
 
 
@@ -24,6 +26,18 @@ class DiskPlace:
     """The overlay on the image: that of the disk, or of its lowest layer."""
     layers: tuple[Path, ...] = ()
     """The files between the disk and its image, from the top."""
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """Return the file names of the layers and of the image, from the top."""
+        image = (Path(self.lowest.backing_path).name,) if self.lowest.backing_path else ()
+        return (*(path.name for path in self.layers), *image)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the disk space of the disk and of all that it rests on; raises OSError."""
+        image = (Path(self.lowest.backing_path),) if self.lowest.backing_path else ()
+        return sum(path.stat().st_blocks * 512 for path in (self.path, *self.layers, *image))
 
     def opened(self) -> OpenedSource:
         """Open the disk, its layers and its image; raises VirtbusError 409 `disk_unreadable`."""
@@ -58,6 +72,31 @@ class DiskPlaces:
         if found is None:
             message = "the disk does not exist on this node; a first start of its VM makes it"
             raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
+        return self._placed(files.path(folder, name), found)
+
+    def of_snapshot(self, ref: SnapshotRef, disk: str) -> DiskPlace:
+        """Return a disk of a snapshot, which nobody writes to; empty `disk`: its first.
+
+        Raises:
+            VirtbusError: 404 `snapshot_missing`, `disk_missing`; otherwise as `of`.
+        """
+        files = SnapshotFolders(self._files.root)
+        note = files.complete(ref.folder)
+        if note is None:
+            message = f"the node has no complete data of the snapshot {ref.name}"
+            raise VirtbusError(Code.NOT_FOUND, "snapshot_missing", message)
+        names = [one.name for one in note.disks]
+        name = disk or next(iter(names), "")
+        found = files.frozen(note, name) if name in names else None
+        if found is None:
+            message = (
+                f"the snapshot {ref.name} has no disk {name}, but {', '.join(names) or 'none'}"
+            )
+            raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
+        return self._placed(files.frozen_path(note, name), found)
+
+    def _placed(self, path: Path, found: Overlay) -> DiskPlace:
+        """Return a disk with the files that it rests on; errors as `of`."""
         names, lowest = self._layers.chain(found)
         if lowest.backing_path and (
             Path(lowest.backing_path).parent != self._images
@@ -66,4 +105,4 @@ class DiskPlaces:
             message = "the disk rests on a file outside the image store; it is not read"
             raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
         layers = tuple(self._layers.root / one for one in names)
-        return DiskPlace(files.path(folder, name), found, lowest, layers)
+        return DiskPlace(path, found, lowest, layers)

@@ -23,6 +23,11 @@ class ExportPart:
         """Return the disk space of the file."""
         return os.fstat(self.descriptor).st_blocks * 512
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the length of the file."""
+        return os.fstat(self.descriptor).st_size
+
     def read(self, at: int) -> bytes:
         """Return the next bytes from `at` on; empty at the end."""
         return os.pread(self.descriptor, CHUNK_BYTES, at)

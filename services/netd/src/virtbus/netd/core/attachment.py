@@ -173,6 +173,9 @@ class Attachment(LenientModel):
     namespace: str = ""
     vm_name: str = ""
     firmware_uuid: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    owner: str = ""
+    """The labels and the owner of the VM, which decide about its security groups."""
     made: bool = False
     """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
     steps of plugins are undone, and all other steps are repeated."""

@@ -20,15 +20,16 @@ from virtbus.netd.core.netlink import (
     text,
 )
 
-_REGISTER = 1
-_VERDICT_REGISTER = 0
+REGISTER = 1
+VERDICT_REGISTER = 0
 _SECOND_REGISTER = 2
 _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
 _TO_DESTINATION, _NF_IPV4, _NF_IPV6 = 1, 2, 10
-_EQ, _NEQ = 0, 1
+EQ, NEQ, LTE, GTE = 0, 1, 3, 5
+"""Operators of `compare`."""
 _LOOKUP_INVERTED = 1
 """`NFT_LOOKUP_F_INV`."""
-_LINK_LAYER, _NETWORK, _TRANSPORT = 0, 1, 2
+_LINK_LAYER, _NETWORK, TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
 _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
 _CT_STATE = 0
@@ -54,14 +55,14 @@ class NftVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A base chain.
+    """A chain. `hook` None: other chains go to it.
 
     `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
     """
 
     name: str
-    hook: int
-    priority: int
+    hook: int | None = None
+    priority: int = 0
     kind: str = "filter"
     policy: NftVerdict = NftVerdict.ACCEPT
     device: str = ""
@@ -85,49 +86,51 @@ class NftRule:
     expressions: tuple[bytes, ...]
 
 
-def _expression(name: str, *parts: bytes) -> bytes:
+def expression(name: str, *parts: bytes) -> bytes:
+    """Return an expression of a rule with its attributes."""
     return nest(1, text(1, name), nest(2, *parts))
 
 
-def _compare(value: bytes, op: int = _EQ) -> bytes:
-    return _expression("cmp", be32(1, _REGISTER), be32(2, op), nest(3, attr(1, value)))
+def compare(value: bytes, op: int = EQ) -> bytes:
+    """Compare register 1 with a value."""
+    return expression("cmp", be32(1, REGISTER), be32(2, op), nest(3, attr(1, value)))
 
 
 @functools.cache
-def _load(base: int, offset: int, length: int) -> bytes:
-    return _expression(
-        "payload", be32(1, _REGISTER), be32(2, base), be32(3, offset), be32(4, length)
-    )
+def load(base: int, offset: int, length: int) -> bytes:
+    """Load bytes of the packet into register 1; `base` is the layer whose header they are in."""
+    return expression("payload", be32(1, REGISTER), be32(2, base), be32(3, offset), be32(4, length))
 
 
-def _meta(key: int) -> bytes:
-    return _expression("meta", be32(1, _REGISTER), be32(2, key))
+def meta(key: int) -> bytes:
+    """Load a property of the packet into register 1."""
+    return expression("meta", be32(1, REGISTER), be32(2, key))
 
 
 @functools.cache
 def ether_type(kind: int) -> tuple[bytes, ...]:
     """Match the EtherType of the frame. A VLAN tag is 0x8100 here, unlike in `meta protocol`."""
-    return _load(_LINK_LAYER, 12, 2), _compare(struct.pack(">H", kind))
+    return load(_LINK_LAYER, 12, 2), compare(struct.pack(">H", kind))
 
 
 def ether_source_is_not(mac: bytes) -> tuple[bytes, ...]:
     """Match frames with another source MAC."""
-    return _load(_LINK_LAYER, 6, 6), _compare(mac, _NEQ)
+    return load(_LINK_LAYER, 6, 6), compare(mac, NEQ)
 
 
 def arp_sender(mac: bytes, address: IPv4Address) -> tuple[bytes, ...]:
     """Match Ethernet/IPv4 ARP whose sender is (mac, address)."""
-    return _load(_NETWORK, 8, 10), _compare(mac + address.packed)
+    return load(_NETWORK, 8, 10), compare(mac + address.packed)
 
 
 def ip_source(address: IPv4Address) -> tuple[bytes, ...]:
     """Match the IPv4 source address."""
-    return _load(_NETWORK, 12, 4), _compare(address.packed)
+    return load(_NETWORK, 12, 4), compare(address.packed)
 
 
 def ip_source_is_not(address: IPv4Address) -> tuple[bytes, ...]:
     """Match another IPv4 source address."""
-    return _load(_NETWORK, 12, 4), _compare(address.packed, _NEQ)
+    return load(_NETWORK, 12, 4), compare(address.packed, NEQ)
 
 
 def ip_source_in(network: IPv4Network) -> tuple[bytes, ...]:
@@ -142,33 +145,32 @@ def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
 
 def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 destination in a set of the same table."""
-    return _load(_NETWORK, 16, 4), _among(addresses)
+    return load(_NETWORK, 16, 4), _among(addresses)
 
 
 def ip_source_not_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 source outside of a set of the same table."""
-    return _load(_NETWORK, 12, 4), _among(addresses, be32(5, _LOOKUP_INVERTED))
+    return load(_NETWORK, 12, 4), _among(addresses, be32(5, _LOOKUP_INVERTED))
 
 
 def _among(addresses: AddressSet, *more: bytes) -> bytes:
-    return _expression(
-        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number), *more
+    return expression(
+        "lookup", text(1, addresses.name), be32(2, REGISTER), be32(4, addresses.number), *more
     )
 
 
-def _address_in(
-    offset: int, network: IPv4Network | IPv6Network, op: int = _EQ
-) -> tuple[bytes, ...]:
+def _address_in(offset: int, network: IPv4Network | IPv6Network, op: int = EQ) -> tuple[bytes, ...]:
     mask = network.netmask.packed
-    loaded = _load(_NETWORK, offset, len(mask))
-    return loaded, _masked(mask), _compare(network.network_address.packed, op)
+    loaded = load(_NETWORK, offset, len(mask))
+    return loaded, masked(mask), compare(network.network_address.packed, op)
 
 
-def _masked(mask: bytes) -> bytes:
-    return _expression(
+def masked(mask: bytes) -> bytes:
+    """Clear the bits of register 1 that are not in a mask."""
+    return expression(
         "bitwise",
-        be32(1, _REGISTER),
-        be32(2, _REGISTER),
+        be32(1, REGISTER),
+        be32(2, REGISTER),
         be32(3, len(mask)),
         nest(4, attr(1, mask)),
         nest(5, attr(1, bytes(len(mask)))),
@@ -178,23 +180,23 @@ def _masked(mask: bytes) -> bytes:
 # --- IPv6 -------------------------------------------------------------------------------------
 def is_ipv6() -> tuple[bytes, ...]:
     """Match IPv6 in an inet chain."""
-    return _meta(_META_NFPROTO), _compare(bytes((10,)))
+    return meta(_META_NFPROTO), compare(bytes((10,)))
 
 
 @functools.cache
 def ip6_protocol(number: int) -> tuple[bytes, ...]:
     """Match the protocol directly behind the header of IPv6, for netdev chains."""
-    return _load(_NETWORK, 6, 1), _compare(bytes((number,)))
+    return load(_NETWORK, 6, 1), compare(bytes((number,)))
 
 
 def ip6_source(address: IPv6Address) -> tuple[bytes, ...]:
     """Match the IPv6 source address."""
-    return _load(_NETWORK, 8, 16), _compare(address.packed)
+    return load(_NETWORK, 8, 16), compare(address.packed)
 
 
 def ip6_destination(address: IPv6Address) -> tuple[bytes, ...]:
     """Match the IPv6 destination address."""
-    return _load(_NETWORK, 24, 16), _compare(address.packed)
+    return load(_NETWORK, 24, 16), compare(address.packed)
 
 
 def ip6_source_in(network: IPv6Network) -> tuple[bytes, ...]:
@@ -209,61 +211,61 @@ def ip6_destination_in(network: IPv6Network) -> tuple[bytes, ...]:
 
 def ip6_destination_outside(network: IPv6Network) -> tuple[bytes, ...]:
     """Match an IPv6 destination that is not inside `network`."""
-    return _address_in(24, network, _NEQ)
+    return _address_in(24, network, NEQ)
 
 
 def ip6_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv6 destination in a set of the same table."""
-    return _load(_NETWORK, 24, 16), _among(addresses)
+    return load(_NETWORK, 24, 16), _among(addresses)
 
 
 @functools.cache
 def icmp6_type(kind: int) -> tuple[bytes, ...]:
     """Match the type of an ICMPv6 message; match the protocol first."""
-    return _load(_TRANSPORT, 0, 1), _compare(bytes((kind,)))
+    return load(TRANSPORT, 0, 1), compare(bytes((kind,)))
 
 
 def nd_target(address: IPv6Address) -> tuple[bytes, ...]:
     """Match the target of a neighbour solicitation or advertisement; match its type first."""
-    return _load(_TRANSPORT, 8, 16), _compare(address.packed)
+    return load(TRANSPORT, 8, 16), compare(address.packed)
 
 
 def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:
     """Match the IPv4 destination address."""
-    return _load(_NETWORK, 16, 4), _compare(address.packed)
+    return load(_NETWORK, 16, 4), compare(address.packed)
 
 
 @functools.cache
 def ip_protocol(number: int) -> tuple[bytes, ...]:
     """Match the protocol byte of an IPv4 header, for netdev chains."""
-    return _load(_NETWORK, 9, 1), _compare(bytes((number,)))
+    return load(_NETWORK, 9, 1), compare(bytes((number,)))
 
 
 def is_echo_request() -> tuple[bytes, ...]:
     """Match an ICMP echo request; match the protocol first."""
-    return _load(_TRANSPORT, 0, 1), _compare(b"\x08")
+    return load(TRANSPORT, 0, 1), compare(b"\x08")
 
 
 def is_ipv4() -> tuple[bytes, ...]:
     """Match IPv4 in an inet chain."""
-    return _meta(_META_NFPROTO), _compare(bytes((2,)))
+    return meta(_META_NFPROTO), compare(bytes((2,)))
 
 
 def l4_protocol(number: int) -> tuple[bytes, ...]:
     """Match the transport protocol, for inet chains."""
-    return _meta(_META_L4PROTO), _compare(bytes((number,)))
+    return meta(_META_L4PROTO), compare(bytes((number,)))
 
 
 @functools.cache
 def source_port(port: int) -> tuple[bytes, ...]:
     """Match a TCP or UDP source port; match the protocol first."""
-    return _load(_TRANSPORT, 0, 2), _compare(struct.pack(">H", port))
+    return load(TRANSPORT, 0, 2), compare(struct.pack(">H", port))
 
 
 @functools.cache
 def destination_port(port: int) -> tuple[bytes, ...]:
     """Match a TCP or UDP destination port; match the protocol first."""
-    return _load(_TRANSPORT, 2, 2), _compare(struct.pack(">H", port))
+    return load(TRANSPORT, 2, 2), compare(struct.pack(">H", port))
 
 
 def _name(device: str) -> bytes:
@@ -272,74 +274,75 @@ def _name(device: str) -> bytes:
 
 def came_from(device: str) -> tuple[bytes, ...]:
     """Match packets that came in by `device`."""
-    return _meta(_META_IIFNAME), _compare(_name(device))
+    return meta(_META_IIFNAME), compare(_name(device))
 
 
 def goes_elsewhere_than(device: str) -> tuple[bytes, ...]:
     """Match packets that leave by another device."""
-    return _meta(_META_OIFNAME), _compare(_name(device), _NEQ)
+    return meta(_META_OIFNAME), compare(_name(device), NEQ)
 
 
 def goes_to(device: str) -> tuple[bytes, ...]:
     """Match packets that leave by `device`."""
-    return _meta(_META_OIFNAME), _compare(_name(device))
+    return meta(_META_OIFNAME), compare(_name(device))
 
 
 def comes_from_elsewhere_than(device: str) -> tuple[bytes, ...]:
     """Match packets that came in by another device."""
-    return _meta(_META_IIFNAME), _compare(_name(device), _NEQ)
+    return meta(_META_IIFNAME), compare(_name(device), NEQ)
 
 
 def is_to_the_host() -> tuple[bytes, ...]:
     """Match packets to an address of the host itself."""
-    fib = _expression("fib", be32(1, _REGISTER), be32(2, _FIB_ADDRESS_TYPE), be32(3, _FIB_TO))
-    return fib, _compare(struct.pack("=I", _LOCAL_ADDRESS))
+    fib = expression("fib", be32(1, REGISTER), be32(2, _FIB_ADDRESS_TYPE), be32(3, _FIB_TO))
+    return fib, compare(struct.pack("=I", _LOCAL_ADDRESS))
 
 
 def is_not_to_loopback() -> tuple[bytes, ...]:
     """Match IPv4 packets that do not go to 127.0.0.0/8."""
-    return _load(_NETWORK, 16, 1), _compare(b"\x7f", _NEQ)
+    return load(_NETWORK, 16, 1), compare(b"\x7f", NEQ)
 
 
 def redirect_to(address: IPv4Address | IPv6Address, port: int) -> tuple[bytes, ...]:
     """Rewrite the destination; for nat chains of the hooks prerouting and output."""
     return (
-        _immediate(_REGISTER, address.packed),
-        _immediate(_SECOND_REGISTER, struct.pack(">H", port)),
-        _expression(
+        immediate(REGISTER, address.packed),
+        immediate(_SECOND_REGISTER, struct.pack(">H", port)),
+        expression(
             "nat",
             be32(1, _TO_DESTINATION),
             be32(2, _NF_IPV4 if address.version == 4 else _NF_IPV6),
-            be32(3, _REGISTER),
+            be32(3, REGISTER),
             be32(5, _SECOND_REGISTER),
         ),
     )
 
 
-def _immediate(register: int, value: bytes) -> bytes:
-    return _expression("immediate", be32(1, register), nest(2, attr(1, value)))
+def immediate(register: int, value: bytes) -> bytes:
+    """Load a constant."""
+    return expression("immediate", be32(1, register), nest(2, attr(1, value)))
 
 
 @functools.cache
 def counter() -> bytes:
     """Count the packets that come to this place of a rule."""
-    return _expression("counter")
+    return expression("counter")
 
 
 def masquerade() -> bytes:
     """Rewrite the source to the outgoing address."""
-    return _expression("masq")
+    return expression("masq")
 
 
 def is_port_unreachable() -> tuple[bytes, ...]:
     """Match an ICMP error that a port is closed; match the protocol first."""
-    return _load(_TRANSPORT, 0, 2), _compare(b"\x03\x03")
+    return load(TRANSPORT, 0, 2), compare(b"\x03\x03")
 
 
 @functools.cache
 def exceeds(rate_hz: int, burst: int) -> bytes:
     """Match packets beyond a rate. Each rule counts for itself."""
-    return _expression(
+    return expression(
         "limit",
         be64(1, rate_hz),
         be64(2, 1),
@@ -352,9 +355,7 @@ def exceeds(rate_hz: int, burst: int) -> bytes:
 @functools.cache
 def verdict(what: NftVerdict) -> bytes:
     """End the rule with `what`."""
-    return _expression(
-        "immediate", be32(1, _VERDICT_REGISTER), nest(2, nest(2, be32(1, int(what))))
-    )
+    return expression("immediate", be32(1, VERDICT_REGISTER), nest(2, nest(2, be32(1, int(what)))))
 
 
 def rule(chain: str, *parts: Iterable[bytes] | bytes) -> NftRule:
@@ -367,6 +368,6 @@ def rule(chain: str, *parts: Iterable[bytes] | bytes) -> NftRule:
 
 def established() -> tuple[bytes, ...]:
     """Match packets of established connections."""
-    state = _expression("ct", be32(1, _REGISTER), be32(2, _CT_STATE))
-    masked = _masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
-    return state, masked, _compare(bytes(4), _NEQ)
+    state = expression("ct", be32(1, REGISTER), be32(2, _CT_STATE))
+    bits = masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
+    return state, bits, compare(bytes(4), NEQ)

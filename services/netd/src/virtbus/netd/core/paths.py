@@ -3,16 +3,24 @@
 from collections.abc import Iterable, Mapping
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.group_filter import GroupedNic
 from virtbus.schemas.network import LinkState, PlugState
 from virtbus.schemas.network_path import NicPath, PathFault
+from virtbus.schemas.security_group import Direction
 
 _WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
 RESTART = "`virtbus vm restart` gives the guest its network again"
 MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
 
 
-def paths_of(attachment: Attachment, bridges: Mapping[str, str]) -> tuple[NicPath, ...]:
-    """Return the path of each interface, in order. `bridges` are the host's, by interface."""
+def paths_of(
+    attachment: Attachment, bridges: Mapping[str, str], grouped: Iterable[GroupedNic] = ()
+) -> tuple[NicPath, ...]:
+    """Return the path of each interface, in order.
+
+    `bridges` are the host's, by interface, and `grouped` the interfaces that are isolated.
+    """
+    isolated = {nic.index: nic.isolated for nic in grouped}
     pairs = zip(attachment.nics, attachment.statuses(), strict=True)
     return tuple(
         NicPath(
@@ -24,6 +32,7 @@ def paths_of(attachment: Attachment, bridges: Mapping[str, str]) -> tuple[NicPat
             host_bridge=bridges.get(nic.name, ""),
             plugins=_plugins(nic),
             limits=_limits(nic),
+            isolated=tuple(one for one in Direction if one in isolated.get(nic.index, ())),
         )
         for nic, status in pairs
     )

@@ -63,6 +63,8 @@ def plan_of(record: VmRecord) -> Attachment:
         namespace=record.namespace,
         vm_name=record.name,
         firmware_uuid=record.spec.domain.firmware.uuid,
+        labels=record.labels,
+        owner=record.owner,
         nics=tuple(nics),
     )
 

@@ -5,6 +5,7 @@ are idempotent, so one path builds a network, completes a partial one and adopts
 host end is the end of a VM's veth pair in the host's namespace.
 """
 
+import logging
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -16,13 +17,16 @@ from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.edge import filters, links, neighbours, taps, tuning
+from virtbus.netd.core.node_groups import NodeGroupBook
+from virtbus.netd.edge import filters, group_filters, links, neighbours, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
 
 _BRIDGE_INDEX = 1000
 """The link index of the first inner bridge, above those that the kernel assigns by itself."""
@@ -36,8 +40,9 @@ _DHCP_BUFFER_BYTES = 32 * 1024
 class GuestLinks:
     """Makes and reads the links in `namespaces`; `attachers` connect them to the host."""
 
-    def __init__(self, namespaces: Namespaces, attachers: Attachers) -> None:
+    def __init__(self, namespaces: Namespaces, attachers: Attachers, groups: NodeGroupBook) -> None:
         self._namespaces = namespaces
+        self._groups = groups
         self._attachers = attachers
         self._bridge = attachers.bridges.built_in
 
@@ -74,7 +79,7 @@ class GuestLinks:
             )
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
-            filters.guard(attachment.nics, self._bridge.reach)
+            self._guard_first(inside, attachment)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
 
@@ -111,7 +116,8 @@ class GuestLinks:
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
-        return found + filters.faults(attachment.nics, self._bridge.reach)
+        found += filters.faults(attachment.nics, self._bridge.reach)
+        return found + group_filters.faults(self._groups.of(attachment))
 
     def tune(self, attachment: Attachment) -> None:
         """Apply the link states and limits of `attachment`, also while a guest uses it."""
@@ -123,17 +129,41 @@ class GuestLinks:
     def guard(self, attachment: Attachment) -> None:
         """Ensure the filters of an existing network, after its addresses or the reach changed."""
         self._namespaces.enter(attachment.netns)
+        self._guard(attachment)
+
+    def _guard_first(self, inside: Netlink, attachment: Attachment) -> None:
+        """Install the filters before the taps are up.
+
+        A guest that runs keeps its network if the host cannot apply its security groups, for
+        example because a module was not loaded. A comparison reports that. No guest starts so.
+        """
         filters.guard(attachment.nics, self._bridge.reach)
+        try:
+            group_filters.guard(self._groups.of(attachment))
+        except VirtbusError as error:
+            if not any(_running(inside, nic.tap) for nic in attachment.nics):
+                raise
+            extra = {"code": "rules_failed", "uid": attachment.uid}
+            log.error("the rules of its groups are not in force: %s", error, extra=extra)
+
+    def _guard(self, attachment: Attachment) -> None:
+        filters.guard(attachment.nics, self._bridge.reach)
+        group_filters.guard(self._groups.of(attachment))
 
     def counters(self, attachment: Attachment) -> Counters:
         """Return the counters of each interface. A tap receives what its guest sends."""
         nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
         refused = filters.refused(nics, self._bridge.reach)
+        by_group = group_filters.refused(self._groups.of(attachment.joined))
         with Netlink() as inside:
             taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
-            _counted(nic, tap.counted if tap is not None else {}, drops)
+            _counted(
+                nic,
+                tap.counted if tap is not None else {},
+                drops | by_group.get(nic.index, {}),
+            )
             for nic, tap, drops in zip(nics, taps_, refused, strict=True)
         ]
         return Counters(uid=attachment.uid, interfaces=tuple(found))

@@ -20,6 +20,10 @@ NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
 _ANSWER_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 256 * 1024
+_PLAIN_CALLS = 64
+"""The kernel's default buffers hold the messages and answers of so many calls."""
+_CALL_BYTES = 4096
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _DUMPS = 20
 """Number of attempts for a list that changes while the kernel sends it."""
 
@@ -127,5 +131,10 @@ class Netlink:
         first = self._sequence + 1
         self._sequence += len(calls)
         numbered = dict(enumerate(calls, first))
-        self._socket.send(b"".join(frame(call, number) for number, call in numbered.items()))
+        data = b"".join(frame(call, number) for number, call in numbered.items())
+        if len(calls) > _PLAIN_CALLS:
+            size = max(len(data), _CALL_BYTES * len(calls))
+            for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, size)
+        self._socket.send(data)
         return numbered

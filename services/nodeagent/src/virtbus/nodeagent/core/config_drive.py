@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists
-from virtbus.nodeagent.core.user_data import combined, mime_message, sources_of
+from virtbus.nodeagent.core.user_data import mime_message, user_and_vendor
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.user_data import content_type
@@ -33,9 +33,10 @@ def config_drive_files(
         f"{LATEST}/network_data.json": _json(_network(interfaces)) if network is None else network,
     }
     added = cloud_config_lists(seed, record.spec.domain.devices.disks)
-    if (user := combined(sources_of(seed), {}, added)) is not None:
+    user, vendor = user_and_vendor(seed, {}, added)
+    if user is not None:
         files[f"{LATEST}/user_data"] = user
-    if (vendor := seed.vendor_bytes) is not None:
+    if vendor is not None:
         files[f"{LATEST}/vendor_data.json"] = _json({"cloud-init": _as_text(vendor)})
     return files
 

@@ -36,6 +36,16 @@ class DiskFiles(Protocol):
     async def unpin(self, pin: str) -> None:
         """Remove such a name, so that nobody can open the file any more."""
 
+    async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
+        """Check the staged file of a disk; return the agent's name of it.
+
+        Raises:
+            VirtbusError: 409 `disk_refused`.
+        """
+
+    async def unpin_backup(self, pin: str) -> None:
+        """Let imaged read the file of such a name, and remove the name."""
+
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""
 

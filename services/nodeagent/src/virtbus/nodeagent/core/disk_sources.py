@@ -60,11 +60,13 @@ class DiskSource:
     """The disk is on a server, and has no file."""
     device_bytes: int = 0
     """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
+    device: bool = False
+    """The path is a device that the spec names, and it is not checked yet."""
 
     @property
     def is_file(self) -> bool:
         """Return True if imaged has made a file for the disk."""
-        return self.network is None and not self.device_bytes
+        return self.network is None and not self.device_bytes and not self.device
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -98,6 +100,10 @@ def disk_sources(
     drives = {one.name for one in disks if is_drive(one)} - {*record.volume_refs}
     for volume in record.spec.volumes:
         if volume.is_iso:
+            continue
+        if volume.host_device is not None:
+            path = volume.host_device.path
+            sources[volume.name] = DiskSource(path, ImageFormat.RAW, device=True)
             continue
         disk = made.get(volume.name)
         if disk is None:

@@ -1,11 +1,12 @@
-"""Renders files, environment and mounts as lists for a cloud-config (ADR 0043)."""
+"""Renders files, environment, mounts and links as lists for a cloud-config (ADR 0043)."""
 
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
-from virtbus.schemas.guest_files import GuestFile, GuestMount
+from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.vm import Disk, DiskBus
 
@@ -25,13 +26,21 @@ _LINKS = {
 
 
 def cloud_config_lists(seed: CloudInit, disks: Sequence[Disk]) -> dict[str, list[Any]]:
-    """Return the lists that the platform appends to the user's: `write_files`, `mounts`."""
+    """Return the lists that the platform appends to the user's.
+
+    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for links.
+    """
     files = [_file(one) for one in seed.write_files]
     if seed.environment:
         text = environment_file(seed.environment)
         files.append(_file(GuestFile(path=ENVIRONMENT, content=text)))
-    mounts = list(_mounts(seed.mounts, {disk.name: disk for disk in disks}))
-    lists: dict[str, list[Any]] = {"write_files": files, "mounts": mounts}
+    found = {disk.name: disk for disk in disks}
+    lists: dict[str, list[Any]] = {
+        "write_files": files,
+        "fs_setup": list(_file_systems(seed.mounts, found)),
+        "mounts": list(_mounts(seed.mounts, found)),
+        "bootcmd": list(_links(seed.links, found)),
+    }
     return {name: values for name, values in lists.items() if values}
 
 
@@ -71,6 +80,27 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
         # cloud-init's form of a partition; it ignores a device of the name …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
+
+
+def _file_systems(
+    mounts: Sequence[GuestMount], disks: Mapping[str, Disk]
+) -> Iterator[dict[str, Any]]:
+    """Yield the entries of `fs_setup`, one for each disk.
+
+    With the partition `any`, cloud-init leaves a file system of the same type as it is.
+    """
+    made = {mount.volume: mount.filesystem for mount in mounts if mount.make_filesystem}
+    for name, filesystem in made.items():
+        if name in disks:
+            device = device_path(disks[name])
+            yield {"device": device, "filesystem": filesystem, "partition": "any"}
+
+
+def _links(links: Sequence[GuestLink], disks: Mapping[str, Disk]) -> Iterator[list[str]]:
+    for link in links:
+        if link.volume in disks:
+            yield ["mkdir", "-p", str(PurePosixPath(link.path).parent)]
+            yield ["ln", "-sfn", device_path(disks[link.volume]), link.path]
 
 
 def device_path(disk: Disk) -> str:

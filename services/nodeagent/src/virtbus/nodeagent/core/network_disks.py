@@ -1,16 +1,24 @@
 """Finds the disks of volumes on servers and devices, and renders their sources.
 
 QEMU connects to the server by its own driver, so the host needs none. The message of a volume names
-its pool only; server and export are settings of the node (ADR 0060).
+its pool only; server, place and login are settings of the node (ADR 0060).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from virtbus.bus.runtime.pool_settings import BlockPool, NbdPool, PoolSettings
+from virtbus.bus.runtime.pool_settings import (
+    BlockPool,
+    IscsiPool,
+    NbdPool,
+    NfsPool,
+    PoolSettings,
+    RbdPool,
+    ServerPool,
+)
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.pool import ABILITIES, PoolKind
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -24,22 +32,40 @@ NO_SERVER = (
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkDisk:
-    """An export of a server."""
+class Login:
+    """A login of a disk at its server. The secret is in a file of the node."""
 
-    protocol: str
-    name: str
-    host: str
-    port: int
-    tls: bool
+    kind: str
+    """libvirt's type of the secret: `iscsi`, `ceph`."""
+    user: str
+    secret_file: str
+    id: str
+    """The UUID of libvirt's secret, the volume's own. A volume has one guest, so no two starts
+    share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDisk:
+    """A volume on a server."""
+
+    pool: ServerPool
+    place: str
+    login: Login | None = None
+
+
+_SECRET_KINDS = {PoolKind.ISCSI: "iscsi", PoolKind.RBD: "ceph"}
 
 
 def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDisk:
     """Return the network disk of a volume; raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
-    if not isinstance(pool, NbdPool) or ref.key not in pool.volumes:
+    if not isinstance(pool, ServerPool) or ref.key not in pool.volumes:
         raise _unassigned(ref)
-    return NetworkDisk("nbd", pool.volumes[ref.key], pool.host, pool.port, pool.tls)
+    login = None
+    if isinstance(pool, IscsiPool | RbdPool) and pool.user:
+        kind = _SECRET_KINDS[pool.kind]
+        login = Login(kind, pool.user, pool.secret_file, ref.uid)
+    return NetworkDisk(pool, pool.volumes[ref.key], login)
 
 
 def _unassigned(ref: VolumeRef) -> VirtbusError:
@@ -52,9 +78,33 @@ def _unassigned(ref: VolumeRef) -> VirtbusError:
 
 def network_source(disk: NetworkDisk) -> Element:
     """Return the `<source>` of a network disk. Without `tls`, libvirt's default would apply."""
-    host = el("host", name=disk.host, port=disk.port)
-    tls = "yes" if disk.tls else "no"
-    return el("source", host, protocol=disk.protocol, name=disk.name, tls=tls)
+    pool, name = disk.pool, disk.place
+    match pool:
+        case NbdPool():
+            host = el("host", name=pool.host, port=pool.port)
+            tls = "yes" if pool.tls else "no"
+            return el("source", host, protocol="nbd", name=name, tls=tls)
+        case IscsiPool():
+            host = el("host", name=pool.host, port=pool.port)
+            return el("source", host, _auth(disk.login), protocol="iscsi", name=name)
+        case RbdPool():
+            hosts = [el("host", name=one, port=pool.port) for one in pool.monitors]
+            return el("source", *hosts, _auth(disk.login), protocol="rbd", name=name)
+        case NfsPool():
+            host = el("host", name=pool.host)
+            return el("source", host, _nfs_ids(pool), protocol="nfs", name=name)
+
+
+def _nfs_ids(pool: NfsPool) -> Element | None:
+    if pool.user is None:
+        return None
+    return el("identity", user=f"+{pool.user}", group=f"+{pool.group}")
+
+
+def _auth(login: Login | None) -> Element | None:
+    if login is None:
+        return None
+    return el("auth", el("secret", type=login.kind, uuid=login.id), username=login.user)
 
 
 def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:

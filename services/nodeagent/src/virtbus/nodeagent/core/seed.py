@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists
-from virtbus.nodeagent.core.user_data import combined, sources_of, to_yaml
+from virtbus.nodeagent.core.user_data import to_yaml, user_and_vendor
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.vm import VmRecord
@@ -20,12 +20,13 @@ def seed_files(
     if seed.ssh_keys:
         meta["public-keys"] = defaults["ssh_authorized_keys"] = list(seed.ssh_keys)
     added = cloud_config_lists(seed, record.spec.domain.devices.disks)
+    user, vendor = user_and_vendor(seed, defaults, added)
     files = {
         "meta-data": to_yaml(meta),
-        "user-data": combined(sources_of(seed), defaults, added) or b"",
+        "user-data": user or b"",
         "network-config": _network(seed, interfaces),
     }
-    if (vendor := seed.vendor_bytes) is not None:
+    if vendor is not None:
         files["vendor-data"] = vendor
     return files
 

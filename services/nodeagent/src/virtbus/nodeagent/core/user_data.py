@@ -1,8 +1,8 @@
 """Combines the sources of a guest's user data with the platform's part (ADR 0043).
 
 Cloud-configs become one, by Virtlet's rules: maps are merged key by key, lists are joined, and of
-two other values the later one counts. Every other source stays as it is, as a part of a MIME
-message, in its order.
+two other values the later one counts. A script alone stays a script, and the platform's part is
+vendor data. Every other source stays as it is, as a part of a MIME message, in its order.
 """
 
 import base64
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from virtbus.schemas.seed import CloudInit
-from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, content_type
+from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, SCRIPT, content_type
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
@@ -43,6 +43,24 @@ def sources_of(seed: CloudInit) -> list[Source]:
     if (alone := seed.user_bytes) is not None:
         found.insert(0, (content_type(alone), alone))
     return [one for one in found if one[1].strip()]
+
+
+def user_and_vendor(
+    seed: CloudInit, defaults: Config, added: Config
+) -> tuple[bytes | None, bytes | None]:
+    """Return the user data and the vendor data for the guest; None if there is none.
+
+    `defaults` and `added` are as in `combined`. User data that is one script has no key that could
+    replace one of vendor data, so the platform's lists go there. Host name and SSH keys are in the
+    meta-data.
+    """
+    sources, vendor = sources_of(seed), seed.vendor_bytes
+    if [kind for kind, _ in sources] != [SCRIPT]:
+        return combined(sources, defaults, added), vendor
+    if not added:
+        return sources[0][1], vendor
+    theirs = [] if vendor is None else [(content_type(vendor), vendor)]
+    return sources[0][1], combined(theirs, {}, added)
 
 
 def combined(sources: Sequence[Source], defaults: Config, added: Config) -> bytes | None:

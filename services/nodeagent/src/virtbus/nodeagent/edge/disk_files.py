@@ -44,8 +44,14 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking, so that opening a FIFO cannot hang."""
+_DEVICES = Path("/dev")
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+BACKUP_PIN = "backup-"
+"""`backup-<id>.<volume>.qcow2`: that of a file to which QEMU writes a backup."""
+BACKUPS = "backups"
+"""`<state_dir>/disks/backups/<id>/`: where imaged stages these files."""
+_READABLE = 0o444
 LAYER_PIN = "layer-"
 """`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
 
@@ -53,9 +59,15 @@ LAYER_PIN = "layer-"
 class HostDiskFiles:
     """The `DiskFiles` port."""
 
-    def __init__(self, state_dir: Path, pools: Mapping[str, PoolSettings] | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        pools: Mapping[str, PoolSettings] | None = None,
+        devices_allowed: Sequence[str] = (),
+    ) -> None:
         self._state = state_dir
         self._pools = pools or {}
+        self._devices_allowed = tuple(one.removeprefix("/dev/") for one in devices_allowed)
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
@@ -113,6 +125,46 @@ class HostDiskFiles:
         """Remove our name of a new file, so that nobody can open it any more."""
         await in_thread(lambda: Path(pin).unlink(missing_ok=True))
 
+    # --- files of backups -----------------------------------------------------------------------
+    async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
+        """Check the staged file of a disk, and give it our name; return that.
+
+        Raises:
+            VirtbusError: 409 `disk_refused`: it is another kind of file, or names another one.
+        """
+        name = disk_name(disk)
+        path = self._state / "vms" / uid / f"{BACKUP_PIN}{backup}.{name}"
+
+        def pin() -> str:
+            try:
+                with opened_beneath(self._state / DISKS, (BACKUPS, backup), name) as descriptor:
+                    check_backing(disk, os.pread(descriptor, HEAD_BYTES, 0), ("", ""))
+                    for old in path.parent.glob(f"{BACKUP_PIN}*.{name}"):
+                        old.unlink(missing_ok=True)
+                    _check_file(disk, descriptor, names=1)
+                    pinned = self._link(descriptor, path)
+            except OSError as error:
+                raise refused(disk, f"its backup cannot be opened: {error.strerror}") from error
+            if not pinned:
+                raise refused(disk, "its folder is on another file system than the agent's")
+            return pinned
+
+        return await in_thread(pin)
+
+    async def unpin_backup(self, pin: str) -> None:
+        """Let imaged read the file of our name, which QEMU's user owns, and remove the name."""
+
+        def unpin() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(pin, _FILE)
+                try:
+                    os.fchmod(descriptor, _READABLE)
+                finally:
+                    os.close(descriptor)
+            Path(pin).unlink(missing_ok=True)
+
+        await in_thread(unpin)
+
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""
         return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
@@ -146,6 +198,8 @@ class HostDiskFiles:
         await in_thread(drop)
 
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
+        if source.device:
+            return self._device(volume, source)
         if not source.is_file:
             return source
         try:
@@ -168,6 +222,32 @@ class HostDiskFiles:
         except OSError as error:
             raise refused(volume, f"it cannot be opened: {error.strerror}") from error
         return dataclasses.replace(source, path=path or source.path)
+
+    def _device(self, volume: str, source: DiskSource) -> DiskSource:
+        """Return the source of a device of the node, with its size.
+
+        The real path counts, so a link cannot lead elsewhere. A device that the host uses, for
+        example as a mounted file system, is refused.
+        """
+        path = os.path.realpath(source.path)
+        found = (one for each in self._devices_allowed for one in _DEVICES.glob(each))
+        if not any(os.path.realpath(one) == path for one in found):
+            why = (
+                f"the device {path} is not among those of this node's agent; its operator adds it "
+                "to devices_allowed in nodeagent.toml"
+            )
+            raise refused(volume, why)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise refused(volume, f"{path} cannot be opened: {error.strerror}") from error
+        with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as device:
+            if not stat.S_ISBLK(os.fstat(device.fileno()).st_mode):
+                raise refused(volume, f"{path} is no block device")
+            size_bytes = device.seek(0, os.SEEK_END)
+        if not size_bytes:
+            raise refused(volume, f"{path} has no medium")
+        return dataclasses.replace(source, path=path, device_bytes=size_bytes)
 
     def _pinned(self, uid: str, volume: str, pin: str, descriptor: int) -> str:
         """Return the path of our hard link to an open disk.

@@ -17,6 +17,7 @@ import libvirt
 
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.edge.libvirt_backups import LibvirtBackups
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_devices import LibvirtDevices
 from virtbus.nodeagent.edge.libvirt_disks import set_drives, set_limits
@@ -27,6 +28,7 @@ from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
@@ -94,7 +96,9 @@ class LibvirtHypervisor:
         self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
         self.devices = LibvirtDevices(self._changes)
+        self.logins = LibvirtLogins(self._changes)
         self.layers = LibvirtLayers(self._changes)
+        self.backups = LibvirtBackups(self._changes)
 
     async def __aenter__(self) -> Self:
         start_event_loop()
@@ -251,6 +255,7 @@ class LibvirtHypervisor:
         flags = (
             libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
             | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
         )
         await on_ours(
             self._changes,

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from virtbus.bus.runtime.pool_settings import PROBE_S, NbdPool, PoolSettings
-from virtbus.schemas.pool import PoolReport, PoolState
+from virtbus.bus.runtime.pool_settings import PROBE_S, PoolSettings, ServerPool
+from virtbus.nodeagent.core.away_servers import AwayServers
+from virtbus.nodeagent.core.server_answers import FirstWords, first_words, hosts
+from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
-_GREETING = b"NBDMAGICIHAVEOPT"
-"""The first bytes of a server with the protocol's newer handshake, which named exports need."""
+_BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
 Tell = Callable[[str, Iterable[PoolReport]], None]
 
@@ -17,10 +18,15 @@ class PoolServers:
     """The pools whose data is on a server. No probe delays another."""
 
     def __init__(
-        self, pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
+        self,
+        pools: Mapping[str, PoolSettings],
+        tell: Tell,
+        away: AwayServers,
+        interval_s: float = PROBE_S,
     ) -> None:
-        self._pools = {name: one for name, one in pools.items() if isinstance(one, NbdPool)}
+        self._pools = {name: one for name, one in pools.items() if isinstance(one, ServerPool)}
         self._tell = tell
+        self._away = away
         self._interval_s = interval_s
         self._reports: dict[str, PoolReport] = {}
 
@@ -30,9 +36,10 @@ class PoolServers:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
 
-    async def _follow(self, name: str, pool: NbdPool) -> None:
+    async def _follow(self, name: str, pool: ServerPool) -> None:
         while True:
             state, message = await probed(pool)
+            self._away.set(name, away=state is PoolState.GONE)
             self._reports[name] = PoolReport(
                 name=name,
                 kind=pool.kind,
@@ -45,25 +52,46 @@ class PoolServers:
             await asyncio.sleep(self._interval_s)
 
 
-async def probed(pool: NbdPool) -> tuple[PoolState, str]:
+async def probed(pool: ServerPool) -> tuple[PoolState, str]:
     """Return the state of a server, and the reason if it is not Ready."""
-    at = f"{pool.host}:{pool.port}"
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(_probed(pool, host)) for host in hosts(pool)]
+    found = [one.result() for one in asked]
+    state, message = min(found, key=lambda one: _BEST_FIRST.index(one[0]))
+    if state is PoolState.GONE:
+        message = "; ".join(why for _, why in found)[:MESSAGE_MAX]
+    return state, message
+
+
+async def _probed(pool: ServerPool, host: str) -> tuple[PoolState, str]:
+    words, at = first_words(pool), f"{host}:{pool.port}"
     began_s = asyncio.get_running_loop().time()
-    writer: asyncio.StreamWriter | None = None
-    try:
-        async with asyncio.timeout(GONE_S):
-            reader, writer = await asyncio.open_connection(pool.host, pool.port)
-            greeting = await reader.readexactly(len(_GREETING))
-    except TimeoutError:
-        return PoolState.GONE, f"the server {at} does not answer; start it, or check the network"
-    except (OSError, asyncio.IncompleteReadError) as error:
-        why = getattr(error, "strerror", None) or "it closes the connection"
-        return PoolState.GONE, f"the server {at} cannot be reached: {why}; start it"[:300]
-    finally:
-        if writer is not None:
-            writer.close()
-    if greeting != _GREETING:
-        return PoolState.GONE, f"{at} is no NBD server; correct pools.toml"
+    answer, why = await _answer(words, host, pool.port)
+    if answer and not words.is_greeting(answer):
+        why = f"{at} is no server of kind {pool.kind}; correct pools.toml"
+    elif why or (why := words.why_not(answer)):
+        why = f"the server {at} {why}"
+    if why:
+        return PoolState.GONE, why
     if asyncio.get_running_loop().time() - began_s > SLOW_S:
         return PoolState.SLOW, f"the server {at} answers slowly"
     return PoolState.READY, ""
+
+
+async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
+    """Return the first bytes of a server, and why they are not all."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(GONE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(words.sent)
+            return await reader.readexactly(words.answer_bytes), ""
+    except TimeoutError:
+        return b"", "does not answer; start it, or check the network"
+    except asyncio.IncompleteReadError as error:
+        return error.partial, "closes the connection; start it again"
+    except OSError as error:
+        return b"", f"cannot be reached: {error.strerror or type(error).__name__}; start it"
+    finally:
+        if writer is not None:
+            writer.close()

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import libvirt
 import libvirt_qemu
 
+from virtbus.nodeagent.core.guest_backups import Bitmap
 from virtbus.nodeagent.core.nics import netdev_id, nic_id
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -66,6 +67,38 @@ def used_files(domain: libvirt.virDomain) -> dict[str, int]:
         if inserted is not None:
             found[_file_of(inserted["file"])] = int(inserted["image"]["virtual-size"])
     return found
+
+
+def bitmaps(domain: libvirt.virDomain) -> dict[str, tuple[Bitmap, ...]]:
+    """Return the dirty bitmaps of the guest's devices, by the files that they use."""
+    found = {}
+    for device in _execute(domain, "query-block").get("return", []):
+        inserted = device.get("inserted")
+        if inserted is not None:
+            of_disk = inserted.get("dirty-bitmaps", ())
+            made = (Bitmap(one["name"], _usable(one)) for one in of_disk if "name" in one)
+            found[_file_of(inserted["file"])] = tuple(made)
+    return found
+
+
+def _usable(bitmap: dict[str, Any]) -> bool:
+    whole = not bitmap.get("inconsistent", False)
+    return whole and bitmap.get("persistent", False) and bitmap.get("recording", False)
+
+
+def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> None:
+    """Remove the bitmaps of the guest's devices whose names `goes` selects.
+
+    Those of the layers below stay: layers never change.
+    """
+    for device in _execute(domain, "query-block").get("return", []):
+        inserted = device.get("inserted") or {}
+        for one in inserted.get("dirty-bitmaps", ()):
+            if goes(one.get("name", "")):
+                of_disk = {"node": inserted["node-name"], "name": one["name"]}
+                error = _execute(domain, "block-dirty-bitmap-remove", **of_disk).get("error")
+                if error:
+                    raise _refused(f"to remove the bitmap {one['name']}", error)
 
 
 def _file_of(name: str) -> str:

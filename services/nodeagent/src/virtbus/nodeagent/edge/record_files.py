@@ -28,7 +28,7 @@ from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
-from virtbus.nodeagent.edge.disk_files import PINNED, drop_pins
+from virtbus.nodeagent.edge.disk_files import BACKUP_PIN, PINNED, drop_pins
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
@@ -185,7 +185,7 @@ class AgentFiles:
                 for backup in ("", ".0", ".1", ".2"):
                     log = f"{domain_name(check_uid(uid))}.log{backup}"
                     (LIBVIRT_LOGS / log).unlink(missing_ok=True)
-            for pattern in ("seed-*", ".seed-*", f"{PINNED}*"):
+            for pattern in ("seed-*", ".seed-*", f"{PINNED}*", f"{BACKUP_PIN}*"):
                 for path in (self.vms / check_uid(uid)).glob(pattern):
                     path.unlink(missing_ok=True)
             shutil.rmtree(self._run / "vms" / uid, ignore_errors=True)

@@ -99,7 +99,7 @@ class Observed:
     lost_pid: int = 0
     """The process of a running guest that libvirt has lost."""
     disk_waits: str = ""
-    """The reason why the guest is paused, if its disk was full."""
+    """The reason why the guest waits for a disk: QEMU has paused it, or a server is away."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
     disks: GuestDisks = field(default_factory=GuestDisks)

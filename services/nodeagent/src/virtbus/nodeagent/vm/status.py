@@ -38,6 +38,7 @@ NICS_PENDING = "NicChangePending"
 NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
 """Reasons of NICS_PENDING, by the error's."""
 DISKS_PENDING = "DisksPending"
+DISK_STALLED = "DiskStalled"
 GUEST_LOST = "GuestLost"
 OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
 """Phases in which no guest runs or starts."""
@@ -111,6 +112,8 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     ]
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
+    if runs and observed.disk_waits:
+        found.append(Condition(type=DISK_STALLED, status=True, message=observed.disk_waits))
     if runs and (message := _restart_required(vm)):
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if vm.phase in UP:

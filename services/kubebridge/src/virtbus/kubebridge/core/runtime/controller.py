@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code
 from virtbus.schemas.model import StrictModel
+from virtbus.schemas.security_group_api import (
+    SecurityGroupCreate,
+    SecurityGroupDelete,
+    SecurityGroupUpdate,
+)
 from virtbus.schemas.vm_status import VmView
 
 
@@ -78,6 +83,7 @@ ATTACHMENT = Kind(
     "k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition"
 )
 SERVICE = Kind("", "v1", "services", "Service")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 EVENT = Kind("events.k8s.io", "v1", "events", "Event")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
@@ -103,9 +109,10 @@ VALIDATING = Kind(
 
 BUS_VM = Kind("virtbus", "v1", "vms", "BusVm")
 BUS_NODE = Kind("virtbus", "v1", "nodes", "BusNode", namespaced=False)
+BUS_GROUP = Kind("virtbus", "v1", "groups", "BusGroup")
 GUEST_AGENT = Kind("virtbus", "v1", "guestagents", "GuestAgent")
 ORPHAN = Kind("virtbus", "v1", "orphans", "Orphan")
-"""Sources on the bus: VMs, nodes, answers of guest agents, and VMs that have no VMI."""
+"""Sources on the bus: VMs, nodes, groups, answers of guest agents, and VMs that have no VMI."""
 
 AT_ONCE_S = 0.01
 """Seconds before the next reconcile if it needs the result of this one."""
@@ -190,6 +197,14 @@ class BusCall:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCall:
+    """Send a verb of the bus' API about a security group. A refusal is reported."""
+
+    verb: Literal["create", "update", "delete"]
+    request: SecurityGroupCreate | SecurityGroupUpdate | SecurityGroupDelete
+
+
+@dataclass(frozen=True, slots=True)
 class RecordEvent:
     """Record an Event on an object, by default on the reconciled one, if it exists.
 
@@ -217,7 +232,9 @@ class Await:
     references: frozenset[Key]
 
 
-Action = Create | Replace | Patch | Merge | Delete | BusCall | RecordEvent | Requeue | Await
+Action = (
+    Create | Replace | Patch | Merge | Delete | BusCall | GroupCall | RecordEvent | Requeue | Await
+)
 
 
 Notify = Callable[[str], None]

@@ -17,6 +17,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     BusCall,
     Create,
     Delete,
+    GroupCall,
     Key,
     Kind,
     Merge,
@@ -27,6 +28,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Replace,
     Requeue,
 )
+from virtbus.kubebridge.edge.bus_groups import BusGroups
 from virtbus.kubebridge.edge.cluster import Json, KubernetesApi, StatusError
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.store import ObjectStore
@@ -65,12 +67,14 @@ class Executor:
         stores: Mapping[Kind, ObjectStore],
         vms: VmInformer,
         recorder: EventRecorder,
+        groups: BusGroups,
     ) -> None:
         self._cluster = cluster
         self._bus = bus
         self._stores = stores
         self._vms = vms
         self._recorder = recorder
+        self._groups = groups
         self._refusals: dict[Key, tuple[str, Refused]] = {}
         """The last refusal of each object, with the object's uid."""
 
@@ -102,6 +106,8 @@ class Executor:
                 await self._write(action)
             case BusCall():
                 await self._call(action, key, read)
+            case GroupCall():
+                await self._group_call(action, key, read)
             case RecordEvent():
                 self._record(action, read)
             case Requeue() | Await():
@@ -184,6 +190,26 @@ class Executor:
         self._refusals.pop(key, None)
         found = validate(action.answer, reply)
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
+
+    async def _group_call(self, action: GroupCall, key: Key, read: Json) -> None:
+        """Send a call about a security group. A conflict ends the actions after a new list."""
+        subject = subjects.api("security-group", action.verb)
+        try:
+            reply = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
+        except VirtbusError as error:
+            if error.code > Code.EXHAUSTED or error.reason == "busy":
+                raise
+            if error.code not in {Code.NOT_FOUND, Code.CONFLICT}:
+                self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
+                return
+            before = self._groups.known(action.request)
+            await self._groups.refresh()
+            if self._groups.known(action.request) == before:  # somebody else has the name
+                self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
+                return
+            raise EndedError(AT_ONCE_S) from None
+        self._refusals.pop(key, None)
+        self._groups.answered(action.request, reply)
 
     def _report(self, key: Key, read: Json, refused: Refused) -> None:
         """Remember a refusal. A new one is reported by a reconcile at once."""

@@ -19,6 +19,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Notify,
     key_of,
 )
+from virtbus.kubebridge.edge.bus_groups import BusGroups
 from virtbus.kubebridge.edge.cluster import EVERYTHING, KubernetesApi, Scope
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.executor import Executor
@@ -66,7 +67,8 @@ class Reconciler:
         """The controllers that watch a kind, by their own kinds."""
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
-        self.executor = Executor(cluster, bus, self.stores, vms, recorder)
+        self.groups = BusGroups(bus, leads)
+        self.executor = Executor(cluster, bus, self.stores, vms, recorder, self.groups)
 
     # --- wiring ---------------------------------------------------------------------------
     def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> ObjectStore:

@@ -13,6 +13,7 @@ from virtbus.nodeagent.core.addresses import SCSI, Addresses, assigned, of_disk,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import hot_disk, scsi_controller, volume_alias
 from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.core.logins import logins_of
 from virtbus.nodeagent.core.metadata import disk_hashes, volume_names
 from virtbus.nodeagent.core.plugs import GuestDevices, GuestDisks, wanted_sizes
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -154,7 +155,8 @@ async def _plug(
             if port > guest.root_ports:
                 waits[disk.name] = f"Attaching: {NO_PORT}"
                 continue
-            await tools.plugs.attach(record.uid, [to_text(one) for one in devices])
+            async with tools.logins.lent(logins_of({disk.name: files[disk.name]})):
+                await tools.plugs.attach(record.uid, [to_text(one) for one in devices])
             has_scsi |= disk.bus is DiskBus.SCSI
         except VirtbusError as error:
             waits[disk.name] = f"Attaching: tried again: {error}"

@@ -10,6 +10,8 @@ from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
+from virtbus.nodeagent.core.logins import logins_of
+from virtbus.nodeagent.core.network_disks import Login
 from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -52,12 +54,13 @@ async def start(
     begun_s = loop.time()
     with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
         try:
-            await _define(record, image, tools, machine)
+            logins = await _define(record, image, tools, machine)
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
-                still = paused()
-                await tools.hypervisor.start(record.uid, paused=still)
+                async with tools.logins.lent(logins):
+                    still = paused()
+                    await tools.hypervisor.start(record.uid, paused=still)
         except VirtbusError as error:
             later = error.code == Code.UNAVAILABLE
             event: MachineEvent = "start later" if later else "start failed"
@@ -72,8 +75,8 @@ async def _define(
     image: Dependency[ImageReady],
     tools: AgentPorts,
     machine: Machine,
-) -> None:
-    """Define the domain from the record; raises VirtbusError."""
+) -> list[Login]:
+    """Define the domain from the record; return the logins of its disks; raises VirtbusError."""
     made = image.latest
     if made is None:
         raise VirtbusError(
@@ -98,6 +101,7 @@ async def _define(
             )
         )
     tools.events.emit(EventKind.DOMAIN_DEFINED, record)
+    return logins_of(disks)
 
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:

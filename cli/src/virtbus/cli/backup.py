@@ -1,0 +1,278 @@
+"""Implements `virtbus backup create|list|get|verify|restore|delete`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.cli import completion_sources, operation, output, units
+from virtbus.cli.failures import usage
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.vm import view as vm_views
+from virtbus.cli.vm.target import namespace_filter, namespace_option
+from virtbus.cli.volume_create import refuse_unfilled, until_filled
+
+_HERE = "virtbus.cli.backup"
+HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "MESSAGE")
+_OF_ONE_VM = ("mac_address", "publish", "addresses")
+"""The properties of a NIC that only one VM can have."""
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "create": (f"{_HERE}:create", "Copy the disks of a VM to its node's backup directory."),
+        "list": (f"{_HERE}:listing", "List backups."),
+        "get": (f"{_HERE}:get", "Show one backup with its disks."),
+        "verify": (f"{_HERE}:verify", "Read a backup and compare its digests."),
+        "restore": (f"{_HERE}:restore", "Make a new VM of a backup."),
+        "delete": (f"{_HERE}:delete", "Remove backups."),
+        "schedule": ("virtbus.cli.backup_schedule", "Back up a VM again and again."),
+    },
+    epilog=examples(
+        """
+        virtbus backup create web
+        virtbus backup list --vm web
+        virtbus backup verify 0192f0c1-2d3e-7abc-8def-0123456789ab
+        virtbus backup restore 0192f0c1-2d3e-7abc-8def-0123456789ab --name web2
+        """
+    ),
+)
+def command() -> None:
+    """Manage backups: copies of all disks of a VM at one instant, in a directory of a node.
+
+    A backup describes itself: it can be restored by another node or another fleet that has the
+    directory. The setting backup_dir of imaged names the directory; without it a node makes none.
+    """
+
+
+def _node(function: Any) -> Any:
+    return click.option(
+        "--node",
+        metavar="NODE",
+        shell_complete=completion_sources.nodes,
+        help="The node whose directory has it.  [default: any]",
+    )(function)
+
+
+def _wait(function: Any) -> Any:
+    return click.option(
+        "--wait/--no-wait", default=True, show_default=True, help="Wait for the end."
+    )(function)
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus backup create web
+        virtbus backup create web --full
+        """
+    )
+)
+@click.argument("vm", shell_complete=completion_sources.vms)
+@click.option("--full", "mode", flag_value="full", help="Copy everything.")
+@click.option("--incremental", "mode", flag_value="incremental", help="Fail if it would be full.")
+@click.option(
+    "--chain", type=int, metavar="N", help="Backups until the next full one.  [default: 8]"
+)
+@click.option("--id", "id_", metavar="UUID", help="An id of your choice, to repeat this.")
+@_wait
+@namespace_option
+@verb
+def create(
+    invocation: Invocation, *, vm: str, namespace: str, id_: str | None, wait: bool, **flags: Any
+) -> None:
+    """Copy all disks of the VM, which may run, to the backup directory of its node.
+
+    By default only what was written since the last backup is copied, if that is possible;
+    otherwise the backup is a full one, and says why. If the guest has an agent, its file systems
+    are frozen for the instant of the copy.
+    """
+    asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
+    asked |= {key: value for key, value in flags.items() if value}
+    begun = invocation.call("backup", "create", asked)
+    if not wait:
+        invocation.show(begun, lambda: operation.table([begun]))
+        invocation.note(f"`virtbus operation watch {begun.get('id')}` shows its progress")
+        return
+    operation.refuse_failed(operation.until_ended(invocation, begun))
+    _show(invocation, {"id": begun.get("id"), "node": begun.get("node")})
+
+
+@click.command(
+    name="list",
+    epilog=examples(
+        """
+        virtbus backup list
+        virtbus backup list --vm web -o json | jq -r '.items[-1].id'
+        """
+    ),
+)
+@namespace_filter
+@click.option("--vm", metavar="VM", shell_complete=completion_sources.vms, help="Only of this VM.")
+@_node
+@verb
+def listing(invocation: Invocation, *, namespace: str | None, **flags: str | None) -> None:
+    """List the backups in the directories of the nodes, the oldest first."""
+    given = {"namespace": namespace, **flags}
+    page = invocation.call("backup", "list", {key: value for key, value in given.items() if value})
+    items = page.get("items") or []
+    invocation.show(page, lambda: table(items))
+    if page.get("silent"):
+        invocation.note(f"no answer from {', '.join(page['silent'])}: their backups are missing")
+    if page.get("truncated"):
+        invocation.note("there are more; select by --vm or --node")
+
+
+@click.command(epilog=examples("virtbus backup get 0192f0c1-2d3e-7abc-8def-0123456789ab -o yaml"))
+@click.argument("id_", metavar="ID")
+@_node
+@verb
+def get(invocation: Invocation, *, id_: str, node: str | None) -> None:
+    """Show the backup ID. As JSON or YAML it has the VM's specification and all disks."""
+    _show(invocation, _ask(id_, node))
+
+
+@click.command(epilog=examples("virtbus backup verify 0192f0c1-2d3e-7abc-8def-0123456789ab"))
+@click.argument("id_", metavar="ID")
+@_node
+@_wait
+@verb
+def verify(invocation: Invocation, *, id_: str, node: str | None, wait: bool) -> None:
+    """Read the backup ID and all that it rests on, and compare the digests."""
+    begun = invocation.call("backup", "verify", {**_ask(id_, node), "operation": uuid7()})
+    if not wait:
+        invocation.show(begun, lambda: operation.table([begun]))
+        return
+    operation.refuse_failed(operation.until_ended(invocation, begun))
+    _show(invocation, {"id": id_, "node": begun.get("node")})
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus backup restore 0192f0c1-2d3e-7abc-8def-0123456789ab --name web2
+        virtbus backup restore 0192f0c1-2d3e-7abc-8def-0123456789ab --name web2 --stopped
+        """
+    )
+)
+@click.argument("id_", metavar="ID")
+@click.option("--name", metavar="NAME", required=True, help="The name of the new VM.")
+@click.option("--stopped", is_flag=True, help="Do not start the VM.")
+@_node
+@_wait
+@namespace_option
+@verb
+def restore(
+    invocation: Invocation,
+    *,
+    id_: str,
+    name: str,
+    namespace: str,
+    wait: bool,
+    **flags: Any,
+) -> None:
+    """Make the VM NAME of the backup ID, on the node whose directory has it.
+
+    Each disk becomes a volume NAME-DISK, which needs no other backup. Its content is verified
+    before a guest uses it. The VM has a uid and MAC addresses of its own, and no first-boot data.
+    """
+    backup = invocation.call("backup", "get", _ask(id_, flags["node"]))
+    spec = _spec_of(backup, name, stopped=flags["stopped"])
+    volumes = [_volume(invocation, backup, disk, name, namespace) for disk in backup["disks"]]
+    made = {"name": name, "namespace": namespace, "spec": spec, "uid": uuid7()}
+    created = invocation.call("vm", "create", made)
+    if wait:
+        for volume in volumes:
+            refuse_unfilled(until_filled(invocation, volume))
+    invocation.show(created["vm"], lambda: vm_views.table([created["vm"]]))
+
+
+def _volume(
+    invocation: Invocation,
+    backup: Mapping[str, Any],
+    disk: Mapping[str, Any],
+    name: str,
+    namespace: str,
+) -> dict[str, Any]:
+    """Make the volume of a disk; its node fills it."""
+    source = {"backup": backup["id"], "disk": disk["name"]}
+    asked = {
+        "name": f"{name}-{disk['name']}",
+        "namespace": namespace,
+        "uid": uuid7(),
+        "node": backup["node"],
+        "spec": {"size": disk["virtual_size_bytes"], "source": source},
+    }
+    view: dict[str, Any] = invocation.call("volume", "create", asked)["volume"]
+    return view
+
+
+def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str, Any]:
+    """Return the spec of the new VM: its disks are the volumes that are made of the backup."""
+    spec: dict[str, Any] = dict(backup.get("spec") or {})
+    kept = {disk["name"] for disk in backup.get("disks") or ()}
+    if not kept:
+        raise usage(f"the backup {backup.get('id')} has no disks", "`virtbus backup get` shows it")
+    volumes = []
+    for one in spec.get("volumes") or ():
+        if one["name"] in kept:
+            volumes.append({"name": one["name"], "volume": {"name": f"{name}-{one['name']}"}})
+        elif not one.get("volume"):
+            volumes.append(one)
+    names = {one["name"] for one in volumes}
+    domain = dict(spec.get("domain") or {})
+    devices = dict(domain.get("devices") or {})
+    devices["interfaces"] = [
+        {key: value for key, value in nic.items() if key not in _OF_ONE_VM}
+        for nic in devices.get("interfaces") or ()
+    ]
+    devices["disks"] = [one for one in devices.get("disks") or () if one.get("name") in names]
+    found = {**spec, "volumes": volumes, "domain": {**domain, "devices": devices}}
+    found.pop("hostname", None)
+    return found | ({"run_strategy": "Halted"} if stopped else {})
+
+
+@click.command(epilog=examples("virtbus backup delete 0192f0c1-2d3e-7abc-8def-0123456789ab"))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@_node
+@verb
+def delete(invocation: Invocation, *, ids: tuple[str, ...], node: str | None) -> None:
+    """Remove backups. This cannot be undone. One on which another one rests is refused."""
+    views = [invocation.call("backup", "delete", _ask(id_, node)) for id_ in dict.fromkeys(ids)]
+    items = [{"id": view.get("id"), "deleted": True} for view in views]
+    lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)
+    invocation.show({"items": items}, lambda: lines)
+
+
+def _ask(id_: str, node: str | None) -> dict[str, Any]:
+    return {"id": id_} | ({"node": node} if node else {})
+
+
+def _show(invocation: Invocation, asked: Mapping[str, Any]) -> None:
+    view = invocation.call("backup", "get", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+def table(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each backup."""
+    return output.table(HEADER, [_row(view) for view in views])
+
+
+def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    because = view.get("full_because")
+    said = (view.get("problem"), because and f"full: {because}", view.get("remark"))
+    verified = units.ago(view["verified_ns"]) if view.get("verified_ns") else "-"
+    return (
+        str(view.get("id", "")),
+        str(view.get("namespace") or "-"),
+        str(view.get("vm") or "-"),
+        str(view.get("node", "")),
+        f"increment {view.get('depth', 1)}" if view.get("parent") else "full",
+        units.size(view.get("size_bytes") or 0),
+        units.ago(view.get("created_ns")),
+        "damaged" if view.get("verified_ns") and view.get("problem") else verified,
+        "; ".join(str(one) for one in said if one),
+    )

@@ -1,0 +1,117 @@
+"""Backups against a scripted controller."""
+
+from typing import Any
+
+import pytest
+from cli.tests.fakes import UID, Cli, Script
+from cli.tests.test_operation_verbs import view as operation_view
+
+from virtbus.schemas.backup import BackupDisk
+from virtbus.schemas.backup_api import BackupPage, BackupView
+from virtbus.schemas.backup_schedule import (
+    BackupSchedulePage,
+    BackupScheduleSpec,
+    BackupScheduleView,
+)
+from virtbus.schemas.operation import OperationPhase
+
+pytestmark = pytest.mark.integration
+
+ID = "0192f0c1-2d3e-7abc-8def-ba9876543210"
+SPEC = {
+    "domain": {
+        "devices": {
+            "disks": [{"name": "root"}, {"name": "seed"}],
+            "interfaces": [{"name": "eth0", "mac_address": "02:00:00:00:00:01"}],
+        }
+    },
+    "volumes": [
+        {"name": "root", "image": {"ref": "tiny"}},
+        {"name": "seed", "cloud_init_no_cloud": {}},
+    ],
+}
+
+
+def view(**changes: Any) -> BackupView:
+    known: dict[str, Any] = {
+        "id": ID,
+        "namespace": "default",
+        "vm": "web",
+        "uid": UID,
+        "node": "n1",
+        "created_ns": 1,
+        "full_because": "it is the first backup of the VM",
+        "size_bytes": 1024**3,
+        "spec": SPEC,
+        "disks": [BackupDisk(name="root", virtual_size_bytes=8 * 1024**3)],
+    }
+    return BackupView(**(known | changes))
+
+
+async def test_a_create_waits_and_shows_why_the_backup_is_full(script: Script, cli: Cli) -> None:
+    script.answer("backup", "create", operation_view(id=ID, kind="backup", result=None))
+    script.answer("operation", "get", operation_view(id=ID, kind="backup", result=None))
+    script.answer("backup", "get", view())
+    ended = await cli("backup", "create", "web", "--id", ID, "--incremental", "--chain", "3")
+    assert ended.code == 0, ended.err
+    row = ended.out.splitlines()[1]
+    assert row.split()[:6] == [ID, "default", "web", "n1", "full", "1GiB"]
+    assert "full: it is the first backup of the VM" in row
+    (asked,) = script.data("backup.create")
+    wanted = {"vm": "web", "namespace": "default", "id": ID, "mode": "incremental", "chain": 3}
+    assert asked == wanted
+
+
+async def test_a_list_says_which_nodes_are_missing(script: Script, cli: Cli) -> None:
+    page = BackupPage(items=(view(parent=UID, depth=2),), silent=("n2",))
+    script.answer("backup", "list", page)
+    ended = await cli("backup", "list", "--vm", "web")
+    assert "increment 2" in ended.out
+    assert "n2" in ended.err
+    assert script.data("backup.list") == [{"vm": "web"}]
+
+
+async def test_a_verification_that_fails_is_an_error(script: Script, cli: Cli) -> None:
+    failed = operation_view(kind="verify", phase=OperationPhase.FAILED, result=None)
+    script.answer("backup", "verify", failed)
+    assert (await cli("backup", "verify", ID)).code != 0
+    assert script.data("backup.verify")[0]["id"] == ID
+
+
+async def test_a_delete_names_what_it_removed(script: Script, cli: Cli) -> None:
+    script.answer("backup", "delete", view())
+    ended = await cli("backup", "delete", ID, "--node", "n1")
+    assert ended.out.splitlines() == [f"{ID} deleted"]
+    assert script.data("backup.delete") == [{"id": ID, "node": "n1"}]
+
+
+def schedule(**changes: Any) -> BackupScheduleView:
+    spec = BackupScheduleSpec(vm="web", every_s=86_400, keep=7)
+    known: dict[str, Any] = {"uid": UID, "namespace": "default", "name": "nightly", "spec": spec}
+    known |= {"state": "Failed", "message": "no space", "next_ns": 5, "created_ns": 1}
+    return BackupScheduleView(**(known | {"generation": 1, "revision": 3} | changes))
+
+
+async def test_a_schedule_is_made_changed_and_ended(script: Script, cli: Cli) -> None:
+    for action in ("create", "update", "delete"):
+        script.answer("backup-schedule", action, schedule())
+    words = ("backup", "schedule")
+    ended = await cli(*words, "create", "nightly", "--vm", "web", "--every", "6h", "--uid", UID)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1].split()[:6] == [
+        *("default", "nightly", "web", "86400s", "7", "Failed")
+    ]
+    (asked,) = script.data("backup-schedule.create")
+    assert asked["spec"] == {"vm": "web", "every_s": 6 * 3600, "keep": 7}
+    await cli(*words, "update", "nightly", "--suspend", "--keep", "3", "--no-verify")
+    (asked,) = script.data("backup-schedule.update")
+    wanted = {"name": "nightly", "namespace": "default", "keep": 3, "verify": False}
+    assert asked == wanted | {"suspended": True}
+    ended = await cli(*words, "delete", "nightly")
+    assert ended.out.splitlines() == ["nightly deleted"]
+
+
+async def test_schedules_are_listed(script: Script, cli: Cli) -> None:
+    script.answer("backup-schedule", "list", BackupSchedulePage(items=(schedule(),)))
+    ended = await cli("backup", "schedule", "list")
+    assert "no space" in ended.out

@@ -1,0 +1,174 @@
+"""Backups: copies of a VM's disks on a node, which describe themselves (ADR 0068)."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.version import VERSION
+from virtbus.schemas.volume_ref import VolumeRef
+
+MAX_CHAIN = 24
+"""The longest chain of backups. A restore opens all of it, in a sandbox with 64 files."""
+CHAIN_BACKUPS = 8
+"""The default length of a chain: a full backup and seven increments."""
+BITMAP = "virtbus-"
+"""The prefix of our bitmaps. Others are left alone."""
+DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+
+def bitmap_name(backup: str) -> str:
+    """Return the name of the bitmap that counts the writes since a backup."""
+    return f"{BITMAP}{backup}"
+
+
+class BackupMode(StrEnum):
+    """The kind of backup that a request wants."""
+
+    AUTO = "auto"
+    """An increment if a usable parent exists, otherwise a full backup."""
+    FULL = "full"
+    INCREMENTAL = "incremental"
+    """An increment, or an error."""
+
+
+class BackupDisk(LenientModel):
+    """A disk in a backup: the file `<name>.qcow2`. Of an increment it has the changed clusters."""
+
+    name: Id
+    """The name of the disk in the VM's spec."""
+    virtual_size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(0, ge=0)
+    """The length of the file."""
+    digest: str = Field("", pattern=rf"{DIGEST}|^$")
+    """The digest of the file."""
+    below: tuple[str, ...] = Field((), max_length=64)
+    """The file names of the layers and of the image that the disk rested on. A bitmap counts only
+    the writes to the file above them."""
+
+
+class BackupManifest(LenientModel):
+    """`<backup_dir>/<id>/backup.json`: all that a restore needs, also in another fleet."""
+
+    schema_version: int = SCHEMA_VERSION
+    version: str = VERSION
+    """The version of virtbus that wrote it."""
+    id: Uid
+    """Also the id of the operation that made it."""
+    namespace: Id
+    name: Id
+    """The name of the VM."""
+    uid: Uid
+    """The uid of the VM."""
+    node: Id
+    owner: str = ""
+    schedule: str = ""
+    """The schedule that made it, and that removes it; empty for a person."""
+    created_ns: int
+    """The instant of the content; of a VM that was off, the begin of the copy."""
+    parent: str = ""
+    """The backup that an increment rests on; empty for a full backup."""
+    depth: int = Field(0, ge=0, le=MAX_CHAIN)
+    """The number of backups below it."""
+    full_because: str = ""
+    """The reason for a full backup; empty for an increment."""
+    bitmap: str = ""
+    """The bitmap in the disks that counts the writes since this backup; empty if there is none."""
+    remark: str = ""
+    """The reason why the guest was not frozen, if so."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """The specification of the VM. It contains no secrets."""
+    disks: tuple[BackupDisk, ...] = Field((), max_length=256)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of its files."""
+        return sum(disk.size_bytes for disk in self.disks)
+
+
+class BackupCheck(LenientModel):
+    """`<backup_dir>/<id>/verified.json`: the result of the last verification."""
+
+    operation: Uid
+    at_ns: int
+    problem: str = ""
+    """Empty: all of the chain has been read, and is as its manifests say."""
+
+
+class HeldBackup(LenientModel):
+    """A backup in the directory of a node; `manifest` is None if it cannot be read."""
+
+    id: Uid
+    manifest: BackupManifest | None = None
+    check: BackupCheck | None = None
+    children: tuple[Uid, ...] = ()
+    """The increments that rest on it."""
+
+
+# --- requests to imaged -------------------------------------------------------------------------
+class BackedDisk(LenientModel):
+    """A disk that is backed up: a volume (`ref`), or an own disk of the VM."""
+
+    name: Id
+    ref: VolumeRef | None = None
+    size_bytes: int = Field(0, ge=0)
+    """The size that a running guest sees; 0: its file says it."""
+
+
+class BackupWork(LenientModel):
+    """`rpc.imaged.backup`: ensure the backup of operation `id`, or cancel it.
+
+    The disks of a VM that is off are copied by imaged. Those of a running guest (`live`) are
+    written by its QEMU to files that imaged has staged, while the step is `copy`.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    uid: Uid
+    namespace: Id
+    name: Id
+    node: Id
+    owner: str = ""
+    schedule: str = ""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    disks: tuple[BackedDisk, ...] = Field((), max_length=256)
+    mode: BackupMode = BackupMode.AUTO
+    chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
+    """The longest chain, in backups; above it, the next backup is a full one."""
+    may_begin: bool = True
+    """False: a guest may use the disks unless this work has begun."""
+    live: bool = False
+    bitmaps: tuple[str, ...] | None = None
+    """The bitmaps that all disks have, by QEMU's answer; given: stage the files again."""
+    pushed: bool = False
+    """True: QEMU has written all files."""
+    at_ns: int = 0
+    """The instant of the content, once `pushed`."""
+    remark: str = ""
+
+
+class VerifyWork(LenientModel):
+    """`rpc.imaged.backup-verify`: ensure that operation `id` reads a backup and its chain."""
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    backup: Uid
+
+
+class BackupsAsk(LenientModel):
+    """`rpc.imaged.backups`: list, get or delete backups of the node's directory."""
+
+    do: Literal["list", "get", "delete"] = "list"
+    after: str = Field("", max_length=64)
+    """A list contains the backups with a greater id."""
+    id: Uid | None = None
+
+
+class HeldBackups(LenientModel):
+    """Backups of a node; `enabled` is False if the node has no directory for them."""
+
+    enabled: bool = True
+    items: tuple[HeldBackup, ...] = ()
+    more: bool = False

@@ -1,0 +1,89 @@
+"""Requests and answers of the public API about backups, `virtbus.api.v1.backup.<verb>`."""
+
+from typing import Any
+
+from pydantic import Field
+
+from virtbus.schemas.backup import CHAIN_BACKUPS, MAX_CHAIN, BackupDisk, BackupMode
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.quantity import Count
+
+
+class BackupCreate(StrictModel):
+    """`backup.create`: copy all disks of a VM, which may run, to the directory of its node.
+
+    `id` is the id of the backup and of its operation. Without it the server generates one. Send
+    your own UUID to make the request repeatable.
+    """
+
+    vm: Id
+    namespace: Id = "default"
+    mode: BackupMode = BackupMode.AUTO
+    chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
+    """The longest chain, in backups; after it, the next one is a full backup."""
+    id: Uid | None = None
+
+
+class BackupAsk(StrictModel):
+    """`backup.get` and `backup.delete`. Without `node`, all nodes with a directory are asked."""
+
+    id: Uid
+    node: Id | None = None
+
+
+class BackupVerify(BackupAsk):
+    """`backup.verify`: read a backup and its chain, and compare all digests.
+
+    `operation` is the id of the operation, which makes the request repeatable.
+    """
+
+    operation: Uid | None = None
+
+
+class BackupList(StrictModel):
+    """`backup.list`: the backups in the directories of all nodes, or of one `node`."""
+
+    namespace: Id | None = None
+    vm: Id | None = None
+    node: Id | None = None
+
+
+class BackupView(LenientModel):
+    """A backup as the API shows it. A list leaves out `spec` and `disks`."""
+
+    id: Uid
+    namespace: str = ""
+    vm: str = ""
+    """The name of the VM."""
+    uid: str = ""
+    """The uid of the VM."""
+    node: str
+    """The node whose directory has it."""
+    created_ns: int = 0
+    parent: str = ""
+    """The backup that it rests on; empty for a full backup."""
+    depth: int = 0
+    full_because: str = ""
+    schedule: str = ""
+    """The schedule that made it, and that removes it."""
+    remark: str = ""
+    size_bytes: int = 0
+    verified_ns: int = 0
+    """The time of the last verification; 0: none."""
+    problem: str = ""
+    """The result of a verification that found damage, or of a description that is unreadable."""
+    children: tuple[Uid, ...] = ()
+    version: str = ""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    disks: tuple[BackupDisk, ...] = ()
+
+
+class BackupPage(LenientModel):
+    """The answer of `backup.list`, the oldest first."""
+
+    items: tuple[BackupView, ...] = ()
+    silent: tuple[Id, ...] = ()
+    """Nodes that did not answer: their backups are not in the list."""
+    truncated: bool = False
+    """True: there are more; select by `vm` or `node`."""

@@ -1,0 +1,89 @@
+"""Requests and answers of the public API about security groups."""
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.paging import Paged
+from virtbus.schemas.quantity import Count
+from virtbus.schemas.security_group import Direction, GroupSpec
+from virtbus.schemas.vm import Labels
+
+
+class SecurityGroupCreate(StrictModel):
+    """`security-group.create`. Its rules apply to running VMs, too.
+
+    Without `uid` the server generates one. Send your own UUID to make the request repeatable.
+    """
+
+    name: Id
+    namespace: Id = "default"
+    uid: Uid | None = None
+    labels: Labels = Field(default_factory=dict)
+    spec: GroupSpec
+
+
+class SecurityGroupRef(StrictModel):
+    """`security-group.get`. With `uid`, a group of that name with another uid is refused."""
+
+    name: Id
+    namespace: Id = "default"
+    uid: Uid | None = None
+
+
+class SecurityGroupUpdate(SecurityGroupRef):
+    """`security-group.update`: `spec` and `labels` replace the former ones as a whole.
+
+    With `revision`, the update is refused if the group was changed after that revision.
+    """
+
+    spec: GroupSpec | None = None
+    labels: Labels | None = None
+    revision: Count | None = Field(None, ge=1)
+
+
+class SecurityGroupDelete(SecurityGroupRef):
+    """`security-group.delete`: ends the rules. VMs in no other group are open again."""
+
+
+class SecurityGroupList(StrictModel):
+    """`security-group.list`. Send the `continue` of a page to request the next page."""
+
+    namespace: Id | None = None
+    labels: Labels = Field(default_factory=dict)
+    limit: Count = Field(100, ge=1, le=500)
+    continue_: str | None = Field(None, alias="continue", max_length=256)
+
+
+class SecurityGroupView(LenientModel):
+    """A security group as the API shows it."""
+
+    uid: Uid
+    namespace: str
+    name: Id
+    labels: dict[str, str] = Field(default_factory=dict)
+    spec: GroupSpec
+    isolates: tuple[Direction, ...] = ()
+    """The directions in which members have only what a rule allows."""
+    members: tuple[str, ...] = ()
+    """The names of the first VMs that it selects."""
+    member_count: int = 0
+    message: str = ""
+    """Groups that its rules name and that do not exist; otherwise empty."""
+    owner: str = ""
+    generation: int
+    revision: int
+    created_ns: int
+
+
+class SecurityGroupCreated(LenientModel):
+    """The answer of `security-group.create`. `created` False: it existed already, unchanged."""
+
+    group: SecurityGroupView
+    created: bool = False
+
+
+class SecurityGroupPage(Paged):
+    """A page of `security-group.list`, ordered by namespace and name."""
+
+    items: tuple[SecurityGroupView, ...] = ()

@@ -1,0 +1,107 @@
+"""The specification of a volume: its size, first content, pool and retention (ADR 0045)."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from virtbus.schemas.disk import DISK_MAX, DISK_MIN
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageRef
+from virtbus.schemas.model import StrictModel
+from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.quantity import Bytes
+
+
+def check_plain_ref(ref: str) -> str:
+    """Return a reference without a query; raise ValueError if it has one.
+
+    A query may be a signature, and a volume has no secrets.
+    """
+    if "?" in ref:
+        msg = "must have no query: a volume cannot keep it secret; pull the image, then name it"
+        raise ValueError(msg)
+    return ref
+
+
+PlainRef = Annotated[ImageRef, AfterValidator(check_plain_ref)]
+
+
+class Retention(StrEnum):
+    """The fate of a volume when the VM whose spec made it is deleted while it holds the volume."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+    """The volume is deleted, unless it is protected. Only for volumes that a VM's spec makes."""
+
+
+class VolumeSource(StrictModel):
+    """The first content of a volume. Without an `image` and a `volume` it is empty.
+
+    The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
+    `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default: its first),
+    is always copied. So is the `disk` of a `backup`, which is in a directory of the node.
+    """
+
+    image: PlainRef | None = None
+    full: bool = False
+    volume: Id | None = None
+    vm: Id | None = None
+    snapshot: Id | None = None
+    disk: Id | None = None
+    backup: Uid | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        given = (self.image, self.volume, self.vm, self.snapshot, self.backup)
+        if sum(one is not None for one in given) > 1:
+            msg = "give one of image, volume, vm, snapshot and backup"
+            raise ValueError(msg)
+        if self.full and self.image is None:
+            msg = "full needs an image; other sources are always copied"
+            raise ValueError(msg)
+        of_disks = (self.vm, self.snapshot, self.backup)
+        if self.disk is not None and all(one is None for one in of_disks):
+            msg = "disk needs a vm, a snapshot or a backup"
+            raise ValueError(msg)
+        if self.backup is not None and self.disk is None:
+            msg = "a backup needs the disk"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def is_copied(self) -> bool:
+        """Return True if an operation writes the content, before a VM uses it."""
+        others = (self.volume, self.vm, self.snapshot, self.backup)
+        return self.full or any(one is not None for one in others)
+
+
+class VolumeSpec(StrictModel):
+    """The specification of a volume. `size` may grow later, and never shrinks.
+
+    A `size` of 0 means the size of the source. Only a volume with a copied source may have it.
+    """
+
+    size: Bytes = Field(le=DISK_MAX)
+    source: VolumeSource = VolumeSource()
+    pool: Id = LOCAL
+    """A pool that the node of the data must have."""
+    retention: Retention = Retention.RETAIN
+    protected: bool = False
+    """True: a delete is refused until this is cleared."""
+
+    @model_validator(mode="after")
+    def _has_size(self) -> Self:
+        if self.size < DISK_MIN and (self.size or not self.is_copied):
+            msg = f"size must be at least {DISK_MIN} bytes; only the size of a copy may be 0"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def is_copied(self) -> bool:
+        """Return True if an operation writes the content, before a VM uses it.
+
+        Only a disk in the pool `local` rests on an image: the image store is on the same disk.
+        """
+        of_image = self.source.image is not None and self.pool != LOCAL
+        return of_image or self.source.is_copied

@@ -1,0 +1,75 @@
+"""Describes backups as the API shows them, and the operations that make and verify them."""
+
+from virtbus.schemas.backup import HeldBackup
+from virtbus.schemas.backup_api import BackupCreate, BackupList, BackupView
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.operation import OperationRecord
+
+MAX_PROBLEM_CHARS = 200
+"""Length of a problem in a list."""
+UNREADABLE = "its description cannot be read; see its folder in the backup directory"
+
+
+def shown(node: str, held: HeldBackup, *, whole: bool = False) -> BackupView:
+    """Return a backup in the directory of a node; `whole`: with its specification and disks."""
+    check = held.check
+    found: dict[str, object] = {"id": held.id, "node": node, "children": held.children}
+    if check is not None:
+        problem = check.problem if whole else check.problem[:MAX_PROBLEM_CHARS]
+        found |= {"verified_ns": check.at_ns, "problem": problem}
+    made = held.manifest
+    if made is None:
+        return BackupView.model_validate(found | {"problem": UNREADABLE})
+    names = set(BackupView.model_fields) - found.keys() - {"spec", "disks"}
+    fields = made.model_dump(include=names | ({"spec", "disks"} if whole else set()))
+    found |= fields | {"vm": made.name, "size_bytes": made.size_bytes}
+    return BackupView.model_validate(found)
+
+
+def selected(want: BackupList, held: HeldBackup) -> bool:
+    """Return True for a backup that a list asks for. An unreadable one has no name."""
+    made = held.manifest
+    if made is None:
+        return want.vm is None and want.namespace is None
+    return want.vm in {None, made.name} and want.namespace in {None, made.namespace}
+
+
+def creating(
+    want: BackupCreate, fields: dict[str, object], id_: str, now_ns: int
+) -> OperationRecord:
+    """Return the operation that makes a backup; `fields` are those of `resting.of_vm`."""
+    asked = {"mode": want.mode, "chain": want.chain, "namespace": want.namespace}
+    made = {"kind": "backup", "id": id_, "created_ns": now_ns}
+    return OperationRecord.model_validate({**asked, **made, **fields})
+
+
+def scheduled(record: BackupScheduleRecord, fields: dict[str, object]) -> OperationRecord:
+    """Return the operation of a run of a schedule; equal for repeats."""
+    asked = {"chain": record.spec.chain, "namespace": record.namespace, "schedule": record.name}
+    made = {"kind": "backup", "id": record.run, "created_ns": record.begun_ns}
+    return OperationRecord.model_validate({**asked, **made, **fields})
+
+
+def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationRecord:
+    """Return the operation that verifies a backup. Those of one backup run one at a time."""
+    return OperationRecord(
+        kind="verify",
+        id=id_,
+        node=view.node,
+        namespace=view.namespace,
+        resource="vm",
+        uid=view.id,
+        name=view.vm,
+        backup=view.id,
+        owner=owner,
+        created_ns=now_ns,
+    )
+
+
+def not_found(id_: str, silent: list[str]) -> VirtbusError:
+    """Return 404; `silent` are the nodes that did not answer."""
+    message = f"no node has the backup {id_}; `virtbus backup list` shows what there is"
+    if silent:
+        message = f"no node that answers has the backup {id_}; {', '.join(silent)} did not answer"
+    return VirtbusError(Code.NOT_FOUND, "backup_not_found", message)

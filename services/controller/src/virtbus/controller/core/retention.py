@@ -1,0 +1,42 @@
+"""Decides which backups of a schedule are removed (ADR 0068)."""
+
+from collections.abc import Iterable
+
+from virtbus.schemas.backup import HeldBackup
+
+
+def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
+    """Return the backups that a schedule removes, in the order in which that is possible.
+
+    The newest `keep` ones stay, the last one that was verified, and all on which another one
+    rests. An increment is returned before its parent. Backups of other schedules and those that
+    were made by hand stay; so do damaged ones, for a person to look at.
+    """
+    there = {one.id: one for one in held}
+    known = {id_: one.manifest for id_, one in there.items() if one.manifest is not None}
+    own = [
+        id_
+        for id_, made in known.items()
+        if (made.schedule, made.namespace) == (schedule, namespace) and not _damaged(there[id_])
+    ]
+    own.sort(key=lambda id_: (known[id_].created_ns, id_), reverse=True)
+    verified = (id_ for id_ in own if _verified(there[id_]))
+    stays = {*(known.keys() - set(own)), *own[:keep], *(id_ for id_ in [next(verified, "")] if id_)}
+    stays |= there.keys() - known.keys()
+    stays |= {id_ for id_, one in there.items() if set(one.children) - there.keys()}
+    waiting = list(stays)
+    while waiting:
+        made = known.get(waiting.pop())
+        if made is not None and made.parent in known and made.parent not in stays:
+            stays.add(made.parent)
+            waiting.append(made.parent)
+    gone = [id_ for id_ in own if id_ not in stays]
+    return sorted(gone, key=lambda id_: (known[id_].depth, id_), reverse=True)
+
+
+def _damaged(one: HeldBackup) -> bool:
+    return one.check is not None and bool(one.check.problem)
+
+
+def _verified(one: HeldBackup) -> bool:
+    return one.check is not None and not one.check.problem

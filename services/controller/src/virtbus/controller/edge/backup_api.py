@@ -1,0 +1,116 @@
+"""Handles `virtbus.api.v1.backup.*`, the requests about backups.
+
+The directories of the nodes are the truth about backups: no record describes them (ADR 0068).
+"""
+
+import logging
+
+from virtbus.bus.client.owners import check_owner, may_touch
+from virtbus.bus.client.ports import Bus, Handler, Request
+from virtbus.bus.errors import BusError
+from virtbus.controller.core import backup_changes, resting, snapshot_changes
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.backup_directories import BackupDirectories
+from virtbus.controller.edge.operation_api import OperationApi
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.backup import BackupsAsk
+from virtbus.schemas.backup_api import (
+    BackupAsk,
+    BackupCreate,
+    BackupList,
+    BackupPage,
+    BackupVerify,
+    BackupView,
+)
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.operation_api import OperationView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+MOST = 500
+"""Limit of backups in one answer: each takes at most 1 KiB."""
+
+
+class BackupApi:
+    """The handlers of `backup.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, operations: OperationApi) -> None:
+        self._bus = bus
+        self._directories = BackupDirectories(bus, fleet)
+        self._vms = vms
+        self._operations = operations
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by verb."""
+        return {
+            "create": self.create,
+            "get": self.get,
+            "list": self.list,
+            "verify": self.verify,
+            "delete": self.delete,
+        }
+
+    async def create(self, request: Request) -> OperationView:
+        """Accept a backup. The node of the VM makes it."""
+        want = validate(BackupCreate, request.data)
+        vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
+        snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
+        id_ = want.id or self._bus.sources.uuid7()
+        record = backup_changes.creating(want, fields, id_, self._bus.sources.time_ns())
+        return await self._operations.begin(record, request.deadline_s)
+
+    async def verify(self, request: Request) -> OperationView:
+        """Accept the verification of a backup, on a node whose directory has it."""
+        want = validate(BackupVerify, request.data)
+        view, owner = await self._find(want, request.account)
+        id_ = want.operation or self._bus.sources.uuid7()
+        record = backup_changes.verifying(view, id_, owner, self._bus.sources.time_ns())
+        return await self._operations.begin(record, request.deadline_s)
+
+    async def get(self, request: Request) -> BackupView:
+        want = validate(BackupAsk, request.data)
+        return (await self._find(want, request.account))[0]
+
+    async def delete(self, request: Request) -> BackupView:
+        """Remove a backup; its node refuses that while another one rests on it."""
+        want = validate(BackupAsk, request.data)
+        view, _ = await self._find(want, request.account)
+        await self._directories.ask(view.node, BackupsAsk(do="delete", id=view.id))
+        log.info("backup %s deleted", view.id, extra={"code": "backup_deleted", "uid": view.uid})
+        return view
+
+    async def list(self, request: Request) -> BackupPage:
+        want = validate(BackupList, request.data)
+        found: dict[str, BackupView] = {}
+        silent = []
+        for node in self._directories.nodes(want.node):
+            try:
+                async for held in self._directories.held(node):
+                    owner = "" if held.manifest is None else held.manifest.owner
+                    if backup_changes.selected(want, held) and may_touch(request.account, owner):
+                        found.setdefault(held.id, backup_changes.shown(node, held))
+            except (BusError, VirtbusError) as error:
+                log.info("no backups of %s: %s", node, error, extra={"code": "backups_unknown"})
+                silent.append(node)
+        items = tuple(found[id_] for id_ in sorted(found))
+        return BackupPage(items=items[-MOST:], silent=tuple(silent), truncated=len(items) > MOST)
+
+    # --- shared ---------------------------------------------------------------------------
+    async def _find(self, want: BackupAsk, account: str) -> tuple[BackupView, str]:
+        """Return a backup with its owner; raises VirtbusError 403, 404."""
+        silent = []
+        for node in self._directories.nodes(want.node):
+            try:
+                found = await self._directories.ask(node, BackupsAsk(do="get", id=want.id))
+            except (BusError, VirtbusError):
+                silent.append(node)
+                continue
+            for held in found.items:
+                owner = "" if held.manifest is None else held.manifest.owner
+                check_owner(account, owner)
+                return backup_changes.shown(node, held, whole=True), owner
+        raise backup_changes.not_found(want.id, silent)

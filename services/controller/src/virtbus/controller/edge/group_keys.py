@@ -1,0 +1,153 @@
+"""Writes the security groups of each node's VMs to the node's own keys (ADR 0069).
+
+A write of a VM's record adds the keys that its node lacks, in the same batch and before the record.
+So a node knows a VM's groups no later than the VM. The leader writes all other changes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import NoReturn
+
+from virtbus.bus.client.ports import Bus, Write
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.security_groups import Membership
+from virtbus.controller.edge.cas import MARKER_TTL_S
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.schemas import subjects
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.2
+"""All changes within this time are one write for each node and group."""
+REST = 10
+"""A round rests for this multiple of its own duration, so that it takes a tenth of a CPU."""
+AGAIN_S = 2.0
+IDLE_S = 30.0
+KEPT_S = 60.0
+"""The time for which a key stays after its last member. A create may rely on a key for 5 s."""
+
+
+class GroupKeys:
+    """The keys that the records of VMs need on their nodes."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def writes(self, after: VmRecord | None) -> list[Write]:
+        """Return the writes of the keys that the node of a record lacks; mostly none."""
+        if after is None or after.node == UNPLACED or after.ending:
+            return []
+        groups, found = self._fleet.groups, []
+        for group in groups.of_vm(after):
+            key = subjects.node_group(after.node, group.namespace, group.name)
+            known, _ = groups.on_nodes.get(key, (None, 0))
+            if known is not None and known.uid == group.uid:
+                continue
+            entry = await self._bus.get(key)
+            fleet = self._fleet
+            value = Membership(fleet.vms.values(), fleet.statuses, groups).on_node(
+                group, after.node
+            )
+            found.append(Write(key, encode(value), expect=entry.revision if entry else 0))
+        return found
+
+
+class NodeGroups:
+    """The leader task that keeps the groups of all nodes current."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._wake = asyncio.Event()
+        self._done: tuple[int, int, int] | None = None
+        """The revisions that the last complete round has seen."""
+        self._unneeded_s: dict[str, float] = {}
+        """By key: the loop's time since which it has no member."""
+
+    def wake(self) -> None:
+        """Start a round if something of the fleet has changed that groups depend on."""
+        if self._due():
+            self._wake.set()
+
+    def _due(self) -> bool:
+        groups = self._fleet.groups
+        return bool(groups.count() or groups.on_nodes) and self._seen() != self._done
+
+    def _seen(self) -> tuple[int, int, int]:
+        fleet = self._fleet
+        return fleet.revision, fleet.status_revision, fleet.groups.seen
+
+    async def run(self, tenure: LeaderTerm) -> NoReturn:
+        """Write what differs while the lease is held."""
+        self._done = None
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            began_s = loop.time()
+            if self._due() or self._unneeded_s:
+                seen = self._seen()
+                self._done = seen if await self._round(tenure) else None
+            await asyncio.sleep(max(ROUND_S, REST * (loop.time() - began_s)))
+            await wait_for_event(self._wake, 0.0 if self._due() else IDLE_S)
+
+    async def _round(self, tenure: LeaderTerm) -> bool:
+        """Write each key that differs; return False if one has to be written again."""
+        fleet = self._fleet
+        wanted = Membership(fleet.vms.values(), fleet.statuses, fleet.groups).wanted()
+        complete = True
+        try:
+            for key, value in wanted.items():
+                there, revision = fleet.groups.on_nodes.get(key, (None, 0))
+                if there != value:
+                    tenure.check()
+                    complete &= await self._put(key, value, revision)
+            for key in self._over(wanted):
+                tenure.check()
+                complete &= await self._end(key)
+        except BusError as error:
+            log.info("groups of nodes are late: %s", error, extra={"code": "groups_late"})
+            await asyncio.sleep(AGAIN_S)
+            return False
+        return complete
+
+    async def _put(self, key: str, value: NodeGroup, revision: int) -> bool:
+        try:
+            if revision == 0:
+                entry = await self._bus.get(key)
+                revision = entry.revision if entry is not None else 0
+            body = encode(value)
+            self._fleet.groups.put(key, body, await self._bus.put(key, body, expect=revision))
+        except ConflictError:
+            return False  # another controller was first; the watch delivers its write
+        return True
+
+    def _over(self, wanted: Collection[str]) -> list[str]:
+        """Return the keys whose group is gone, or that have had no member for KEPT_S."""
+        now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
+        self._unneeded_s = {
+            key: self._unneeded_s.get(key, now_s) for key in groups.on_nodes if key not in wanted
+        }
+        for key, since_s in self._unneeded_s.items():
+            there, _ = groups.on_nodes[key]
+            stands = there is not None and groups.get(there.namespace, there.name) is not None
+            if not stands or now_s - since_s >= KEPT_S:
+                found.append(key)
+        return found
+
+    async def _end(self, key: str) -> bool:
+        _, revision = self._fleet.groups.on_nodes[key]
+        try:
+            ended = await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
+        except ConflictError:
+            return False
+        self._fleet.groups.purge(key, ended)
+        self._unneeded_s.pop(key, None)
+        return True

@@ -1,0 +1,168 @@
+"""Schedules of backups: each run is stored before it begins, and none that fails is silent."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import node, uid
+from services.controller.tests.test_backup_api import holding, manifest
+from services.controller.tests.test_operation_api import off
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World, settle
+
+from virtbus.bus.client.ports import EntryKind
+from virtbus.controller.core import backup_schedules
+from virtbus.schemas import subjects
+from virtbus.schemas.backup import BackupCheck, HeldBackup
+from virtbus.schemas.backup_schedule import (
+    BackupScheduleCreate,
+    BackupScheduleRecord,
+    BackupScheduleUpdate,
+    BackupScheduleView,
+)
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.wire import encode, read, validate
+
+ID = uid(70)
+KEY = subjects.backup_schedule_record("default", "nightly")
+SPEC = {"vm": "web", "every_s": 3600, "keep": 1}
+HOUR_NS = 3600 * 10**9
+
+
+async def ask(made: World, verb: str, **more: Any) -> BackupScheduleView:
+    asked = {"name": "nightly"} | more
+    return validate(BackupScheduleView, await made.ask(verb, "backup-schedule", **asked))
+
+
+async def create(made: World, **more: Any) -> BackupScheduleView:
+    return await ask(made, "create", uid=ID, spec=SPEC | more)
+
+
+async def stored(made: World) -> BackupScheduleRecord:
+    entry = await made.host.get(KEY)
+    assert entry is not None
+    return read(BackupScheduleRecord, entry.value)
+
+
+async def running(made: World) -> OperationRecord:
+    """Wait until the run has its operation."""
+    await asyncio.sleep(11)
+    record = await stored(made)
+    entry = await made.host.get(subjects.operation_record("n1", record.run))
+    assert entry is not None
+    return read(OperationRecord, entry.value)
+
+
+async def end(made: World, op: OperationRecord, phase: OperationPhase, **more: Any) -> None:
+    await made.hear(node("n1"))
+    one = OperationStatus(id=op.id, node="n1", phase=phase, ended_ns=1, **more)
+    await made.host.put(subjects.operation_status("n1", op.id), encode(one))
+    await settle()
+    await asyncio.sleep(11)
+
+
+@played()
+async def test_a_run_is_a_backup_its_verification_and_the_removal_of_old_ones(made: World) -> None:
+    await off(made)
+    await create(made)
+    op = await running(made)
+    assert (op.kind, op.name, op.schedule, op.chain) == ("backup", "web", "nightly", 8)
+    assert (await ask(made, "get")).state == "Running"
+    old = HeldBackup(id=uid(80), manifest=manifest(80, schedule="nightly"))
+    check = BackupCheck(operation=uid(3), at_ns=7)
+    new = HeldBackup(id=op.id, manifest=manifest(81, id=op.id, schedule="nightly"), check=check)
+    by_hand = HeldBackup(id=uid(82), manifest=manifest(82))
+    async with holding(made, old, new, by_hand) as asked:
+        await end(made, op, OperationPhase.SUCCEEDED)
+        verify = await running(made)
+        assert (verify.kind, verify.backup, verify.uid) == ("verify", op.id, op.id)
+        await end(made, verify, OperationPhase.SUCCEEDED)
+        assert [one.id for one in asked if one.do == "delete"] == [uid(80)]
+    view = await ask(made, "get")
+    assert (view.state, view.last_backup, view.message) == ("Waiting", op.id, "")
+    await made.hear(node("n1"))
+    assert not (await made.ask("status", "bus")).get("alarms")
+
+
+@pytest.mark.parametrize("phase", [OperationPhase.FAILED, OperationPhase.CANCELLED])
+def test_a_run_that_fails_is_an_alarm(phase: OperationPhase) -> None:
+    @played()
+    async def scenario(made: World) -> None:
+        await off(made)
+        await create(made, verify=False)
+        await end(made, await running(made), phase, message="no space")
+        view = await ask(made, "get")
+        assert (view.state, view.message) == ("Failed", "no space")
+        alarms = (await made.ask("status", "bus"))["alarms"]
+        assert "default/nightly has no new backup: no space" in alarms[0]
+
+    scenario()
+
+
+@played()
+async def test_a_schedule_needs_a_vm(made: World) -> None:
+    asking = create(made)
+    assert (await refused(asking)).reason == "vm_not_found"
+    record = schedule(vm="other").model_copy(update={"uid": ID})
+    await made.host.put(KEY, encode(record))
+    await asyncio.sleep(11)
+    assert "there is no VM named other" in (await stored(made)).failed
+
+
+@played()
+async def test_a_schedule_is_created_once_changed_and_ended(made: World) -> None:
+    await off(made)
+    first = await create(made)
+    assert (await create(made)).uid == first.uid
+    other = ask(made, "create", uid=uid(71), spec=SPEC)
+    assert (await refused(other)).reason == "name_taken"
+    page = await made.ask("list", "backup-schedule")
+    assert [one["name"] for one in page["items"]] == ["nightly"]
+    view = await ask(made, "update", keep=9, suspended=True)
+    assert (view.spec.keep, view.state, view.generation) == (9, "Suspended", 2)
+    await ask(made, "delete")
+    entry = await made.host.get(KEY)
+    assert entry is not None
+    assert entry.kind is EntryKind.PURGE
+    assert (await refused(ask(made, "get"))).reason == "backup_schedule_not_found"
+
+
+@played()
+async def test_a_value_that_cannot_be_read_is_removed_by_its_name(made: World) -> None:
+    await off(made)
+    await made.host.put(KEY, b"\xc1")
+    await settle()
+    await ask(made, "delete")
+    entry = await made.host.get(KEY)
+    assert entry is not None
+    assert entry.kind is EntryKind.PURGE
+
+
+def schedule(**more: Any) -> BackupScheduleRecord:
+    want = BackupScheduleCreate.model_validate({"name": "nightly", "spec": SPEC | more})
+    return backup_schedules.made(want, ID, "", 1)
+
+
+def test_times_that_have_passed_are_missed_runs() -> None:
+    record = backup_schedules.begun(schedule(), uid(5), 1)
+    assert (record.missed, record.next_ns) == (0, 1 + HOUR_NS)
+    late = backup_schedules.begun(schedule(), uid(5), 1 + 2 * HOUR_NS + 5)
+    assert (late.missed, late.next_ns) == (2, 1 + 3 * HOUR_NS)
+    assert not backup_schedules.due(schedule(suspended=True), HOUR_NS)
+
+
+def test_a_run_that_takes_longer_than_the_time_to_the_next_misses_that() -> None:
+    record = backup_schedules.begun(schedule(), uid(5), 1)
+    assert backup_schedules.overdue(record, HOUR_NS) == record
+    late = backup_schedules.overdue(record, 2 + HOUR_NS)
+    assert (late.missed, late.next_ns) == (1, 1 + 2 * HOUR_NS)
+    assert backup_schedules.why(late) == "1 runs were missed"
+    done = backup_schedules.succeeded(late, 5 + HOUR_NS)
+    assert (done.missed, done.run, done.last_backup) == (0, "", uid(5))
+
+
+def test_an_update_moves_the_next_run() -> None:
+    record = backup_schedules.begun(schedule(), uid(5), 1)
+    want = BackupScheduleUpdate(name="nightly", every_s=7200)
+    assert backup_schedules.changed(record, want).next_ns == 1 + 2 * HOUR_NS
+    assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly")) == record

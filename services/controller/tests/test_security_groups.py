@@ -1,0 +1,245 @@
+"""Security groups as a client and a node see them: real controllers over the fake bus."""
+
+import asyncio
+from typing import Any
+
+from services.controller.tests.fleets import node, status, uid
+from services.controller.tests.test_network_api import kinds, paths
+from services.controller.tests.test_owners import Asking
+from services.controller.tests.test_unreadable import damage
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World, settle
+
+from virtbus.bus.client.ports import EntryKind
+from virtbus.controller.core.quotas import Quota
+from virtbus.controller.edge.group_keys import KEPT_S
+from virtbus.schemas import subjects
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.records import read_node_group
+from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.security_group_api import SecurityGroupView
+from virtbus.schemas.wire import validate
+
+WEB = {"app": "web"}
+SPEC = {
+    "selector": {"labels": WEB},
+    "rules": [{"direction": "ingress", "protocol": "tcp", "ports": ["80"], "groups": ["lb"]}],
+}
+LB = {"selector": {"labels": {"app": "lb"}}}
+
+
+async def make(made: World, name: str = "web", number: int = 1, **more: Any) -> SecurityGroupView:
+    asked = {"name": name, "uid": uid(number), "spec": SPEC} | more
+    answer = await made.ask("create", "security-group", **asked)
+    return validate(SecurityGroupView, answer["group"])
+
+
+async def of(made: World, verb: str, **data: Any) -> SecurityGroupView:
+    answer = await made.ask(verb, "security-group", **{"name": "web", **data})
+    return validate(SecurityGroupView, answer)
+
+
+async def vm(made: World, number: int, **more: Any) -> None:
+    asked = {"name": f"vm-{number}", "image": "tiny", "uid": uid(number)}
+    await made.ask("create", **(asked | more))
+
+
+async def has(made: World, number: int, *addresses: str, network: str = "default") -> None:
+    """Report the addresses of a VM, as its node does."""
+    record = await made.stored(uid(number))
+    assert record is not None
+    nic = InterfaceStatus(name="default", network=network, mac="02::", addresses=addresses)
+    await made.say(status(record, interfaces=(nic,)))
+
+
+async def on_node(made: World, name: str = "n1", group: str = "web") -> NodeGroup | None:
+    """Return a group as the node has it, after the leader had time."""
+    await asyncio.sleep(1)
+    entry = await made.host.get(subjects.node_group(name, "default", group))
+    if entry is None or entry.kind is not EntryKind.PUT:
+        return None
+    return read_node_group(entry.key, entry.value)
+
+
+async def ask_as(who: Asking, verb: str, **data: Any) -> Any:
+    return await who.bus.request(subjects.api("security-group", verb), data, timeout_s=10)
+
+
+# --- the object ---------------------------------------------------------------------------
+@played()
+async def test_a_group_is_made_shown_listed_changed_and_ended(made: World) -> None:
+    await vm(made, 7, labels=WEB)
+    view = await make(made, labels={"tier": "x"})
+    assert (view.members, view.isolates) == (("vm-7",), ("ingress",))
+    assert view.message == "no group has the name lb"
+    assert await of(made, "get") == view
+    again = await made.ask("create", "security-group", name="web", uid=uid(1), spec=SPEC)
+    assert not again.get("created", False)
+    await make(made, "lb", 2, spec=LB)
+    listed = await made.ask("list", "security-group")
+    assert [one["name"] for one in listed["items"]] == ["lb", "web"]
+    listed = await made.ask("list", "security-group", labels={"tier": "x"})
+    assert [one["name"] for one in listed["items"]] == ["web"]
+    changed = await of(made, "update", spec=LB | {"isolates": ["egress"]}, revision=view.revision)
+    assert (changed.generation, changed.isolates, changed.members) == (2, ("egress",), ())
+    stale = await refused(of(made, "update", spec=LB, revision=view.revision))
+    assert (stale.code, stale.reason) == (409, "stale_revision")
+    await of(made, "delete")
+    assert (await refused(of(made, "get"))).reason == "security_group_not_found"
+    assert (await refused(make(made))).code == 410
+    assert await kinds(made) == [
+        "security-group.created",
+        "security-group.updated",
+        "security-group.deleted",
+    ]
+
+
+@played()
+async def test_all_problems_of_a_spec_are_in_one_answer_with_their_paths(made: World) -> None:
+    rule = {"direction": "ingress"}
+    wrong = {
+        "selector": {
+            "expressions": [
+                {"key": "app", "operator": "In"},
+                {"key": "app", "operator": "Exists", "values": ["x"]},
+            ]
+        },
+        "rules": [
+            {"direction": "sideways"},
+            rule | {"protocol": "icmp", "ports": ["80"]},
+            rule | {"protocol": "tcp", "ports": ["0", "90-80", "http"]},
+            rule | {"cidrs": ["10.0.0.1/8", "fd00::1/64", "::ffff:10.0.0.0/104", "x"]},
+            rule | {"groups": ["A_b"]},
+        ],
+        "isolates": ["up"],
+    }
+    error = await refused(make(made, spec=wrong))
+    assert error.code == 400
+    assert sorted(paths(error)) == sorted(
+        [
+            "spec.selector.expressions[0].values",
+            "spec.selector.expressions[1].values",
+            "spec.rules[0].direction",
+            "spec.rules[1].ports",
+            *(f"spec.rules[2].ports[{index}]" for index in range(3)),
+            *(f"spec.rules[3].cidrs[{index}]" for index in range(4)),
+            "spec.rules[4].groups[0]",
+            "spec.isolates[0]",
+        ]
+    )
+    many = rule | {"cidrs": [f"10.{index}.0.0/16" for index in range(64)]}
+    error = await refused(make(made, spec=SPEC | {"rules": [many] * 20}))
+    assert paths(error) == ["spec.rules"]
+
+
+@played()
+async def test_quotas_bound_the_groups_of_a_namespace(made: World) -> None:
+    made.controllers["c1"]._groups._quota = Quota(1, 2)
+    await make(made)
+    assert (await refused(make(made, "lb", 2))).reason == "security_group_quota"
+    await make(made, "lb", 2, namespace="shop")
+    assert (await refused(make(made, "lb", 3, namespace="x"))).reason == "security_group_quota"
+    await made.ask("create", "security-group", name="web", uid=uid(1), spec=SPEC)
+
+
+@played()
+async def test_a_bridge_has_its_own_groups_and_they_select_its_own_vms(made: World) -> None:
+    await vm(made, 7, labels=WEB)
+    bridge = Asking(made, "BRIDGE")
+    await bridge.ask("create", name="vm-8", image="tiny", uid=uid(8), labels=WEB)
+    await ask_as(bridge, "create", name="web", uid=uid(1), spec=SPEC)
+    assert (await of(made, "get")).members == ("vm-8",)
+    await make(made, "lb", 2)
+    for verb in ("get", "update", "delete"):
+        error = await refused(ask_as(bridge, verb, name="lb"))
+        assert (error.code, error.reason) == (403, "not_owner")
+    listed = await ask_as(bridge, "list")
+    assert [one["name"] for one in listed["items"]] == ["web"]
+
+
+@played()
+async def test_an_unreadable_group_can_be_deleted(made: World) -> None:
+    await make(made)
+    damage(made.server, subjects.security_group("default", "web"), b"rubbish")
+    assert (await refused(of(made, "get"))).reason == "unreadable"
+    await of(made, "delete")
+    assert (await refused(of(made, "get"))).code == 404
+
+
+# --- the nodes ----------------------------------------------------------------------------
+@played(nodes=2)
+async def test_a_node_gets_the_groups_of_its_vms_with_the_addresses_of_peers(made: World) -> None:
+    await make(made)
+    await make(made, "lb", 2, spec=LB)
+    await vm(made, 7, labels=WEB)
+    record = await made.stored(uid(7))
+    assert record is not None
+    here, other = record.node, {"n1": "n2", "n2": "n1"}[record.node]
+    found = await on_node(made, here)
+    assert found is not None
+    assert (found.uid, found.spec.peers, found.peers) == (uid(1), ("lb",), {"lb": {}})
+    assert await on_node(made, other) is None
+    for number in (8, 9):
+        await vm(made, number, labels={"app": "lb"})
+        await has(made, number, f"10.127.0.{number}/16", f"fd00::{number}/64")
+    near = [n for n in (8, 9) if (await made.stored(uid(n))).node == here]  # type: ignore[union-attr]
+    found = await on_node(made, here)
+    assert found is not None
+    # the built-in network has the same subnet on each host
+    wanted = sorted(one for n in near for one in (f"10.127.0.{n}", f"fd00::{n}"))
+    assert found.addresses("lb", "default") == tuple(wanted)
+    assert found.addresses("lb", "blue") == ()
+    await of(made, "update", spec=SPEC | {"rules": []})
+    found = await on_node(made, here)
+    assert found is not None
+    assert (found.generation, found.peers) == (2, {})
+    await of(made, "delete")
+    assert await on_node(made, here) is None
+
+
+@played()
+async def test_a_record_and_the_groups_that_its_node_lacks_are_one_batch(made: World) -> None:
+    await make(made)
+    await vm(made, 7, labels=WEB)
+    key = subjects.node_group("n1", "default", "web")
+    group, record = await made.host.get(key), await made.host.get(subjects.vm_anywhere(uid(7)))
+    assert group is not None
+    assert record is not None
+    assert group.revision == record.revision - 1
+    await vm(made, 8, labels=WEB)
+    again = await made.host.get(key)
+    assert again is not None
+    assert again.revision == group.revision  # it was there
+    # a new label has its group at once, too
+    await make(made, "db", 3, spec={"selector": {"labels": {"app": "db"}}})
+    seen = await made.vm("get", name="vm-8")
+    await made.ask("update", name="vm-8", revision=seen.revision, labels={"app": "db"})
+    assert await made.host.get(subjects.node_group("n1", "default", "db")) is not None
+
+
+@played()
+async def test_a_key_of_a_node_stays_a_while_after_the_last_member(made: World) -> None:
+    await make(made)
+    await vm(made, 7, labels=WEB)
+    seen = await made.vm("get", name="vm-7")
+    await made.ask("update", name="vm-7", revision=seen.revision, labels={})
+    assert await on_node(made) is not None
+    await asyncio.sleep(KEPT_S + 40)
+    assert await on_node(made) is None
+
+
+@played(controllers=2)
+async def test_an_unchanged_fleet_costs_no_writes(made: World) -> None:
+    await make(made)
+    await make(made, "lb", 2, spec=LB)
+    await vm(made, 7, labels=WEB)
+    await on_node(made)
+    before = await made.host.get(subjects.node_group("n1", "default", "web"))
+    await made.hear(node("n1"))
+    await has(made, 7, "10.127.0.7/16")  # no rule names its group
+    await settle()
+    await on_node(made)
+    after = await made.host.get(subjects.node_group("n1", "default", "web"))
+    assert before is not None
+    assert after is not None
+    assert after.revision == before.revision

@@ -1,0 +1,111 @@
+"""Builds CRI's metrics of pods from the statistics of their containers.
+
+The names and labels are those of containerd, because kubelet has one description for each name, and
+both runtimes may be behind one proxy. A value that is unknown is left out.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+Plain = dict[str, Any]
+COUNTER, GAUGE = "COUNTER", "GAUGE"
+LABELS = ("id", "name")
+_NANO = 10**9
+
+
+class Metric(NamedTuple):
+    """A metric: its description, and its value in a container's statistics; None: unknown."""
+
+    name: str
+    help: str
+    kind: str
+    value: Callable[[Plain], int | None]
+    more: tuple[tuple[str, str], ...] = ()
+    """Further labels, with their values."""
+
+
+def _cpu_seconds(stats: Plain) -> int | None:
+    cpu_ns = _value(stats, "cpu", "usage_core_nano_seconds")
+    return None if cpu_ns is None else cpu_ns // _NANO
+
+
+def _value(stats: Plain, part: str, name: str) -> int | None:
+    found: int | None = stats.get(part, {}).get(name, {}).get("value")
+    return found
+
+
+METRICS = (
+    Metric(
+        "container_cpu_usage_seconds_total",
+        "CPU time of the guest's emulator in whole seconds.",
+        COUNTER,
+        _cpu_seconds,
+    ),
+    Metric(
+        "container_memory_usage_bytes",
+        "Resident memory of the guest's emulator in bytes.",
+        GAUGE,
+        lambda stats: _value(stats, "memory", "usage_bytes"),
+    ),
+    Metric(
+        "container_memory_working_set_bytes",
+        "Memory that the node cannot take back from the guest, in bytes.",
+        GAUGE,
+        lambda stats: _value(stats, "memory", "working_set_bytes"),
+    ),
+    Metric(
+        "container_memory_rss",
+        "Resident memory of the guest's emulator in bytes.",
+        GAUGE,
+        lambda stats: _value(stats, "memory", "rss_bytes"),
+    ),
+    Metric(
+        "container_fs_usage_bytes",
+        "Size of the files of the VM's disks in bytes.",
+        GAUGE,
+        lambda stats: _value(stats, "writable_layer", "used_bytes"),
+        (("device", "disks"),),
+    ),
+)
+
+
+def descriptors() -> list[Plain]:
+    """Return the descriptions of all metrics, as ListMetricDescriptors has them."""
+    return [
+        {
+            "name": one.name,
+            "help": one.help,
+            "label_keys": [*LABELS, *(key for key, _ in one.more)],
+        }
+        for one in METRICS
+    ]
+
+
+def of_sandbox(stats: Plain) -> Plain:
+    """Return the metrics of a sandbox by its statistics, as ListPodSandboxMetrics has them."""
+    containers = [
+        {"container_id": one["attributes"]["id"], "metrics": list(_metrics(one))}
+        for one in stats["linux"]["containers"]
+    ]
+    return {"pod_sandbox_id": stats["attributes"]["id"], "container_metrics": containers}
+
+
+def _metrics(stats: Plain) -> Iterator[Plain]:
+    attributes = stats["attributes"]
+    for one in METRICS:
+        value = one.value(stats)
+        if value is not None:
+            labels = [attributes["id"], attributes["metadata"]["name"]]
+            yield {
+                "name": one.name,
+                "timestamp": _timestamp_ns(stats),
+                "metric_type": one.kind,
+                "label_values": [*labels, *(text for _, text in one.more)],
+                "value": {"value": value},
+            }
+
+
+def _timestamp_ns(stats: Plain) -> int:
+    parts: Iterator[Plain] = (part for part in stats.values() if isinstance(part, dict))
+    found: int = max(part.get("timestamp", 0) for part in parts)
+    return found

@@ -1,0 +1,324 @@
+"""Makes, verifies and removes backups; each request may be repeated (ADR 0068).
+
+imaged copies the disks of a VM that is off. Those of a running guest are written by its QEMU to
+staged files; imaged then stores them. The rename of the finished folder is the final step.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from virtbus.bus.runtime.sources import REAL, Sources
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs, Job
+from virtbus.imaged.disk_locks import DiskLocks
+from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.backup_staging import check_file
+from virtbus.imaged.edge.digests import Digester, freeze
+from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_conversion import convert
+from virtbus.imaged.exports import Converter
+from virtbus.schemas.backup import (
+    BackedDisk,
+    BackupDisk,
+    BackupManifest,
+    BackupMode,
+    BackupsAsk,
+    BackupWork,
+    HeldBackups,
+    bitmap_name,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.operation import STEPS, ExportFormat
+
+log = logging.getLogger(__name__)
+
+STAGE, PUSH, STORE, PUBLISH = (step.name for step in STEPS["backup"])
+READ = STEPS["verify"][0].name
+KEEP_S = 25 * 3600.0
+"""Age at which the remains of attempts are removed, whose operations the node did not see end."""
+EXPIRE_S = 600.0
+Write = Callable[[BackupWork, BackupDisk, Job], Awaitable[BackupDisk]]
+"""Writes a disk of a backup, and describes its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupParts:
+    """The parts of imaged that backups use. `stored` is the space of the backup directory."""
+
+    locks: DiskLocks
+    places: DiskPlaces
+    files: BackupFiles | None
+    """None: this node has no directory for backups."""
+    staged: DiskSpace
+    stored: DiskSpace | None
+    threads: DiskThreads
+    limits: TransferLimits
+    sources: Sources = REAL
+
+    @property
+    def directory(self) -> BackupFiles:
+        """Return the directory of backups; raises VirtbusError 501 `backups_off`."""
+        if self.files is None:
+            message = "this node has no directory for backups: set backup_dir in its imaged.toml"
+            raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
+        return self.files
+
+
+class Backups:
+    """The backups of a node."""
+
+    def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter = convert) -> None:
+        self._jobs = jobs
+        self._parts = parts
+        self._convert = converter
+
+    # --- requests ---------------------------------------------------------------------------
+    async def do(self, want: BackupWork) -> WorkState:
+        """Ensure or cancel a backup; see `BackupWork`.
+
+        Raises:
+            VirtbusError: the failure of the attempt before this request; the next request begins
+                another. 404 `disk_missing`; 409 `backup_lost`, `backup_damaged`, `disk_damaged`,
+                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`; 501 `backups_off`;
+                503 `disk_full`, `store_error`, `backup_dir_missing`.
+        """
+        files, threads = self._parts.directory, self._parts.threads
+        if want.do == "cancel":
+            late = await self._jobs.end(want.id) or await self._done(want.id)
+            if late is None:
+                await threads.run(files.drop, want.id)
+            return late or WorkState(state="none")
+        done = partial(self._done, want.id)
+        if not want.live or want.pushed:
+            work = partial(self._store if want.live else self._copy_all, want)
+            return await self._jobs.ensure(want.id, want.uid, done, work)
+        if (found := await done()) is not None:
+            return found
+        if want.bitmaps is not None:
+            parent = await threads.run(self._staged, want)
+            return WorkState(state="working", step=PUSH, parent=parent)
+        if await threads.run(files.draft, want.id) is None:
+            raise _lost(want)
+        await threads.run(self._parts.staged.check_room, 0)
+        return WorkState(state="working", step=PUSH)
+
+    async def held(self, want: BackupsAsk) -> HeldBackups:
+        """List, get or delete backups.
+
+        Raises:
+            VirtbusError: 409 `backup_needed`; 503 `store_error`.
+        """
+        files, threads = self._parts.files, self._parts.threads
+        if files is None:
+            return HeldBackups(enabled=False)
+        if want.do == "list":
+            return await threads.run(files.page, want.after)
+        if want.id is None:
+            return HeldBackups()
+        found = await threads.run(files.held, want.id)
+        if want.do == "delete":
+            await threads.run(files.remove, want.id)
+            if found is not None:
+                log.info("backup %s removed", want.id, extra={"code": "backup_removed"})
+        return HeldBackups(items=() if found is None else (found,))
+
+    async def expire_forever(self) -> None:
+        """Remove the remains of attempts now and then; never returns."""
+        files = self._parts.files
+        while files is not None:
+            try:
+                old = await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids)
+            except VirtbusError as error:
+                log.warning("remains of backups stay: %s", error, extra={"code": error.reason})
+            else:
+                for name in old:
+                    log.info("removed %s: old", name, extra={"code": "backup_removed"})
+            await asyncio.sleep(EXPIRE_S)
+
+    async def _done(self, backup: str) -> WorkState | None:
+        found = await self._parts.threads.run(self._parts.directory.complete, backup)
+        if found is None:
+            return None
+        size = found.size_bytes
+        return WorkState(state="done", done_bytes=size, total_bytes=size, message=_said(found))
+
+    # --- a VM that is off ---------------------------------------------------------------------
+    async def _copy_all(self, want: BackupWork, job: Job) -> None:
+        refs = [disk.ref for disk in want.disks if disk.ref is not None]
+        job.step = STAGE
+        async with self._jobs.slots, self._parts.locks.held(want.uid, *refs):
+            if not want.may_begin:
+                message = f"{want.name} was started before its disks were copied; repeat"
+                raise VirtbusError(Code.CONFLICT, "disk_in_use", message)
+            await self._made(want, job, self._copy_disk)
+
+    async def _made(self, want: BackupWork, job: Job, write: Write) -> None:
+        """Write all disks of a backup, and publish it."""
+        threads, files = self._parts.threads, self._parts.directory
+        published = False
+        try:
+            if not want.live:
+                await threads.run(self._begin, want)
+            draft = await threads.run(files.draft, want.id)
+            if draft is None:
+                raise _lost(want)
+            job.step = STORE if want.live else PUSH
+            disks = [await write(want, disk, job) for disk in draft.disks]
+            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark}
+            if want.live:
+                more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
+            job.step, job.final = PUBLISH, True
+            await threads.run(files.publish, draft.model_copy(update=more))
+            published = True
+        finally:
+            job.final = job.final and published
+            await threads.run(files.staging.remove if published else files.drop, want.id)
+        log.info("backup %s stored", want.id, extra={"code": "backup_stored", "uid": want.uid})
+
+    async def _copy_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
+        threads = self._parts.threads
+        ref = next(one.ref for one in want.disks if one.name == disk.name)
+        with ExitStack() as opened:
+            place = await threads.run(self._parts.places.of, want.uid, disk.name, ref)
+            source = opened.enter_context(await threads.run(place.opened))
+            done_bytes = job.done_bytes
+            job.total_bytes += source.used_bytes
+            await self._check_room(source.used_bytes)
+            target = await threads.run(self._parts.directory.new_disk, want.id, disk.name)
+            opened.callback(target.close)
+
+            async def look() -> None:
+                await self._check_room(0)
+                used = await threads.run(lambda: target.written_bytes)
+                job.done_bytes = min(done_bytes + used, job.total_bytes)
+
+            into, limits = target.descriptor, self._parts.limits
+            await self._convert(source, into, ExportFormat.QCOW2, limits, look)
+            read = Digester(into)
+            while await threads.run(read.step):
+                pass
+            await threads.run(freeze, into)
+        return _described(disk, read)
+
+    # --- a running guest ----------------------------------------------------------------------
+    def _staged(self, want: BackupWork) -> str:
+        """Stage files for QEMU, in place of earlier ones; return the bitmap of the parent."""
+        files = self._parts.directory
+        files.drop(want.id)
+        draft = self._begin(want)
+        places = [self._parts.places.of(want.uid, one.name, one.ref) for one in want.disks]
+        full_bytes = 0 if draft.parent else sum(place.used_bytes for place in places)
+        self._parts.staged.check_room(full_bytes)
+        files.staging.make(want.id, draft.disks)
+        return bitmap_name(draft.parent) if draft.parent else ""
+
+    async def _store(self, want: BackupWork, job: Job) -> None:
+        async with self._jobs.slots:
+            await self._made(want, job, self._store_disk)
+
+    async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
+        threads, files = self._parts.threads, self._parts.directory
+        with ExitStack() as opened:
+            source = await threads.run(files.staging.opened, want.id, disk.name)
+            opened.callback(source.close)
+            await threads.run(check_file, source.descriptor, disk)
+            job.total_bytes += source.size_bytes
+            await self._check_room(source.size_bytes)
+            target = await threads.run(files.new_disk, want.id, disk.name)
+            opened.callback(target.close)
+            read = Digester(source.descriptor, target.descriptor)
+            while done := await threads.run(read.step):
+                job.done_bytes += done
+            await threads.run(freeze, target.descriptor)
+        return _described(disk, read)
+
+    async def _check_room(self, more_bytes: int) -> None:
+        if self._parts.stored is not None:
+            await self._parts.threads.run(self._parts.stored.check_room, more_bytes)
+
+    # --- the parent, in a disk thread ---------------------------------------------------------
+    def _begin(self, want: BackupWork) -> BackupManifest:
+        """Make the part of a backup with its draft; return the draft.
+
+        Raises:
+            VirtbusError: 409 `no_parent`: an increment was requested, and is not possible.
+        """
+        disks = tuple(self._disk_now(want, one) for one in want.disks)
+        parent, why = self._parent(want, disks)
+        if parent is None and want.mode is BackupMode.INCREMENTAL:
+            message = f"no increment is possible: {why}; leave --incremental out for a full backup"
+            raise VirtbusError(Code.CONFLICT, "no_parent", message)
+        names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec"}
+        more = {} if parent is None else {"parent": parent.id, "depth": parent.depth + 1}
+        now_ns = self._parts.sources.time_ns()
+        fields = {"created_ns": now_ns, "full_because": why, "disks": disks, **more}
+        draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)
+        self._parts.directory.begin(draft)
+        return draft
+
+    def _disk_now(self, want: BackupWork, disk: BackedDisk) -> BackupDisk:
+        place = self._parts.places.of(want.uid, disk.name, disk.ref)
+        size = disk.size_bytes or place.overlay.virtual_size_bytes
+        return BackupDisk(name=disk.name, virtual_size_bytes=size, below=place.below)
+
+    def _parent(
+        self, want: BackupWork, disks: tuple[BackupDisk, ...]
+    ) -> tuple[BackupManifest | None, str]:
+        """Return the parent of an increment; without one, the reason for a full backup."""
+        if want.mode is BackupMode.FULL:
+            return None, "it was requested"
+        if not want.live:
+            return None, "the VM was off"
+        found = self._parts.directory.of_vm(want.uid)
+        if not found:
+            return None, "it is the first backup of the VM"
+        parent = next((one for one in found if one.bitmap in (want.bitmaps or ())), None)
+        if parent is None:
+            return None, (
+                "the guest has no bitmap of an earlier backup: it ended without a stop, or the "
+                "backup is gone"
+            )
+        return (None, why) if (why := self._unfit(parent, want, disks)) else (parent, "")
+
+    def _unfit(
+        self, parent: BackupManifest, want: BackupWork, disks: tuple[BackupDisk, ...]
+    ) -> str:
+        """Return why no increment can rest on a backup; empty if one can."""
+        if parent.depth + 1 >= want.chain:
+            return f"the chain has {parent.depth + 1} backups"
+        known = {one.name: one for one in parent.disks}
+        now = {one.name: one for one in disks}
+        if other := sorted(known.keys() ^ now.keys()):
+            return f"only one of both backups has the disk {other[0]}"
+        for name, disk in now.items():
+            if known[name].below != disk.below:
+                return f"the disk {name} has other layers since a snapshot or a restore"
+            if known[name].virtual_size_bytes > disk.virtual_size_bytes:
+                return f"the disk {name} was larger before"
+        try:
+            self._parts.directory.chain(parent.id)
+        except VirtbusError as error:
+            return str(error)
+        return ""
+
+
+def _described(disk: BackupDisk, read: Digester) -> BackupDisk:
+    return disk.model_copy(update={"size_bytes": read.done_bytes, "digest": read.digest})
+
+
+def _said(made: BackupManifest) -> str:
+    """Return the remarks about a backup."""
+    kind = f"full: {made.full_because}" if not made.parent else f"increment on {made.parent}"
+    return f"{kind}; {made.remark}" if made.remark else kind
+
+
+def _lost(want: BackupWork) -> VirtbusError:
+    message = f"the files of the backup of {want.name} are gone; repeat the backup"
+    return VirtbusError(Code.CONFLICT, "backup_lost", message)

@@ -1,0 +1,149 @@
+"""Reads Virtlet's translations of image names: YAML files in `images.d`.
+
+A file has a configuration as in Virtlet's folder of translations, or the object that `kubectl get
+-o yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list. They
+become rules like those of a TOML file. Virtlet's order of two rules for one name was random; here a
+VirtletImageMapping precedes a file, and two rules of one kind are a problem (`image_aliases`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from virtbus.imaged.core.name_rules import DEFAULT_TRANSPORT, MAX_RULES, RuleFile, rules_from
+from virtbus.schemas.errors import Detail
+from virtbus.schemas.yaml_text import YamlError, read_yaml
+
+MAPPING_LAYER = -1
+"""The layer of VirtletImageMappings: they precede files."""
+MAX_VALUES = 8 * MAX_RULES
+_Config = tuple[str, Any, int]
+"""The place of a configuration, the configuration, and its layer."""
+_CONFIG = frozenset({"prefix", "translations", "transports"})
+_RULE = ("name", "regexp", "url", "transport")
+_TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
+_NO_TLS = (
+    "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "
+    "ca_file, client_certificate_file and client_key_file"
+)
+
+
+def read_mappings(text: str, origin: str) -> RuleFile:
+    """Return the rules and problems of a YAML text; `origin` is the file's name."""
+    try:
+        value = read_yaml(text, max_values=MAX_VALUES)
+    except YamlError as error:
+        return RuleFile(problems=[Detail(path=origin, message=f"is no YAML: {error}")])
+    whole = RuleFile()
+    for where, config, layer in _configs(value, origin, whole):
+        found = _read(config, where)
+        whole.rules += [replace(rule, layer=layer) for rule in found.rules]
+        whole.problems += found.problems
+        whole.transports |= found.transports
+    return whole
+
+
+def _configs(value: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
+    """Yield each configuration of a document with its place and layer."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind is None:
+        yield origin, value, 0
+    elif kind == "VirtletImageMapping":
+        yield origin, value.get("spec"), MAPPING_LAYER
+    elif kind == "ConfigMap":
+        yield from _of_config_map(value.get("data"), origin, found)
+    elif str(kind).endswith("List"):
+        yield from _of_list(value.get("items"), origin, found)
+    else:
+        message = f"has the kind {kind!r:.80}; only VirtletImageMapping and ConfigMap are read"
+        found.problems.append(Detail(path=origin, message=message))
+
+
+def _of_list(items: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
+    for number, item in enumerate(items if isinstance(items, list) else []):
+        where = f"{origin}: items[{number}]"
+        if not isinstance(item, dict) or str(item.get("kind", "List")).endswith("List"):
+            message = "must be a VirtletImageMapping or a ConfigMap"
+            found.problems.append(Detail(path=where, message=message))
+        else:
+            yield from _configs(item, where, found)
+
+
+def _of_config_map(data: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
+    texts = data if isinstance(data, dict) else {}
+    for name in sorted(texts, key=str):
+        where = f"{origin}: data.{name}"
+        try:
+            yield where, read_yaml(str(texts[name]), max_values=MAX_VALUES), 0
+        except YamlError as error:
+            found.problems.append(Detail(path=where, message=f"is no YAML: {error}"))
+
+
+def _read(config: Any, where: str) -> RuleFile:
+    """Return the rules of one configuration of Virtlet."""
+    if not isinstance(config, dict):
+        message = "must have prefix, translations and transports, as in Virtlet"
+        return RuleFile(problems=[Detail(path=where, message=message)])
+    problems = [
+        Detail(path=f"{where}: {key}", message="unknown field of Virtlet's translations")
+        for key in sorted(map(str, config.keys() - _CONFIG))[:10]
+    ]
+    transports = config.get("transports") or {}
+    named = {}
+    if isinstance(transports, dict):
+        named = {_name(name): _transport(one) for name, one in transports.items()}
+    problems += [
+        Detail(path=f"{where}: transports.{name}.tls", message=_NO_TLS)
+        for name, one in named.items()
+        if isinstance(one, dict) and "tls" in one
+    ]
+    document = {
+        "prefix": config.get("prefix") or "",
+        "image": _rules(config.get("translations") or []),
+        "transports": named if isinstance(transports, dict) else transports,
+    }
+    found = rules_from(document, where)
+    found.problems[:0] = problems
+    return found
+
+
+def _rules(entries: Any) -> Any:
+    """Return Virtlet's entries as those of a TOML file; anything else as it is, to be refused."""
+    if not isinstance(entries, list):
+        return entries
+    return [
+        {
+            **{key: one for key, one in entry.items() if key not in _RULE},
+            **{key: entry[key] for key in _RULE if entry.get(key)},
+            **({"transport": _name(entry["transport"])} if entry.get("transport") else {}),
+        }
+        if isinstance(entry, dict)
+        else entry
+        for entry in entries
+    ]
+
+
+def _name(name: Any) -> str:
+    """Return the name of a transport. Virtlet's default one has an empty name."""
+    return str(name) or DEFAULT_TRANSPORT
+
+
+def _transport(fields: Any) -> Any:
+    """Return a transport of Virtlet with the fields of ours; unknown fields stay, to be refused."""
+    if not isinstance(fields, dict):
+        return fields
+    made = {str(key): one for key, one in fields.items() if key not in _TRANSPORT}
+    timeout_ms, tls = fields.get("timeout"), fields.get("tls")
+    if isinstance(timeout_ms, int) and timeout_ms > 0:
+        made["timeout_s"] = timeout_ms / 1000
+    if fields.get("maxRedirects") is not None:
+        made["max_redirects"] = fields["maxRedirects"]
+    if fields.get("proxy"):
+        made["proxy"] = fields["proxy"]
+    return made | _tls(tls) if tls else made
+
+
+def _tls(tls: Any) -> dict[str, Any]:
+    if not isinstance(tls, dict) or tls.get("certificates") or tls.get("insecure"):
+        return {"tls": tls}
+    return {"server_name": tls["serverName"]} if tls.get("serverName") else {}

@@ -1,0 +1,336 @@
+"""Keeps backups: `<backup_dir>/<id>/{<disk>.qcow2,backup.json,verified.json}` (ADR 0068).
+
+A backup is complete or absent: it is made as `.part-<id>`, and the rename to `<id>` publishes it. A
+delete first renames it to `.gone-<id>`. `draft.json` in a part names the parent, so that no delete
+removes that meanwhile. The directory may be on a slow or foreign file system: its content is
+checked when it is read. The files that a guest's QEMU writes are on the disk of `state_dir`, in
+`disks/backups/<id>/`, so that no guest waits for the directory.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.backup_staging import (
+    NEW,
+    BackupStaging,
+    existing,
+    remove_folder,
+    translated,
+)
+from virtbus.imaged.edge.disk_files import SUFFIX
+from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.export_part import ExportPart
+from virtbus.imaged.edge.partial_download import store_error
+from virtbus.schemas.backup import (
+    MAX_CHAIN,
+    BackupCheck,
+    BackupDisk,
+    BackupManifest,
+    HeldBackup,
+    HeldBackups,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid, is_uid
+from virtbus.schemas.model import Model
+from virtbus.schemas.wire import decode, encode_json, validate
+
+Note = TypeVar("Note", bound=Model)
+MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
+_PART, _GONE = ".part-", ".gone-"
+PAGE = 100
+PAGE_BYTES = 256 * 1024
+"""Limit of a page, unless one backup is larger."""
+MAX_NOTE_BYTES = 4 * 1024**2
+_PRIVATE = 0o700
+
+
+class BackupFiles:
+    """The backups of a node. All methods block on the disk.
+
+    They raise VirtbusError 503 `store_error` or `disk_full` for an error of the file system.
+    """
+
+    def __init__(self, disks: Path, root: Path) -> None:
+        self.staging = BackupStaging(disks)
+        self.root = root
+
+    # --- read -----------------------------------------------------------------------------
+    def complete(self, backup: str) -> BackupManifest | None:
+        """Return the manifest of a complete backup; None if there is none.
+
+        Raises:
+            VirtbusError: 422 `backup_unreadable`.
+        """
+        found = self._note(BackupManifest, check_uid(backup), MANIFEST)
+        if found is not None and found.id != backup:
+            raise _unreadable(backup, "its manifest is that of another backup")
+        return found
+
+    def chain(self, backup: str) -> tuple[BackupManifest, ...]:
+        """Return the manifests of a backup and of all that it rests on, the newest first.
+
+        Raises:
+            VirtbusError: 404 `backup_not_here`; 409 `backup_damaged`: one is missing or foreign;
+                422 `backup_unreadable`.
+        """
+        found: list[BackupManifest] = []
+        wanted = backup
+        while wanted:
+            one = self.complete(wanted)
+            if one is None and not found:
+                message = f"this node has no backup {backup}; `virtbus backup list` shows all"
+                raise VirtbusError(Code.NOT_FOUND, "backup_not_here", message)
+            if one is None:
+                raise damaged(backup, f"it rests on the backup {wanted}, which is missing")
+            if found and one.uid != found[0].uid:
+                raise damaged(backup, f"it rests on {wanted}, which is of another VM")
+            if len(found) > MAX_CHAIN:
+                raise damaged(backup, f"its chain is longer than {MAX_CHAIN}")
+            found.append(one)
+            wanted = one.parent
+        return tuple(found)
+
+    def of_vm(self, uid: str) -> list[BackupManifest]:
+        """Return the readable backups of a VM, the newest first."""
+        found = []
+        for backup in reversed(self._ids()):
+            with contextlib.suppress(VirtbusError):
+                one = self.complete(backup)
+                if one is not None and one.uid == uid:
+                    found.append(one)
+        return found
+
+    def page(self, after: str) -> HeldBackups:
+        """Return the backups with an id above `after`, the oldest first, without their specs."""
+        children = self._children()
+        ids = [one for one in self._ids() if one > after]
+        items: list[HeldBackup] = []
+        size_bytes = 0
+        for id_ in ids[:PAGE]:
+            held = self._held(id_, children)
+            if held.manifest is not None:
+                brief = held.manifest.model_copy(update={"spec": {}})
+                held = held.model_copy(update={"manifest": brief})
+            size_bytes += len(encode_json(held))
+            if items and size_bytes > PAGE_BYTES:
+                break
+            items.append(held)
+        return HeldBackups(items=tuple(items), more=len(ids) > len(items))
+
+    def held(self, backup: str) -> HeldBackup | None:
+        """Return one backup; None if there is none."""
+        if check_uid(backup) not in self._ids():
+            return None
+        return self._held(backup, self._children())
+
+    def _held(self, backup: str, children: dict[str, list[str]]) -> HeldBackup:
+        manifest = check = None
+        with contextlib.suppress(VirtbusError):
+            manifest = self.complete(backup)
+        with contextlib.suppress(VirtbusError):
+            check = self._note(BackupCheck, backup, CHECK)
+        below = tuple(children.get(backup, ()))
+        return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
+
+    def _children(self) -> dict[str, list[str]]:
+        """Return the increments by the backup that they rest on, also those that are being made."""
+        found: dict[str, list[str]] = {}
+        for backup in self._ids():
+            with contextlib.suppress(VirtbusError):
+                one = self.complete(backup)
+                if one is not None and one.parent:
+                    found.setdefault(one.parent, []).append(one.id)
+        for name in self._names():
+            if name.startswith(_PART):
+                with contextlib.suppress(VirtbusError):
+                    draft = self._note(BackupManifest, name, DRAFT)
+                    if draft is not None and draft.parent:
+                        found.setdefault(draft.parent, []).append(draft.id)
+        return found
+
+    def check_of(self, backup: str) -> BackupCheck | None:
+        """Return the result of the last verification; None if there is none."""
+        return self._note(BackupCheck, check_uid(backup), CHECK)
+
+    # --- write ----------------------------------------------------------------------------
+    def begin(self, draft: BackupManifest) -> None:
+        """Make an empty part, whose draft protects the parent."""
+        name = _PART + draft.id
+        if not self.root.is_dir():
+            message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
+            raise VirtbusError(Code.UNAVAILABLE, "backup_dir_missing", message)
+        with translated(), openat2.opened_directory(self.root) as root:
+            remove_folder(name, root)
+            os.close(openat2.open_directory(name, root, _PRIVATE))
+            with openat2.opened_directory(name, root) as part:
+                openat2.replace(DRAFT, encode_json(draft), part)
+                os.fsync(part)
+            os.fsync(root)
+
+    def draft(self, backup: str) -> BackupManifest | None:
+        """Return the draft of a backup that is being made; None if there is none."""
+        return self._note(BackupManifest, _PART + check_uid(backup), DRAFT)
+
+    def new_disk(self, backup: str, disk: str) -> ExportPart:
+        """Return a new, open file for a disk; the caller closes it."""
+        with translated(), self._opened(_PART + check_uid(backup)) as part:
+            openat2.remove(disk + SUFFIX, part)
+            return ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
+
+    def publish(self, made: BackupManifest) -> None:
+        """Make a backup complete, durable on return; no effect if it is.
+
+        Raises:
+            VirtbusError: 409 `backup_damaged`: its parent is gone.
+        """
+        if self.complete(made.id) is not None:
+            return
+        if made.parent:
+            self.chain(made.parent)
+        name = _PART + made.id
+        with translated(), openat2.opened_directory(self.root) as root:
+            with openat2.opened_directory(name, root) as part:
+                openat2.replace(MANIFEST, encode_json(made), part)
+                openat2.remove(DRAFT, part)
+                os.fsync(part)
+            os.rename(name, made.id, src_dir_fd=root, dst_dir_fd=root)
+            os.fsync(root)
+
+    def note_check(self, backup: str, check: BackupCheck) -> None:
+        """Store the result of a verification."""
+        with translated(), self._opened(check_uid(backup)) as folder:
+            openat2.replace(CHECK, encode_json(check), folder)
+
+    def drop(self, backup: str) -> None:
+        """Remove what is left of an attempt; a complete backup stays."""
+        self.staging.remove(backup)
+        with existing(self.root) as root:
+            if root is not None:
+                remove_folder(_PART + check_uid(backup), root)
+
+    def remove(self, backup: str) -> bool:
+        """Remove a complete backup; return False if there is none.
+
+        Raises:
+            VirtbusError: 409 `backup_needed`: an increment rests on it.
+        """
+        if needed := self._children().get(check_uid(backup)):
+            message = (
+                f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
+                "the newest before the others"
+            )
+            raise VirtbusError(Code.CONFLICT, "backup_needed", message)
+        try:
+            with openat2.opened_directory(self.root) as root:
+                os.rename(backup, _GONE + backup, src_dir_fd=root, dst_dir_fd=root)
+                os.fsync(root)
+                remove_folder(_GONE + backup, root)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_error(error) from error
+        return True
+
+    # --- shared ---------------------------------------------------------------------------
+    def _names(self) -> list[str]:
+        try:
+            with openat2.opened_directory(self.root) as root:
+                return openat2.names(root)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _ids(self) -> list[str]:
+        return [name for name in self._names() if is_uid(name)]
+
+    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
+        try:
+            with self._opened(folder) as directory:
+                data = openat2.read_small(name, directory, MAX_NOTE_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error) from error
+        try:
+            return validate(model, decode(data))
+        except VirtbusError as error:
+            raise _unreadable(folder, str(error)) from error
+
+    @contextlib.contextmanager
+    def _opened(self, folder: str) -> Iterator[int]:
+        with (
+            openat2.opened_directory(self.root) as root,
+            openat2.opened_directory(folder, root) as directory,
+        ):
+            yield directory
+
+
+def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
+    """Open a disk of a backup with all that it rests on.
+
+    Raises:
+        VirtbusError: as `chain`; 404 `no_disk`; 409 `disk_unreadable`, `backup_damaged`.
+    """
+    chain = files.chain(backup)
+    found = [_disk(one, disk) for one in chain]
+    if found[0] is None:
+        names = ", ".join(one.name for one in chain[0].disks) or "(none)"
+        message = f"the backup {backup} has the disks {names}"
+        raise VirtbusError(Code.NOT_FOUND, "no_disk", message)
+    if None in found:
+        raise damaged(backup, f"a backup that it rests on does not have the disk {disk}")
+    paths = tuple(files.root / one.id / f"{disk}{SUFFIX}" for one in chain)
+    size = found[0].virtual_size_bytes
+    return OpenedSource(paths[0], None, size, "", layers=paths[1:])
+
+
+def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[str]:
+    """Remove parts and staged files that did not change for `older_s`, except the `busy`.
+
+    Deletes that a crash interrupted are completed. Return the names of what was removed.
+    """
+    before_s, gone = time.time() - older_s, []
+    for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
+        with existing(root) as directory:
+            if directory is None:
+                continue
+            for name in openat2.names(directory):
+                id_ = name.removeprefix(prefix)
+                if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
+                    continue
+                if prefix == _GONE or _changed_s(name, directory) < before_s:
+                    remove_folder(name, directory)
+                    gone.append(name)
+    return gone
+
+
+def damaged(backup: str, why: str) -> VirtbusError:
+    """Return 409 `backup_damaged`: the backup cannot be restored."""
+    message = f"the backup {backup} is damaged: {why}; use another one, `virtbus backup list`"
+    return VirtbusError(Code.CONFLICT, "backup_damaged", message)
+
+
+def _unreadable(backup: str, why: str) -> VirtbusError:
+    message = f"the description of the backup {backup} cannot be read: {why}"
+    return VirtbusError(Code.UNSUPPORTED, "backup_unreadable", message)
+
+
+def _disk(manifest: BackupManifest, name: str) -> BackupDisk | None:
+    return next((one for one in manifest.disks if one.name == name), None)
+
+
+def _changed_s(name: str, directory: int) -> float:
+    """Return the time of the last change of a folder or of a file in it."""
+    times = [os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime]
+    with contextlib.suppress(OSError), openat2.opened_directory(name, directory) as folder:
+        times += [
+            os.stat(one, dir_fd=folder, follow_symlinks=False).st_mtime
+            for one in openat2.names(folder)
+        ]
+    return max(times)

@@ -1,0 +1,324 @@
+"""Backups: nothing partial is ever visible, each says what it is, and none is used unread."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.imaged.tests.records import empty, record, uid
+from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker
+from services.imaged.tests.test_snapshots import CrashError, Crashes, crashes
+
+from virtbus.imaged.backup_checks import BackupChecks
+from virtbus.imaged.backups import BackupParts, Backups
+from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
+from virtbus.imaged.core.overlay import build
+from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_conversion import ExportSource
+from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.exports import Converter
+from virtbus.schemas.backup import (
+    BackupsAsk,
+    BackupWork,
+    HeldBackup,
+    VerifyWork,
+    bitmap_name,
+)
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.operation import ExportFormat
+
+__all__ = ["crashes"]  # a fixture
+
+VM = uid(1)
+SIZE = 8 * MIB
+DISKS = [{"name": "data", "size_bytes": SIZE}, {"name": "more", "size_bytes": SIZE}]
+
+
+async def copies(
+    source: ExportSource,
+    target: int,
+    format_: ExportFormat,
+    limits: TransferLimits,
+    look: Callable[[], Awaitable[None]],
+    into: tuple[str, ...] = (),
+) -> None:
+    """Write an empty disk, as qemu-img does."""
+    del format_, limits, into
+    layout = build(source.virtual_size_bytes)
+    for offset, data in layout.pieces:
+        os.pwrite(target, data, offset)
+    os.ftruncate(target, layout.length_bytes)
+    await look()
+
+
+class Made(Backups):
+    """Backups with their verifications."""
+
+    def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter) -> None:
+        super().__init__(jobs, parts, converter)
+        self.checks = BackupChecks(jobs, parts)
+
+
+@contextlib.asynccontextmanager
+async def backing_up(
+    node: Node, threads: DiskThreads, *, space: SpaceLimits | None = None, off: bool = False
+) -> AsyncIterator[Made]:
+    root = store(node)
+    if not root.exists():
+        root.mkdir()
+    limits = space or SpaceLimits(0, 0.0)
+    parts = BackupParts(
+        node.disks.locks,
+        DiskPlaces(Pools(node.files), node.store),
+        None if off else BackupFiles(node.files.root, root),
+        DiskSpace(node.files.root, limits),
+        None if off else DiskSpace(root, limits),
+        threads,
+        FAST,
+    )
+    async with asyncio.TaskGroup() as group:
+        jobs = DiskJobs(group)
+        yield Made(jobs, parts, copies)
+
+
+def store(node: Node) -> Path:
+    return node.state / "backups"
+
+
+def staged(node: Node, number: int) -> list[Path]:
+    return sorted((node.files.root / "backups" / uid(number)).glob("*.qcow2"))
+
+
+def work(number: int = 10, **more: Any) -> BackupWork:
+    fields: dict[str, Any] = {"id": uid(number), "uid": VM, "namespace": "default", "name": "web"}
+    fields |= {"node": "n1", "disks": DISKS, "spec": {"volumes": []}}
+    return BackupWork.model_validate(fields | more)
+
+
+def live(number: int = 10, **more: Any) -> BackupWork:
+    return work(number, live=True, **more)
+
+
+async def ended(made: Made, want: BackupWork) -> WorkState:
+    while (state := await made.do(want)).state == "working":
+        await asyncio.sleep(0.01)
+    return state
+
+
+async def verified(made: Made, number: int = 10) -> WorkState:
+    want = VerifyWork(id=uid(90), backup=uid(number))
+    while (state := await made.checks.verify(want)).state == "working":
+        await asyncio.sleep(0.01)
+    return state
+
+
+async def pushed(made: Made, node: Node, number: int = 10, **more: Any) -> WorkState:
+    """Stage the files, write them as QEMU does, and let imaged store them."""
+    bitmaps = more.pop("bitmaps", ())
+    state = await made.do(live(number, bitmaps=bitmaps, **more))
+    assert (state.state, state.step) == ("working", "push")
+    for path in staged(node, number):
+        path.write_bytes(path.read_bytes() + b"written by QEMU")
+    await ended(made, live(number, pushed=True, at_ns=7, **more))
+    return state
+
+
+async def held(made: Made, number: int = 10) -> HeldBackup:
+    (found,) = (await made.held(BackupsAsk(do="get", id=uid(number)))).items
+    return found
+
+
+async def why_full(made: Made, number: int) -> str:
+    manifest = (await held(made, number)).manifest
+    assert manifest is not None
+    return manifest.full_because
+
+
+async def refused(asking: Awaitable[object]) -> str:
+    with pytest.raises(VirtbusError) as caught:
+        await asking
+    return caught.value.reason
+
+
+@pytest.fixture
+def vm() -> Any:
+    return record(empty(SIZE), empty(SIZE, "more"), uid=VM)
+
+
+async def test_a_vm_that_is_off_is_copied_and_the_copy_describes_itself(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        sizes = [{"name": "data"}, {"name": "more"}]
+        state = await ended(made, work(disks=sizes))
+        assert "the VM was off" in state.message
+        found = (await held(made)).manifest
+        assert found is not None
+        assert (found.name, found.uid, found.bitmap, found.parent) == ("web", VM, "", "")
+        assert [one.name for one in found.disks] == ["data", "more"]
+        assert all(one.digest and one.virtual_size_bytes == SIZE for one in found.disks)
+        folder = store(node) / uid(10)
+        names = ["backup.json", "data.qcow2", "more.qcow2"]
+        assert sorted(path.name for path in folder.iterdir()) == names
+        assert (await verified(made)).state == "done"
+        assert (await held(made)).check is not None
+        assert await ended(made, work(disks=sizes)) == state
+
+
+async def test_an_increment_needs_the_bitmap_and_the_layers_of_its_parent(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    bitmap = bitmap_name(uid(10))
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        assert await why_full(made, 10) == "it is the first backup of the VM"
+        assert (await pushed(made, node, 11, bitmaps=(bitmap,))).parent == bitmap
+        assert await why_full(made, 11) == ""
+        assert (await held(made, 10)).children == (uid(11),)
+        for number, more, why in (
+            (12, {}, "ended without a stop"),
+            (13, {"mode": "full"}, "it was requested"),
+            (14, {"chain": 1}, "the chain has 1 backups"),
+            (15, {"disks": DISKS[:1]}, "only one of both backups has the disk more"),
+        ):
+            known = () if number == 12 else (bitmap,)
+            await pushed(made, node, number, bitmaps=known, **more)
+            assert why in await why_full(made, number)
+        asked = live(16, bitmaps=(), mode="incremental")
+        assert await refused(made.do(asked)) == "no_parent"
+        assert not list(store(node).glob(".part*"))
+
+
+async def test_a_backup_with_an_increment_is_not_deleted(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await made.do(live(11, bitmaps=(bitmap_name(uid(10)),)))  # it is being made
+        gone = BackupsAsk(do="delete", id=uid(10))
+        assert await refused(made.held(gone)) == "backup_needed"
+        assert (await made.do(live(11, do="cancel"))).state == "none"
+        assert not staged(node, 11)
+        await made.held(gone)
+        assert not list(store(node).iterdir())
+        assert (await made.held(gone)).items == ()
+
+
+@pytest.mark.parametrize("file", ["data.qcow2", "backup.json"])
+async def test_damage_is_found_before_a_restore(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any, file: str
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        path = store(node) / uid(10) / file
+        path.chmod(0o600)
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        assert await refused(verified(made, 11)) == "backup_damaged"
+        assert (await held(made, 11)).check is not None
+
+
+async def test_a_parent_that_is_gone_is_found(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        (store(node) / uid(10)).rename(store(node) / "elsewhere")
+        assert await refused(verified(made, 11)) == "backup_damaged"
+        assert await refused(verified(made, 12)) == "backup_not_here"
+
+
+async def test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one(
+    make_node: NodeMaker, threads: DiskThreads, crashes: Crashes, vm: Any
+) -> None:
+    async with make_node() as node:
+        await node.disks.ensure(vm)
+        point, more = 0, True
+        while more:
+            async with backing_up(node, threads) as made:
+                crashes.left = point
+                more = False
+                try:
+                    await pushed(made, node, 10)
+                except (CrashError, VirtbusError):
+                    more = True
+                finally:
+                    crashes.left = None
+            whole = {path.name for path in store(node).iterdir() if not path.name.startswith(".")}
+            async with backing_up(node, threads) as made:
+                if whole:
+                    assert (await verified(made)).state == "done"
+                else:
+                    await pushed(made, node, 10)
+                assert (await verified(made)).state == "done"
+                await made.held(BackupsAsk(do="delete", id=uid(10)))
+                files = BackupFiles(node.files.root, store(node))
+                expire(files, 0.0, ())
+                assert not list(store(node).iterdir())
+                assert not staged(node, 10)
+            point += 1
+        assert point > 10
+
+
+async def test_remains_of_other_attempts_expire_and_work_stays(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(10, bitmaps=()))
+        files = BackupFiles(node.files.root, store(node))
+        assert expire(files, 3600.0, ()) == []
+        assert expire(files, -1.0, {uid(10)}) == []
+        assert sorted(expire(files, -1.0, ())) == sorted([f".part-{uid(10)}", uid(10)])
+        assert await refused(made.do(live(10))) == "backup_lost"
+
+
+async def test_a_node_without_a_directory_or_space_makes_no_backup(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node:
+        await node.disks.ensure(vm)
+        async with backing_up(node, threads, off=True) as made:
+            assert await refused(made.do(work())) == "backups_off"
+            assert not (await made.held(BackupsAsk())).enabled
+        full = SpaceLimits(1 << 60, 0.0)
+        async with backing_up(node, threads, space=full) as made:
+            assert await refused(ended(made, work(disks=[{"name": "data"}]))) == "disk_full"
+            assert await refused(made.do(live(bitmaps=()))) == "disk_full"
+            store(node).rename(store(node).with_name("unmounted"))
+            assert await refused(made.do(live(bitmaps=()))) == "backup_dir_missing"
+
+
+async def test_a_file_that_qemu_did_not_write_is_refused(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=()))
+        staged(node, 10)[0].write_bytes(b"something else")
+        assert await refused(ended(made, live(pushed=True, at_ns=7))) == "disk_damaged"
+        assert not list(store(node).iterdir())
+
+
+async def test_a_backup_outlives_its_vm(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await node.disks.release(VM, 1, None)
+        assert (await verified(made)).state == "done"

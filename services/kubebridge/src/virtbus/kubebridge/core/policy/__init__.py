@@ -1,0 +1,1 @@
+"""Makes security groups of virtbus of NetworkPolicies."""

@@ -1,0 +1,248 @@
+"""Translates a NetworkPolicy to security groups of virtbus. Parts without a translation deny.
+
+A policy becomes one group, and one more for each selector of peers. A group selects by the labels
+that the VM got from its VMI. Every VM of a bridge counts as a pod with KubeVirt's own label.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.objects.unstructured import read
+from virtbus.kubebridge.core.policy.model import Peer, Policy, Port, Rule, Selector
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.security_group import (
+    CIDRS_MAX,
+    EXPRESSIONS_MAX,
+    GROUPS_MAX,
+    MATCHES_MAX,
+    PORTS_MAX,
+    RULES_MAX,
+    Direction,
+    GroupSpec,
+    IpProtocol,
+    SecurityRule,
+)
+from virtbus.schemas.wire import validate
+
+POLICY_LABEL = "virtbus.io/network-policy"
+"""The label of a group: the name of its policy, or a digest of a long name."""
+LAUNCHER = ("kubevirt.io", "virt-launcher")
+"""KubeVirt's label of every pod with a guest."""
+NAMESPACE_NAME = "kubernetes.io/metadata.name"
+NAME_MAX = 63
+_TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
+_PROTOCOLS = {"": IpProtocol.TCP, "TCP": IpProtocol.TCP, "UDP": IpProtocol.UDP}
+Net = IPv4Network | IPv6Network
+
+
+class Translated(NamedTuple):
+    """The groups of a policy by name, and what of it denies because it has no translation."""
+
+    groups: Mapping[str, GroupSpec]
+    denied: tuple[str, ...] = ()
+
+
+def short(name: str) -> str:
+    """Return a policy's name as a label; a long one ends with a digest."""
+    if len(name) <= NAME_MAX:
+        return name
+    return f"{name[:40]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def group_name(policy: str, selector: Mapping[str, Any] | None = None) -> str:
+    """Return the name of a policy's group, or of the group of a peer's selector."""
+    plain = policy.replace(".", "-")
+    digest = hashlib.sha256(policy.encode()).hexdigest()[:10]
+    stem = f"np-{plain}" if plain == policy and len(policy) <= 40 else f"np-{plain[:30]}-{digest}"
+    if selector is None:
+        return stem
+    return f"{stem}-{hashlib.sha256(repr(sorted_(selector)).encode()).hexdigest()[:10]}"
+
+
+def sorted_(value: Any) -> Any:
+    """Return JSON in a form whose text is the same for equal objects."""
+    if isinstance(value, Mapping):
+        return [(key, sorted_(one)) for key, one in sorted(value.items())]
+    return [sorted_(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def groups_of(policy: Policy) -> Translated:
+    """Return the groups of a policy."""
+    return _Translation(policy).done()
+
+
+class _Translation:
+    """The translation of one policy, which collects groups of peers and problems."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._peers: dict[str, GroupSpec] = {}
+        self._denied: list[str] = []
+
+    def done(self) -> Translated:
+        policy = self._policy
+        types = {_TYPES[one] for one in policy.types if one in _TYPES} or {Direction.INGRESS}
+        rules: list[dict[str, Any]] = []
+        for direction, some, field in (
+            (Direction.INGRESS, policy.ingress, "ingress"),
+            (Direction.EGRESS, policy.egress, "egress"),
+        ):
+            if direction in types:
+                for index, rule in enumerate(some):
+                    rules += self._rules(direction, rule, f"spec.{field}[{index}]")
+        own = {
+            "selector": self._selector(policy.pods, "spec.podSelector"),
+            "rules": self._within(rules),
+            "isolates": sorted(types),
+        }
+        found = self._valid(own, "spec")
+        groups = {} if found is None else {group_name(policy.name): found}
+        return Translated(groups | self._peers, tuple(dict.fromkeys(self._denied)))
+
+    def _valid(self, spec: Mapping[str, Any], where: str) -> GroupSpec | None:
+        try:
+            return validate(GroupSpec, spec)
+        except VirtbusError as error:
+            self._denied.append(f"{where}: {error.body.message}")
+            return None
+
+    def _within(self, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return as many rules as a group may have."""
+        kept: list[dict[str, Any]] = []
+        left = MATCHES_MAX
+        for rule in rules:
+            try:
+                left -= validate(SecurityRule, rule).matches
+            except VirtbusError as error:
+                self._denied.append(f"a rule: {error.body.message}")
+                continue
+            if left < 0 or len(kept) == RULES_MAX:
+                self._denied.append(f"rules beyond {RULES_MAX}, or {MATCHES_MAX} ports and peers")
+                break
+            kept.append(rule)
+        return kept
+
+    # --- selectors ------------------------------------------------------------------------
+    def _selector(self, selector: Selector, where: str) -> dict[str, Any]:
+        """Return a selector of VMs. With fewer conditions, it selects and closes more VMs."""
+        found = _conditions(selector)
+        if len(found["expressions"]) > EXPRESSIONS_MAX:
+            self._denied.append(f"{where}: expressions beyond {EXPRESSIONS_MAX}; more VMs match")
+        return found | {"expressions": found["expressions"][:EXPRESSIONS_MAX]}
+
+    def _group(self, selector: Mapping[str, Any], where: str) -> str:
+        """Return the name of the group of a peer's selector; empty if there is none."""
+        name = group_name(self._policy.name, selector)
+        spec = self._valid({"selector": selector, "isolates": []}, where)
+        if spec is None:
+            return ""
+        self._peers[name] = spec
+        return name
+
+    # --- rules ----------------------------------------------------------------------------
+    def _rules(self, direction: Direction, rule: Rule, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the rules of virtbus for one rule, split at its limits."""
+        peers = rule.sources if direction is Direction.INGRESS else rule.destinations
+        field = "from" if direction is Direction.INGRESS else "to"
+        cidrs: list[str] = []
+        groups: list[str] = []
+        for index, peer in enumerate(peers):
+            self._peer(peer, f"{where}.{field}[{index}]", cidrs, groups)
+        if peers and not cidrs and not groups:
+            return
+        parts = [
+            *({"cidrs": some} for some in _split(cidrs, CIDRS_MAX)),
+            *({"groups": some} for some in _split(groups, GROUPS_MAX)),
+        ] or [{}]
+        for what in self._ports(rule, where):
+            for part in parts:
+                yield {"direction": direction, **what, **part}
+
+    def _peer(self, peer: Peer, where: str, cidrs: list[str], groups: list[str]) -> None:
+        if peer.cidr:
+            cidrs += self._networks(peer, where)
+            return
+        if peer.namespaces is not None:
+            names = read(Selector, peer.namespaces)
+            everywhere = not names.labels and not names.expressions
+            own = dict(names.labels) == {NAMESPACE_NAME: self._policy.namespace}
+            if not everywhere and (not own or names.expressions):
+                self._denied.append(f"{where}: VMs and pods of other namespaces")
+                return
+            if everywhere:
+                self._denied.append(f"{where}: VMs and pods of other namespaces than its own")
+        selector = read(Selector, peer.pods or {})
+        name = self._group(_conditions(selector), where)
+        if name:
+            groups.append(name)
+
+    def _networks(self, peer: Peer, where: str) -> list[str]:
+        """Return the networks of an ipBlock, without those in `except`."""
+        try:
+            found: list[Net] = [ip_network(peer.cidr, strict=False)]
+            for text in peer.excepted:
+                out = ip_network(text, strict=False)
+                found = [part for one in found for part in _without(one, out)]
+        except (ValueError, TypeError):
+            self._denied.append(f"{where}: {peer.cidr} is no network, or an exception is none")
+            return []
+        return [str(one) for one in found]
+
+    def _ports(self, rule: Rule, where: str) -> list[dict[str, Any]]:
+        """Return the protocols and ports of a rule."""
+        if not rule.ports:
+            return [{"protocol": IpProtocol.ANY}]
+        found: dict[IpProtocol, list[str]] = {}
+        whole: set[IpProtocol] = set()
+        for index, port in enumerate(rule.ports):
+            protocol = _PROTOCOLS.get(port.protocol)
+            if protocol is None:
+                self._denied.append(f"{where}.ports[{index}]: the protocol {port.protocol}")
+            elif port.port is None:
+                whole.add(protocol)
+            elif isinstance(port.port, int) and not isinstance(port.port, bool):
+                found.setdefault(protocol, []).append(_range(port))
+            else:
+                message = "ports of a guest have no names; write a number"
+                self._denied.append(f"{where}.ports[{index}]: {port.port}: {message}")
+        parts: list[dict[str, Any]] = [{"protocol": one} for one in sorted(whole)]
+        for protocol, ports in sorted(found.items()):
+            if protocol not in whole:
+                parts += [{"protocol": protocol, "ports": one} for one in _split(ports, PORTS_MAX)]
+        return parts
+
+
+def _conditions(selector: Selector) -> dict[str, Any]:
+    """Return a selector as the bus takes it, without the label that all VMs have."""
+    return {
+        "labels": {
+            key: value
+            for key, value in selector.labels.items()
+            if isinstance(value, str) and (key, value) != LAUNCHER
+        },
+        "expressions": [
+            {"key": one.key, "operator": one.operator, "values": list(one.values)}
+            for one in selector.expressions
+        ],
+    }
+
+
+def _range(port: Port) -> str:
+    return f"{port.port}-{port.end}" if port.end else str(port.port)
+
+
+def _split(found: list[str], most: int) -> Iterator[list[str]]:
+    unique = list(dict.fromkeys(found))
+    for start in range(0, len(unique), most):
+        yield unique[start : start + most]
+
+
+def _without(network: Net, out: Net) -> Iterable[Net]:
+    """Return the parts of a network outside of another one."""
+    if network.version != out.version or not network.overlaps(out):
+        return (network,)
+    if network.subnet_of(out):  # type: ignore[arg-type]  # they have one version
+        return ()
+    return network.address_exclude(out)  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""Installs and checks the rules of security groups, in the calling thread's namespace."""
+
+from collections.abc import Sequence
+
+from virtbus.netd.core import group_filter
+from virtbus.netd.core.group_filter import GroupedNic
+from virtbus.netd.core.nft import AddressSet
+from virtbus.netd.core.nft_counters import counted_packets
+from virtbus.netd.core.nft_tables import listed_elements
+from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
+from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.schemas.errors import Code, VirtbusError
+
+_OF_BRIDGES = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
+_PICK_UP = "net/netfilter/nf_conntrack_tcp_loose"
+"""0: a TCP connection whose beginning was not seen is invalid. So no connection from before the
+rules passes as one that the guest opened."""
+
+
+def guard(nics: Sequence[GroupedNic]) -> None:
+    """Ensure the rules of isolated interfaces; remove the tables if there are none.
+
+    If only members of groups changed, only their sets are updated. One transaction does either.
+
+    Raises:
+        VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter.
+    """
+    with Netlink(NETLINK_NETFILTER) as filters:
+        stands = filters.ask(group_filter.has_table()) is not None
+        if not nics:
+            if stands:
+                filters.do(group_filter.no_tables())
+            return
+        _track()
+        if not stands or filters.ask(group_filter.has_rules(nics)) is None:
+            filters.do(group_filter.group_tables(nics))
+            _track()  # the setting may appear with the first rule about connections
+        else:
+            filters.do(group_filter.changed_members(_changes(filters, nics)))
+
+
+def faults(nics: Sequence[GroupedNic]) -> list[str]:
+    """Return a message about rules or members that are missing or wrong."""
+    with Netlink(NETLINK_NETFILTER) as filters:
+        if not nics:
+            stands = filters.ask(group_filter.has_table()) is not None
+            return ["there are rules of security groups that do not apply"] if stands else []
+        if filters.ask(group_filter.has_rules(nics)) is None:
+            return ["the rules of its security groups are gone"]
+        if any(read_sysctl(key) != "1" for key in _OF_BRIDGES):
+            return ["the rules of its security groups are switched off"]
+        wrong = group_filter.changed_members(_changes(filters, nics))
+        return ["members of its security groups are missing"] if wrong else []
+
+
+def refused(nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
+    """Return the packets that were dropped, by the index of the interface and what they count as.
+
+    The counts start at zero when the rules change.
+    """
+    found: dict[int, dict[str, int]] = {}
+    with Netlink(NETLINK_NETFILTER) as filters:
+        for nic in nics:
+            if filters.ask(group_filter.has_rules(nics)) is None:
+                continue
+            found[nic.index] = {
+                what: sum(counted_packets(one.message) or 0 for one in filters.dump(call))
+                for what, call in group_filter.counting(nic).items()
+            }
+    return found
+
+
+def _changes(filters: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[AddressSet, set[bytes]]]:
+    """Return each set with the addresses that it has in the kernel."""
+    return [(one, _there(filters, one)) for one in group_filter.sets_of(nics)]
+
+
+def _there(filters: Netlink, one: AddressSet) -> set[bytes]:
+    messages = filters.dump(group_filter.list_members(one))
+    return {packed for reply in messages for packed in listed_elements(reply.message)}
+
+
+def _track() -> None:
+    """Let packets on the bridges of this namespace pass the hooks of IP."""
+    for key in _OF_BRIDGES:
+        if not write_sysctl(key, "1"):
+            message = (
+                "the host's kernel cannot apply security groups: it has no br_netfilter; load it "
+                "with `modprobe br_netfilter`"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", message)
+    write_sysctl(_PICK_UP, "0")

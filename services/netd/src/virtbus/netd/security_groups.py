@@ -1,0 +1,164 @@
+"""Follows the security groups of this node's VMs, and applies each change to running guests.
+
+The last state is in files, so that a netd without the bus has the same rules. A group ends with its
+purge marker, or if a complete list of the same bus does not contain it. Another bus, such as a
+restored one, may have lost it: then it stays.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.group_filter import GroupedNic
+from virtbus.netd.edge.groups_store import GroupsStore, StoredGroup
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.records import of_node_group, read_node_group, read_stored
+from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.subjects import JOIN_KEY, node_group
+from virtbus.schemas.vm import JoinNonce
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""The pause before rules that could not be applied are applied again."""
+
+
+class SecurityGroups:
+    """The groups of this node's VMs, from the bus to the rules of their interfaces."""
+
+    def __init__(
+        self, node: str, doors: HostPorts, attachments: Attachments, store: GroupsStore
+    ) -> None:
+        self._book = doors.groups
+        self._attachments = attachments
+        self._store = store
+        self._nonces: dict[str, str] = {}
+        """By key: the nonce of the bus that the group was last seen on."""
+        self._nonce = ""
+        self._listed: set[str] = set()
+        self._unsaved: set[str] = set()
+        self._applied: dict[str, tuple[GroupedNic, ...]] = {}
+        self._changed = asyncio.Event()
+        for one in store.all():  # before anything is made or adopted
+            key = node_group(node, one.group.namespace, one.group.name)
+            self._book.groups[key] = one.group
+            self._nonces[key] = one.nonce
+
+    def known(self) -> list[NodeGroup]:
+        """Return the groups by key, as a rebuild of the bus needs them."""
+        return [group for _, group in sorted(self._book.groups.items())]
+
+    # --- the bus ----------------------------------------------------------------------------
+    def see(self, item: Entry | WatchMark) -> None:
+        """Process an item of the watch on this node's keys. Unreadable values change nothing."""
+        if item is WatchMark.RESET:
+            self._listed.clear()
+            self._nonce = ""
+        elif item is WatchMark.SYNCED:
+            self._keep_listed()
+        elif isinstance(item, Entry):
+            try:
+                self._take(item)
+            except VirtbusError as error:
+                extra = {"code": "bad_record"}
+                log.error("%s cannot be read: %s", item.key, error, extra=extra)
+                self._listed.add(item.key)
+
+    def _take(self, entry: Entry) -> None:
+        if entry.key.endswith(f".{JOIN_KEY}") and entry.kind is EntryKind.PUT:
+            self._nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
+        if not of_node_group(entry.key):
+            return
+        if entry.kind is not EntryKind.PUT:
+            self._end({entry.key})
+            return
+        group = read_node_group(entry.key, entry.value)
+        self._listed.add(entry.key)
+        if self._book.groups.get(entry.key) != group or self._nonces.get(entry.key) != self._nonce:
+            self._book.groups[entry.key] = group
+            self._save({entry.key})
+
+    def _keep_listed(self) -> None:
+        """End the groups that a complete list of their bus does not contain."""
+        if self._nonce:
+            for key in self._listed:
+                if self._nonces.get(key) != self._nonce:
+                    self._nonces[key] = self._nonce
+                    self._save({key})
+            self._end(
+                {
+                    key
+                    for key, nonce in self._nonces.items()
+                    if nonce == self._nonce and key not in self._listed
+                }
+            )
+
+    def _end(self, keys: Collection[str]) -> None:
+        gone = {key for key in keys if self._book.groups.pop(key, None) is not None}
+        if gone:
+            self._save(gone)
+
+    def _save(self, keys: Collection[str]) -> None:
+        self._unsaved.update(keys)
+        self._changed.set()
+
+    # --- the host ---------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Apply each change. Never returns by itself."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._write()
+                complete = await self._apply()
+            except OSError as error:
+                extra = {"code": "groups_failed"}
+                log.error("cannot store security groups: %s", error, extra=extra)
+                complete = False
+            if not complete:
+                await wait_for_event(self._changed, AGAIN_S)
+                self._changed.set()
+
+    async def _write(self) -> None:
+        """Make the files of changed groups durable. Raises OSError."""
+        while self._unsaved:
+            key = self._unsaved.pop()
+            group = self._book.groups.get(key)
+            try:
+                if group is not None:
+                    stored = StoredGroup(
+                        nonce=self._nonces.setdefault(key, self._nonce), group=group
+                    )
+                    await in_thread(self._store.writer(stored))
+                else:
+                    self._nonces.pop(key, None)
+                    await in_thread(self._store.remover(key))
+            except OSError:
+                self._unsaved.add(key)
+                raise
+
+    async def _apply(self) -> bool:
+        """Apply the rules to each VM for which they differ; return False if one failed."""
+        complete = True
+        there = self._attachments.ready()
+        self._applied = {
+            one.uid: self._applied[one.uid] for one in there if one.uid in self._applied
+        }
+        for attachment in there:
+            wanted = self._book.of(attachment.joined)
+            if self._applied.get(attachment.uid, ()) == wanted and attachment.uid in self._applied:
+                continue
+            try:
+                await self._attachments.amend(attachment.uid, lambda vm: vm)
+            except (VirtbusError, OSError) as error:
+                extra = {"code": "rules_failed", "uid": attachment.uid}
+                log.error("the rules of its groups are not in force: %s", error, extra=extra)
+                complete = False
+                continue
+            self._applied[attachment.uid] = wanted
+        return complete

@@ -1,0 +1,36 @@
+"""Freezes the file systems of a guest for an instant, while its disks are frozen or copied."""
+
+import logging
+
+from virtbus.nodeagent.core.freezes import Freezes
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+FREEZE_S = 60.0
+"""The guest thaws by itself after this time, also if the agent died."""
+FREEZE_TIMEOUT_S = 10.0
+THAW_S = 10.0
+
+
+async def freeze(freezes: Freezes, uid: str) -> str:
+    """Freeze the guest's file systems; return why not, empty if it was done.
+
+    A guest that a user has frozen stays frozen afterwards.
+    """
+    if freezes.of(uid) is not None:
+        return "a user has frozen it before"
+    try:
+        await freezes.freeze(uid, for_s=FREEZE_S, timeout_s=FREEZE_TIMEOUT_S)
+    except VirtbusError as error:
+        return f"the guest was not frozen: {error}"
+    return ""
+
+
+async def thaw(freezes: Freezes, uid: str, why: str) -> None:
+    """Thaw the guest again; after an error the deadline of the freeze holds."""
+    try:
+        await freezes.thaw(uid, why, timeout_s=THAW_S)
+    except VirtbusError as error:
+        extra = {"code": error.reason, "uid": uid}
+        log.warning("not thawed yet (%s): %s", why, error, extra=extra)

@@ -1,0 +1,33 @@
+"""Defines the port that lends the logins of disks to the hypervisor."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from virtbus.nodeagent.core.disk_sources import DiskSource
+from virtbus.nodeagent.core.network_disks import Login
+
+
+class Logins(Protocol):
+    """The secrets of disks at their servers."""
+
+    def lent(self, logins: Iterable[Login]) -> AbstractAsyncContextManager[None]:
+        """Let the hypervisor use logins in the context; afterwards it does not know them.
+
+        A running guest keeps its own. Raises VirtbusError 409 `login_unreadable`.
+        """
+
+
+class NoLogins:
+    """The `Logins` port for simulated guests, whose disks have no login."""
+
+    @asynccontextmanager
+    async def lent(self, _logins: Iterable[Login]) -> AsyncIterator[None]:
+        """Do nothing."""
+        yield
+
+
+def logins_of(disks: Mapping[str, DiskSource]) -> list[Login]:
+    """Return the logins that disks need."""
+    networks = (disk.network for disk in disks.values())
+    return [one.login for one in networks if one is not None and one.login is not None]

@@ -1,0 +1,117 @@
+"""Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
+
+libvirt passes a secret to QEMU encrypted. It keeps ours in its memory only, and returns their
+values to nobody (`ephemeral`, `private`). The UUID is the volume's. So a secret that an
+agent left behind when it died is found, and replaced or removed.
+"""
+
+import base64
+import binascii
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import libvirt
+
+from virtbus.nodeagent.core.element import el, to_text
+from virtbus.nodeagent.core.network_disks import Login
+from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 15.0
+PREFIX = "virtbus login "
+"""The start of the usage of our secrets. The UUID follows."""
+_USAGE = {"iscsi": "target", "ceph": "name"}
+"""The element with the usage, by the type of the secret."""
+_MAX_BYTES = 4096
+
+
+class LibvirtLogins:
+    """The `Logins` port, on connections of `links`."""
+
+    def __init__(self, links: LibvirtLinks) -> None:
+        self._links = links
+
+    @asynccontextmanager
+    async def lent(self, logins: Iterable[Login]) -> AsyncIterator[None]:
+        held = tuple(logins)
+        if not held:
+            yield
+            return
+        values = await in_thread(lambda: [(login, read_secret(login)) for login in held])
+
+        def lend(connection: libvirt.virConnect) -> None:
+            for login, value in values:
+                secret = connection.secretDefineXML(_xml(login))
+                secret.setValue(value)
+
+        try:
+            await self._links.run(lend, "lend the login of a disk", timeout_s=TIMEOUT_S)
+            yield
+        finally:
+            await self._remove({login.id for login in held})
+
+    async def sweep(self) -> None:
+        """Remove the secrets that an earlier agent left."""
+        await self._remove(None)
+
+    async def _remove(self, ids: set[str] | None) -> None:
+        """Remove secrets of virtbus by UUID, or all (None). A failure is only logged."""
+        run = partial(_removed, ids=ids)
+        try:
+            await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)
+        except VirtbusError as error:  # libvirtd may be down, and then it has forgotten them
+            extra = {"code": "login_left"}
+            log.warning("libvirt may still have a login, until it restarts: %s", error, extra=extra)
+
+
+def _xml(login: Login) -> str:
+    usage = el(_USAGE[login.kind], f"{PREFIX}{login.id}")
+    parts = el("uuid", login.id), el("usage", usage, type=login.kind)
+    return to_text(el("secret", *parts, ephemeral="yes", private="yes"))
+
+
+def _removed(connection: libvirt.virConnect, *, ids: set[str] | None) -> None:
+    for secret in connection.listAllSecrets():
+        ours = secret.usageID().startswith(PREFIX)
+        if ours and (ids is None or secret.UUIDString() in ids):
+            with contextlib.suppress(libvirt.libvirtError):  # another call has removed it
+                secret.undefine()
+
+
+def read_secret(login: Login) -> bytes:
+    """Return the secret of a login. It blocks.
+
+    Raises:
+        VirtbusError: 409 `login_unreadable`.
+    """
+    try:
+        descriptor = os.open(login.secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _unreadable(login, f"{error.strerror}; write the secret to it") from error
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode) or mode & 0o077:
+            raise _unreadable(login, "it must be a file of root with mode 0600")
+        value = file.read(_MAX_BYTES).strip()
+    if not value:
+        raise _unreadable(login, "it is empty; write the secret to it")
+    if login.kind != "ceph":
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        why = "it must have a key of Ceph only, as `ceph auth get-key` prints it"
+        raise _unreadable(login, why) from None
+
+
+def _unreadable(login: Login, why: str) -> VirtbusError:
+    message = f"the login of a disk is not readable: {login.secret_file}: {why}"
+    return VirtbusError(Code.CONFLICT, "login_unreadable", message)
