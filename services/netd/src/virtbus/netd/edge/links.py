@@ -4,7 +4,7 @@ import errno
 import functools
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
@@ -106,7 +106,7 @@ class KernelAddress:
     index: int
     interface: Interface
     is_global: bool
-    label: str = ""
+    label: str = field(default="", compare=False)
     """The name of the link; only IPv4 has it."""
 
 
