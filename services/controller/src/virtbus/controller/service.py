@@ -12,6 +12,12 @@ from virtbus.bus.provisioning.node_join import Nodes
 from virtbus.bus.runtime.process import notify
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
+from virtbus.controller.core.request_limits import (
+    READS,
+    READS_AT_ONCE,
+    REQUESTS_AT_ONCE,
+    WATCHES_BEGUN_AT_ONCE,
+)
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.backup_api import BackupApi
@@ -68,37 +74,6 @@ from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
-
-REQUESTS_AT_ONCE = 256
-"""Limit of concurrent requests of one kind. Further ones wait, then get 429."""
-READS_AT_ONCE = {
-    ("vm", "list"): 8,
-    ("vm", "events"): 4,
-    ("node", "list"): 8,
-    ("image", "list"): 4,
-    ("network", "list"): 8,
-    ("network", "offers"): 8,
-    ("security-group", "list"): 8,
-    ("volume", "list"): 8,
-    ("snapshot", "list"): 8,
-    ("backup", "list"): 4,
-    ("backup-schedule", "list"): 8,
-    ("imagename", "list"): 8,
-    ("operation", "list"): 8,
-    ("bus", "status"): 4,
-}
-"""Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
-WATCHES_BEGUN_AT_ONCE = 16
-"""Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
-in turns anyway."""
-READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
-    *("reset", "soft-reboot", "freeze", "thaw")
-}
-"""Verbs that do not go through the storage guard: they only read, or send requests to nodes.
-
-Only `node quarantine` also writes: the record of an adopted VM. `image delete` shares its verb with
-`vm delete`, so it goes through the guard, which does no harm.
-"""
 
 
 class ControllerService:
