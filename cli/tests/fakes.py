@@ -62,6 +62,8 @@ VERBS = [
         ("snapshot", verb)
         for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
     ),
+    *(("backup", verb) for verb in ("create", "get", "list", "verify", "delete")),
+    *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
     ("bus", "status"),
