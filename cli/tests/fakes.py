@@ -40,7 +40,7 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
-    *(("backup", verb) for verb in ("create", "get", "list", "verify", "restore", "delete")),
+    *(("backup", verb) for verb in ("create", "get", "list", "verify", "delete")),
     *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("security-group", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(
@@ -62,8 +62,6 @@ VERBS = [
         ("snapshot", verb)
         for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
     ),
-    *(("backup", verb) for verb in ("create", "get", "list", "verify", "delete")),
-    *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
     ("bus", "status"),
