@@ -192,12 +192,12 @@ def test_a_claimed_address_is_kept_over_a_move_and_a_restart_of_the_host(
 
     drain(platform, "n1", chosen, static)
     each_has_its_own()
+    platform.cli("node", "uncordon", "n1")
     for name in {chosen.view["node"], static.view["node"]}:
         platform.hosts[name].off()
         platform.hosts[name].on()
     platform.wait_whole()
     each_has_its_own()
-    platform.cli("node", "uncordon", "n1")
     platform.cli("vm", "delete", "chosen", "static", "--grace", "0")
     platform.cli("network", "delete", "kept")
     platform.nothing_left()
