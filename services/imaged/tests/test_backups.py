@@ -64,6 +64,7 @@ class Made(Backups):
 
     def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter) -> None:
         super().__init__(jobs, parts, converter)
+        self.jobs = jobs
         self.checks = BackupChecks(jobs, parts)
 
 
@@ -197,6 +198,24 @@ async def test_an_increment_needs_the_bitmap_and_the_layers_of_its_parent(
         asked = live(16, bitmaps=(), mode="incremental")
         assert await refused(made.do(asked)) == "no_parent"
         assert not list(store(node).glob(".part*"))
+
+
+async def test_a_copy_of_the_earlier_files_ends_before_new_ones_are_staged(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=()))
+        async with made.jobs.slots, made.jobs.slots:
+            assert (await made.do(live(pushed=True, at_ns=7))).state == "working"
+            state = await made.do(live(bitmaps=()))  # another agent
+            assert (state.state, state.step) == ("working", "push")
+            assert made.jobs.ids == frozenset()
+        state = await ended(made, live(pushed=True, at_ns=8))
+        manifest = (await held(made)).manifest
+        assert manifest is not None
+        assert manifest.created_ns == 8
+        assert await made.do(live(bitmaps=())) == state
 
 
 async def test_a_backup_with_an_increment_is_not_deleted(

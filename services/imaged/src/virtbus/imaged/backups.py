@@ -102,6 +102,10 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
+            # An agent that restarted begins again: the bitmap in the guest is from then on newer
+            # than the files that the earlier agent's QEMU has written.
+            if (late := await self._jobs.end(want.id) or await done()) is not None:
+                return late
             parent = await threads.run(self._staged, want)
             return WorkState(state="working", step=PUSH, parent=parent)
         if await threads.run(files.draft, want.id) is None:
