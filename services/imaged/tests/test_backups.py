@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -232,6 +233,26 @@ async def test_a_backup_with_an_increment_is_not_deleted(
         await made.held(gone)
         assert not list(store(node).iterdir())
         assert (await made.held(gone)).items == ()
+
+
+async def test_a_backup_stays_while_one_that_may_rest_on_it_cannot_be_read(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        gone = BackupsAsk(do="delete", id=uid(10))
+        manifest = store(node) / uid(11) / "backup.json"
+        newer = json.loads(manifest.read_bytes()) | {"depth": "of a later schema"}
+        manifest.write_text(json.dumps(newer))
+        assert (await held(made, 11)).manifest is None
+        assert (await held(made, 10)).children == (uid(11),)
+        assert await refused(made.held(gone)) == "backup_needed"
+        manifest.unlink()
+        manifest.symlink_to("backup.json")  # an error of each read
+        assert await refused(made.held(gone)) == "store_error"
+        assert (await held(made, 11)).manifest is None
 
 
 @pytest.mark.parametrize("file", ["data.qcow2", "backup.json"])

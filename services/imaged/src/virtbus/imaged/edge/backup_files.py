@@ -137,14 +137,22 @@ class BackupFiles:
         below = tuple(children.get(backup, ()))
         return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
 
-    def _children(self) -> dict[str, list[str]]:
-        """Return the increments by the backup that they rest on, also those that are being made."""
+    def _children(self, *, sure: bool = False) -> dict[str, list[str]]:
+        """Return the increments by the backup that they rest on, also those that are being made.
+
+        Raises:
+            VirtbusError: 503 `store_error`; also for a single one if `sure` is set.
+        """
         found: dict[str, list[str]] = {}
         for backup in self._ids():
-            with contextlib.suppress(VirtbusError):
-                one = self.complete(backup)
-                if one is not None and one.parent:
-                    found.setdefault(one.parent, []).append(one.id)
+            try:
+                parent = self._parent(backup, MANIFEST)
+            except VirtbusError:
+                if sure:
+                    raise
+                continue
+            if parent:
+                found.setdefault(parent, []).append(backup)
         for name in self._names():
             if name.startswith(_PART):
                 with contextlib.suppress(VirtbusError):
@@ -152,6 +160,15 @@ class BackupFiles:
                     if draft is not None and draft.parent:
                         found.setdefault(draft.parent, []).append(draft.id)
         return found
+
+    def _parent(self, folder: str, name: str) -> str:
+        """Return the parent that a note names, also one that this version cannot read otherwise."""
+        data = self._read(folder, name)
+        parent: object = ""
+        with contextlib.suppress(VirtbusError):  # such a backup is lost, whatever it rests on
+            note = None if data is None else decode(data)
+            parent = note.get("parent") if isinstance(note, dict) else ""
+        return parent.lower() if isinstance(parent, str) else ""
 
     def check_of(self, backup: str) -> BackupCheck | None:
         """Return the result of the last verification; None if there is none."""
@@ -217,9 +234,10 @@ class BackupFiles:
         """Remove a complete backup; return False if there is none.
 
         Raises:
-            VirtbusError: 409 `backup_needed`: an increment rests on it.
+            VirtbusError: 409 `backup_needed`: an increment rests on it; 503 `store_error`: another
+                backup cannot be read, and may rest on it.
         """
-        if needed := self._children().get(check_uid(backup)):
+        if needed := self._children(sure=True).get(check_uid(backup)):
             message = (
                 f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
                 "the newest before the others"
@@ -249,14 +267,19 @@ class BackupFiles:
     def _ids(self) -> list[str]:
         return [name for name in self._names() if is_uid(name)]
 
-    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
+    def _read(self, folder: str, name: str) -> bytes | None:
         try:
             with self._opened(folder) as directory:
-                data = openat2.read_small(name, directory, MAX_NOTE_BYTES)
+                return openat2.read_small(name, directory, MAX_NOTE_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise store_error(error) from error
+
+    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
+        data = self._read(folder, name)
+        if data is None:
+            return None
         try:
             return validate(model, decode(data))
         except VirtbusError as error:
