@@ -18,6 +18,7 @@ from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.core.overlay import build
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -233,6 +234,43 @@ async def test_a_backup_with_an_increment_is_not_deleted(
         await made.held(gone)
         assert not list(store(node).iterdir())
         assert (await made.held(gone)).items == ()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_an_increment_that_is_published_during_a_delete_keeps_its_parent(
+    make_node: NodeMaker,
+    threads: DiskThreads,
+    vm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        hidden = (store(node) / uid(11)).rename(store(node) / "elsewhere")
+        part = store(node) / f".part-{uid(11)}"
+        moves = [(part, store(node) / uid(11))]
+        if begun:
+            hidden.rename(part)
+        else:
+            moves.insert(0, (hidden, part))
+        listed = openat2.names
+
+        def names(directory: int) -> list[str]:
+            found = listed(directory)
+            if moves:  # another process publishes it
+                source, target = moves.pop(0)
+                source.rename(target)
+            return found
+
+        monkeypatch.setattr(openat2, "names", names)
+        gone = BackupsAsk(do="delete", id=uid(10))
+        files = BackupFiles(node.files.root, store(node))
+        with pytest.raises(VirtbusError, match="rest on"):
+            files.remove(uid(10))
+        assert await refused(made.held(gone)) == "backup_needed"
+        assert (await verified(made, 11)).state == "done"
 
 
 async def test_a_backup_stays_while_one_that_may_rest_on_it_cannot_be_read(

@@ -144,21 +144,24 @@ class BackupFiles:
             VirtbusError: 503 `store_error`; also for a single one if `sure` is set.
         """
         found: dict[str, list[str]] = {}
-        for backup in self._ids():
+
+        def look(folder: str, *notes: str) -> None:
             try:
-                parent = self._parent(backup, MANIFEST)
+                parent = next(filter(None, (self._parent(folder, note) for note in notes)), "")
             except VirtbusError:
                 if sure:
                     raise
-                continue
-            if parent:
-                found.setdefault(parent, []).append(backup)
+                return
+            child = folder.removeprefix(_PART)
+            if parent and is_uid(child) and child not in found.setdefault(parent, []):
+                found[parent].append(child)
+
+        # The parts come first: one that is published meanwhile is then found by its id.
         for name in self._names():
             if name.startswith(_PART):
-                with contextlib.suppress(VirtbusError):
-                    draft = self._note(BackupManifest, name, DRAFT)
-                    if draft is not None and draft.parent:
-                        found.setdefault(draft.parent, []).append(draft.id)
+                look(name, DRAFT, MANIFEST)
+        for backup in self._ids():
+            look(backup, MANIFEST)
         return found
 
     def _parent(self, folder: str, name: str) -> str:
@@ -237,22 +240,31 @@ class BackupFiles:
             VirtbusError: 409 `backup_needed`: an increment rests on it; 503 `store_error`: another
                 backup cannot be read, and may rest on it.
         """
-        if needed := self._children(sure=True).get(check_uid(backup)):
-            message = (
-                f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
-                "the newest before the others"
-            )
-            raise VirtbusError(Code.CONFLICT, "backup_needed", message)
+        self._refuse_if_needed(check_uid(backup))
+        gone = _GONE + backup
         try:
             with openat2.opened_directory(self.root) as root:
-                os.rename(backup, _GONE + backup, src_dir_fd=root, dst_dir_fd=root)
+                os.rename(backup, gone, src_dir_fd=root, dst_dir_fd=root)
                 os.fsync(root)
-                remove_folder(_GONE + backup, root)
+                try:  # an increment that was begun meanwhile may have found it
+                    self._refuse_if_needed(backup)
+                except VirtbusError:
+                    os.rename(gone, backup, src_dir_fd=root, dst_dir_fd=root)
+                    raise
+                remove_folder(gone, root)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise store_error(error) from error
         return True
+
+    def _refuse_if_needed(self, backup: str) -> None:
+        if needed := self._children(sure=True).get(backup):
+            message = (
+                f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
+                "the newest before the others"
+            )
+            raise VirtbusError(Code.CONFLICT, "backup_needed", message)
 
     # --- shared ---------------------------------------------------------------------------
     def _names(self) -> list[str]:
