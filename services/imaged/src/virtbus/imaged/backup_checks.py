@@ -1,5 +1,6 @@
 """Verifies backups, and reads their disks before a restore uses them (ADR 0068)."""
 
+import asyncio
 import logging
 from functools import partial
 
@@ -53,9 +54,14 @@ class BackupChecks:
             if why := await self._read(descriptor, of, job):
                 raise damaged(backup, why)
 
-    def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup, as `BackupFiles.opened`. Blocks on the disk."""
-        return opened_disk(self._parts.directory, backup, disk)
+    @property
+    def slots(self) -> asyncio.Semaphore:
+        """Return the slots of the work that may wait for the backup directory."""
+        return self._jobs.slots
+
+    async def opened(self, backup: str, disk: str) -> OpenedSource:
+        """Open a disk of a backup; raises VirtbusError as `opened_disk`."""
+        return await self._parts.threads.run(opened_disk, self._parts.directory, backup, disk)
 
     # --- the job ------------------------------------------------------------------------------
     async def _checked(self, want: VerifyWork) -> WorkState | None:

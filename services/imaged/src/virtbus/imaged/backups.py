@@ -7,7 +7,7 @@ staged files; imaged then stores them. The rename of the finished folder is the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -189,14 +189,14 @@ class Backups:
     async def _copy_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
         threads = self._parts.threads
         ref = next(one.ref for one in want.disks if one.name == disk.name)
-        with ExitStack() as opened:
+        async with AsyncExitStack() as opened:
             place = await threads.run(self._parts.places.of, want.uid, disk.name, ref)
             source = opened.enter_context(await threads.run(place.opened))
             done_bytes = job.done_bytes
             job.total_bytes += source.used_bytes
             await self._check_room(source.used_bytes)
             target = await threads.run(self._parts.directory.new_disk, want.id, disk.name)
-            opened.callback(target.close)
+            opened.push_async_callback(threads.run, target.close)
 
             async def look() -> None:
                 await self._check_room(0)
@@ -229,14 +229,14 @@ class Backups:
 
     async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
         threads, files = self._parts.threads, self._parts.directory
-        with ExitStack() as opened:
+        async with AsyncExitStack() as opened:
             source = await threads.run(files.staging.opened, want.id, disk.name)
             opened.callback(source.close)
             await threads.run(check_file, source.descriptor, disk)
             job.total_bytes += source.size_bytes
             await self._check_room(source.size_bytes)
             target = await threads.run(files.new_disk, want.id, disk.name)
-            opened.callback(target.close)
+            opened.push_async_callback(threads.run, target.close)
             read = Digester(source.descriptor, target.descriptor)
             while done := await threads.run(read.step):
                 job.done_bytes += done
