@@ -1,17 +1,25 @@
 """The backup directory may be a server that hangs, is full of files, or has another author."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
 import pytest
-from services.imaged.tests.records import empty, record
+from services.imaged.tests.records import empty, record, uid
 from services.imaged.tests.site_under_test import MIB
 from services.imaged.tests.test_service import serving
 
 from virtbus.bus.client.memory_bus import MemoryServer
+from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles
 from virtbus.schemas.backup import BackupsAsk, HeldBackups
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> BackupFiles:
+    (tmp_path / "server").mkdir()
+    return BackupFiles(tmp_path / "disks", tmp_path / "server")
 
 
 async def test_a_vm_gets_its_disks_while_the_backup_directory_hangs(
@@ -38,3 +46,38 @@ async def test_a_vm_gets_its_disks_while_the_backup_directory_hangs(
             assert (await desk.ready()).error is None
         finally:
             alive.set()
+
+
+def put(files: BackupFiles, number: int, **more: object) -> Path:
+    """Write the manifest of a complete backup, as a stranger can; return it."""
+    made = {"id": uid(number), "namespace": "default", "name": "web", "uid": uid(1), "node": "n1"}
+    path = files.root / uid(number) / "backup.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(made | {"created_ns": number, "spec": {"cpus": 2}} | more))
+    return path
+
+
+def test_the_second_list_reads_no_manifest(
+    files: BackupFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(files, 10)
+    put(files, 11, parent=uid(10))
+    read, names = openat2.read_small, []
+
+    def read_small(name: str, directory: int, max_bytes: int) -> bytes:
+        names.append(name)
+        return read(name, directory, max_bytes)
+
+    monkeypatch.setattr(openat2, "read_small", read_small)
+    first = files.page("")
+    assert [one.children for one in first.items] == [(uid(11),), ()]
+    assert names.count("backup.json") == 2
+    assert files.page("") == first
+    assert names.count("backup.json") == 2
+    found = files.held(uid(11))
+    assert found is not None
+    assert found.manifest is not None
+    assert found.manifest.spec == {"cpus": 2}
+    assert names.count("backup.json") == 3
+    assert files.remove(uid(11))
+    assert [one.children for one in files.page("").items] == [()]

@@ -10,7 +10,7 @@ checked when it is read. The files that a guest's QEMU writes are on the disk of
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +46,10 @@ PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Limit of a page, unless one backup is larger."""
 MAX_NOTE_BYTES = 4 * 1024**2
+MAX_BRIEFS = 8192
+"""Limit of manifests in memory; further ones are read each time."""
+MAX_BRIEF_BYTES = 8192
+"""Limit of one of them."""
 _PRIVATE = 0o700
 
 
@@ -58,6 +62,8 @@ class BackupFiles:
     def __init__(self, disks: Path, root: Path) -> None:
         self.staging = BackupStaging(disks)
         self.root = root
+        self._briefs: dict[str, BackupManifest] = {}
+        """Manifests without their specs, by id: a complete backup does not change."""
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, backup: str) -> BackupManifest | None:
@@ -96,11 +102,11 @@ class BackupFiles:
         return tuple(found)
 
     def of_vm(self, uid: str) -> list[BackupManifest]:
-        """Return the readable backups of a VM, the newest first."""
+        """Return the readable backups of a VM without their specs, the newest first."""
         found = []
         for backup in reversed(self._ids()):
             with contextlib.suppress(VirtbusError):
-                one = self.complete(backup)
+                one = self._brief(backup)
                 if one is not None and one.uid == uid:
                     found.append(one)
         return found
@@ -112,10 +118,7 @@ class BackupFiles:
         items: list[HeldBackup] = []
         size_bytes = 0
         for id_ in ids[:PAGE]:
-            held = self._held(id_, children)
-            if held.manifest is not None:
-                brief = held.manifest.model_copy(update={"spec": {}})
-                held = held.model_copy(update={"manifest": brief})
+            held = self._held(id_, children, self._brief)
             size_bytes += len(encode_json(held))
             if items and size_bytes > PAGE_BYTES:
                 break
@@ -126,16 +129,32 @@ class BackupFiles:
         """Return one backup; None if there is none."""
         if check_uid(backup) not in self._ids():
             return None
-        return self._held(backup, self._children())
+        return self._held(backup, self._children(), self.complete)
 
-    def _held(self, backup: str, children: dict[str, list[str]]) -> HeldBackup:
+    def _held(
+        self,
+        backup: str,
+        children: dict[str, list[str]],
+        read: Callable[[str], BackupManifest | None],
+    ) -> HeldBackup:
         manifest = check = None
         with contextlib.suppress(VirtbusError):
-            manifest = self.complete(backup)
+            manifest = read(backup)
         with contextlib.suppress(VirtbusError):
             check = self._note(BackupCheck, backup, CHECK)
         below = tuple(children.get(backup, ()))
         return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
+
+    def _brief(self, backup: str) -> BackupManifest | None:
+        """Return a manifest without its spec, maybe as it was read earlier; as `complete`."""
+        if (known := self._briefs.get(backup)) is not None:
+            return known
+        if (made := self.complete(backup)) is None:
+            return None
+        brief = made.model_copy(update={"spec": {}})
+        if len(self._briefs) < MAX_BRIEFS and len(encode_json(brief)) <= MAX_BRIEF_BYTES:
+            self._briefs[backup] = brief
+        return brief
 
     def _children(self, *, sure: bool = False) -> dict[str, list[str]]:
         """Return the increments by the backup that they rest on, also those that are being made.
@@ -144,28 +163,39 @@ class BackupFiles:
             VirtbusError: 503 `store_error`; also for a single one if `sure` is set.
         """
         found: dict[str, list[str]] = {}
-
-        def look(folder: str, *notes: str) -> None:
+        for folder in self._folders():
             try:
-                parent = next(filter(None, (self._parent(folder, note) for note in notes)), "")
+                parent = self._parent(folder)
             except VirtbusError:
                 if sure:
                     raise
-                return
+                continue
             child = folder.removeprefix(_PART)
             if parent and is_uid(child) and child not in found.setdefault(parent, []):
                 found[parent].append(child)
-
-        # The parts come first: one that is published meanwhile is then found by its id.
-        for name in self._names():
-            if name.startswith(_PART):
-                look(name, DRAFT, MANIFEST)
-        for backup in self._ids():
-            look(backup, MANIFEST)
         return found
 
-    def _parent(self, folder: str, name: str) -> str:
-        """Return the parent that a note names, also one that this version cannot read otherwise."""
+    def _folders(self) -> Iterator[str]:
+        """Yield the parts, then the complete backups.
+
+        The second list is read after the parts were used, so a part that is published meanwhile is
+        in it.
+        """
+        yield from (name for name in self._names() if name.startswith(_PART))
+        ids = self._ids()
+        for gone in set(self._briefs) - set(ids):
+            self._briefs.pop(gone, None)
+        yield from ids
+
+    def _parent(self, folder: str) -> str:
+        """Return the parent that a backup or a part names; empty if it names none."""
+        if not folder.startswith(_PART):
+            with contextlib.suppress(VirtbusError):
+                return known.parent if (known := self._brief(folder)) is not None else ""
+        return self._named(folder, DRAFT) or self._named(folder, MANIFEST)
+
+    def _named(self, folder: str, name: str) -> str:
+        """Return the parent that a note names, also a note that this version cannot read."""
         data = self._read(folder, name)
         parent: object = ""
         with contextlib.suppress(VirtbusError):  # such a backup is lost, whatever it rests on
