@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from services.imaged.tests.test_service import serving
 
 from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.backup_files import BackupFiles
-from virtbus.schemas.backup import BackupsAsk, HeldBackups
+from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.schemas.backup import BackupManifest, BackupsAsk, HeldBackups
 
 
 @pytest.fixture
@@ -81,3 +82,29 @@ def test_the_second_list_reads_no_manifest(
     assert names.count("backup.json") == 3
     assert files.remove(uid(11))
     assert [one.children for one in files.page("").items] == [()]
+
+
+def test_remains_that_cannot_be_removed_keep_no_other(files: BackupFiles) -> None:
+    (files.root / f".part-{uid(10)}" / "a folder").mkdir(parents=True)
+    (files.root / f".part-{uid(11)}").mkdir()
+    (files.root / f".gone-{uid(12)}").mkdir()
+    (files.staging.root / uid(13)).mkdir(parents=True)
+    removed = [f".part-{uid(11)}", f".gone-{uid(12)}", uid(13)]
+    assert expire(files, -1.0, ()) == removed
+    files.root.rename(files.root.with_name("other"))
+    files.root.write_text("not a directory")
+    (files.staging.root / uid(13)).mkdir()
+    assert expire(files, -1.0, ()) == [uid(13)]
+
+
+def test_a_part_stays_while_its_guest_is_written(files: BackupFiles) -> None:
+    made = {"id": uid(10), "namespace": "default", "name": "web", "uid": uid(1), "node": "n1"}
+    files.begin(BackupManifest.model_validate(made | {"created_ns": 1}))
+    part = files.root / f".part-{uid(10)}"
+    for path in (part, part / "draft.json"):
+        os.utime(path, (1, 1))
+    assert files.keep(uid(10))
+    assert expire(files, 3600.0, ()) == []
+    os.utime(part, (1, 1))
+    assert expire(files, 3600.0, ()) == [part.name]
+    assert not files.keep(uid(10))

@@ -108,7 +108,7 @@ class Backups:
                 return late
             parent = await threads.run(self._staged, want)
             return WorkState(state="working", step=PUSH, parent=parent)
-        if await threads.run(files.draft, want.id) is None:
+        if not await threads.run(files.keep, want.id):
             raise _lost(want)
         await threads.run(self._parts.staged.check_room, 0)
         return WorkState(state="working", step=PUSH)
@@ -137,13 +137,8 @@ class Backups:
         """Remove the remains of attempts now and then; never returns."""
         files = self._parts.files
         while files is not None:
-            try:
-                old = await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids)
-            except VirtbusError as error:
-                log.warning("remains of backups stay: %s", error, extra={"code": error.reason})
-            else:
-                for name in old:
-                    log.info("removed %s: old", name, extra={"code": "backup_removed"})
+            for name in await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids):
+                log.info("removed %s: old", name, extra={"code": "backup_removed"})
             await asyncio.sleep(EXPIRE_S)
 
     async def _done(self, backup: str) -> WorkState | None:

@@ -8,6 +8,7 @@ checked when it is read. The files that a guest's QEMU writes are on the disk of
 """
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -38,6 +39,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
 from virtbus.schemas.model import Model
 from virtbus.schemas.wire import decode, encode_json, validate
+
+log = logging.getLogger(__name__)
 
 Note = TypeVar("Note", bound=Model)
 MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
@@ -222,6 +225,17 @@ class BackupFiles:
                 os.fsync(part)
             os.fsync(root)
 
+    def keep(self, backup: str) -> bool:
+        """Delay the removal of an old part; return False if there is none.
+
+        QEMU may write staged files for days, and other nodes see only the part.
+        """
+        if self.draft(backup) is None:
+            return False
+        with translated(), openat2.opened_directory(self.root) as root:
+            os.utime(_PART + backup, dir_fd=root, follow_symlinks=False)
+        return True
+
     def draft(self, backup: str) -> BackupManifest | None:
         """Return the draft of a backup that is being made; None if there is none."""
         return self._note(BackupManifest, _PART + check_uid(backup), DRAFT)
@@ -358,21 +372,30 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
 def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[str]:
     """Remove parts and staged files that did not change for `older_s`, except the `busy`.
 
-    Deletes that a crash interrupted are completed. Return the names of what was removed.
+    Deletes that a crash interrupted are completed. Return the names of what was removed; log what
+    cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
     for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
-        with existing(root) as directory:
-            if directory is None:
-                continue
-            for name in openat2.names(directory):
+        with _logged(str(root)), existing(root) as directory:
+            for name in () if directory is None else openat2.names(directory):
                 id_ = name.removeprefix(prefix)
                 if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
                     continue
-                if prefix == _GONE or _changed_s(name, directory) < before_s:
-                    remove_folder(name, directory)
-                    gone.append(name)
+                with _logged(name), translated():
+                    if prefix == _GONE or _changed_s(name, directory) < before_s:
+                        remove_folder(name, directory)
+                        gone.append(name)
     return gone
+
+
+@contextlib.contextmanager
+def _logged(name: str) -> Iterator[None]:
+    try:
+        yield
+    except VirtbusError as error:
+        extra = {"code": error.reason}
+        log.warning("remains of backups stay in %s: %s", name, error, extra=extra)
 
 
 def damaged(backup: str, why: str) -> VirtbusError:
