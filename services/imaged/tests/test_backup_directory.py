@@ -14,7 +14,8 @@ from services.imaged.tests.test_service import serving
 from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
-from virtbus.schemas.backup import BackupManifest, BackupsAsk, HeldBackups
+from virtbus.schemas.backup import BackupManifest, BackupsAsk, HeldBackup, HeldBackups
+from virtbus.schemas.errors import VirtbusError
 
 
 @pytest.fixture
@@ -108,3 +109,14 @@ def test_a_part_stays_while_its_guest_is_written(files: BackupFiles) -> None:
     os.utime(part, (1, 1))
     assert expire(files, 3600.0, ()) == [part.name]
     assert not files.keep(uid(10))
+
+
+@pytest.mark.parametrize(
+    "forged", [{"parent": "../elsewhere"}, {"remark": "x" * 2001}, {"bitmap": "x" * 65}]
+)
+def test_a_forged_manifest_is_unreadable(files: BackupFiles, forged: dict[str, str]) -> None:
+    put(files, 10, **forged)
+    with pytest.raises(VirtbusError) as caught:
+        files.chain(uid(10))
+    assert caught.value.reason == "backup_unreadable"
+    assert files.page("").items == (HeldBackup(id=uid(10)),)

@@ -10,7 +10,7 @@ from virtbus.imaged.edge.backup_files import damaged, opened_disk
 from virtbus.imaged.edge.backup_staging import check_file
 from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource
-from virtbus.schemas.backup import BackupCheck, BackupDisk, VerifyWork
+from virtbus.schemas.backup import MAX_TEXT, BackupCheck, BackupDisk, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import STEPS
@@ -91,7 +91,7 @@ class BackupChecks:
                 problem = str(error)
             job.step = NOTE
             now_ns = self._parts.sources.time_ns()
-            check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:2000])
+            check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:MAX_TEXT])
             await threads.run(files.note_check, want.backup, check)
         if problem:
             raise damaged(want.backup, problem)

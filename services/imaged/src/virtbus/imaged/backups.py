@@ -24,6 +24,7 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import convert
 from virtbus.imaged.exports import Converter
 from virtbus.schemas.backup import (
+    MAX_TEXT,
     BackedDisk,
     BackupDisk,
     BackupManifest,
@@ -170,7 +171,7 @@ class Backups:
                 raise _lost(want)
             job.step = STORE if want.live else PUSH
             disks = [await write(want, disk, job) for disk in draft.disks]
-            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark}
+            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark[:MAX_TEXT]}
             if want.live:
                 more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
             job.step, job.final = PUBLISH, True
@@ -257,7 +258,7 @@ class Backups:
         names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec"}
         more = {} if parent is None else {"parent": parent.id, "depth": parent.depth + 1}
         now_ns = self._parts.sources.time_ns()
-        fields = {"created_ns": now_ns, "full_because": why, "disks": disks, **more}
+        fields = {"created_ns": now_ns, "full_because": why[:MAX_TEXT], "disks": disks, **more}
         draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)
         self._parts.directory.begin(draft)
         return draft
