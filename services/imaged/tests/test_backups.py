@@ -20,6 +20,7 @@ from virtbus.imaged.core.overlay import build
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -388,6 +389,24 @@ async def test_a_file_that_qemu_did_not_write_is_refused(
         await node.disks.ensure(vm)
         await made.do(live(bitmaps=()))
         staged(node, 10)[0].write_bytes(b"something else")
+        assert await refused(ended(made, live(pushed=True, at_ns=7))) == "disk_damaged"
+        assert not list(store(node).iterdir())
+
+
+async def test_a_file_that_grows_while_it_is_stored_is_refused(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=()))
+        (grown, _), step = staged(node, 10), Digester.step
+
+        def grow(read: Digester) -> int:
+            with grown.open("ab") as file:
+                file.write(b"more")
+            return step(read)
+
+        monkeypatch.setattr(Digester, "step", grow)
         assert await refused(ended(made, live(pushed=True, at_ns=7))) == "disk_damaged"
         assert not list(store(node).iterdir())
 

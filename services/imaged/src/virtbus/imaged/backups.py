@@ -229,13 +229,20 @@ class Backups:
             source = await threads.run(files.staging.opened, want.id, disk.name)
             opened.callback(source.close)
             await threads.run(check_file, source.descriptor, disk)
-            job.total_bytes += source.size_bytes
-            await self._check_room(source.size_bytes)
+            size_bytes = await threads.run(lambda: source.size_bytes)
+            job.total_bytes += size_bytes
+            await self._check_room(size_bytes)
             target = await threads.run(files.new_disk, want.id, disk.name)
             opened.push_async_callback(threads.run, target.close)
             read = Digester(source.descriptor, target.descriptor)
             while done := await threads.run(read.step):
                 job.done_bytes += done
+                if read.done_bytes > size_bytes:
+                    break
+                await self._check_room(0)
+            if read.done_bytes != size_bytes:
+                message = f"the file of the disk {disk.name} was written while it was stored"
+                raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
             await threads.run(freeze, target.descriptor)
         return _described(disk, read)
 
