@@ -55,6 +55,19 @@ def test_others_are_not_touched() -> None:
     assert gone([*held, unreadable], 1) == [uid(13)]
 
 
+def test_all_of_a_chain_stays_while_one_of_it_cannot_be_read() -> None:
+    chain = [backup(11), *(backup(number, number - 1) for number in range(12, 19))]
+    assert gone([*chain, backup(19), backup(20)], 2) == [uid(n) for n in range(18, 10, -1)]
+    chain[4] = HeldBackup(id=uid(15))
+    assert gone(chain, 3) == []
+
+
+def test_the_parent_of_an_increment_that_cannot_be_read_stays() -> None:
+    parent = backup(12, 11).model_copy(update={"children": (uid(13),)})
+    held = [backup(11), parent, HeldBackup(id=uid(13)), backup(14), backup(15)]
+    assert gone(held, 1) == [uid(14)]
+
+
 def test_what_stays_is_always_complete() -> None:
     chosen = random.Random(7)
     for _ in range(300):

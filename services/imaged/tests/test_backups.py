@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.core.overlay import build
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -64,6 +67,7 @@ class Made(Backups):
 
     def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter) -> None:
         super().__init__(jobs, parts, converter)
+        self.jobs = jobs
         self.checks = BackupChecks(jobs, parts)
 
 
@@ -199,6 +203,24 @@ async def test_an_increment_needs_the_bitmap_and_the_layers_of_its_parent(
         assert not list(store(node).glob(".part*"))
 
 
+async def test_a_copy_of_the_earlier_files_ends_before_new_ones_are_staged(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=()))
+        async with made.jobs.slots, made.jobs.slots:
+            assert (await made.do(live(pushed=True, at_ns=7))).state == "working"
+            state = await made.do(live(bitmaps=()))  # another agent
+            assert (state.state, state.step) == ("working", "push")
+            assert made.jobs.ids == frozenset()
+        state = await ended(made, live(pushed=True, at_ns=8))
+        manifest = (await held(made)).manifest
+        assert manifest is not None
+        assert manifest.created_ns == 8
+        assert await made.do(live(bitmaps=())) == state
+
+
 async def test_a_backup_with_an_increment_is_not_deleted(
     make_node: NodeMaker, threads: DiskThreads, vm: Any
 ) -> None:
@@ -213,6 +235,63 @@ async def test_a_backup_with_an_increment_is_not_deleted(
         await made.held(gone)
         assert not list(store(node).iterdir())
         assert (await made.held(gone)).items == ()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_an_increment_that_is_published_during_a_delete_keeps_its_parent(
+    make_node: NodeMaker,
+    threads: DiskThreads,
+    vm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        hidden = (store(node) / uid(11)).rename(store(node) / "elsewhere")
+        part = store(node) / f".part-{uid(11)}"
+        moves = [(part, store(node) / uid(11))]
+        if begun:
+            hidden.rename(part)
+        else:
+            moves.insert(0, (hidden, part))
+        listed = openat2.names
+
+        def names(directory: int) -> list[str]:
+            found = listed(directory)
+            if moves:  # another process publishes it
+                source, target = moves.pop(0)
+                source.rename(target)
+            return found
+
+        monkeypatch.setattr(openat2, "names", names)
+        gone = BackupsAsk(do="delete", id=uid(10))
+        files = BackupFiles(node.files.root, store(node))
+        with pytest.raises(VirtbusError, match="rest on"):
+            files.remove(uid(10))
+        assert await refused(made.held(gone)) == "backup_needed"
+        assert (await verified(made, 11)).state == "done"
+
+
+async def test_a_backup_stays_while_one_that_may_rest_on_it_cannot_be_read(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        await pushed(made, node, 11, bitmaps=(bitmap_name(uid(10)),))
+        gone = BackupsAsk(do="delete", id=uid(10))
+        manifest = store(node) / uid(11) / "backup.json"
+        newer = json.loads(manifest.read_bytes()) | {"depth": "of a later schema"}
+        manifest.write_text(json.dumps(newer))
+        assert (await held(made, 11)).manifest is None
+        assert (await held(made, 10)).children == (uid(11),)
+        assert await refused(made.held(gone)) == "backup_needed"
+        manifest.unlink()
+        manifest.symlink_to("backup.json")  # an error of each read
+        assert await refused(made.held(gone)) == "store_error"
+        assert (await held(made, 11)).manifest is None
 
 
 @pytest.mark.parametrize("file", ["data.qcow2", "backup.json"])
@@ -310,6 +389,24 @@ async def test_a_file_that_qemu_did_not_write_is_refused(
         await node.disks.ensure(vm)
         await made.do(live(bitmaps=()))
         staged(node, 10)[0].write_bytes(b"something else")
+        assert await refused(ended(made, live(pushed=True, at_ns=7))) == "disk_damaged"
+        assert not list(store(node).iterdir())
+
+
+async def test_a_file_that_grows_while_it_is_stored_is_refused(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=()))
+        (grown, _), step = staged(node, 10), Digester.step
+
+        def grow(read: Digester) -> int:
+            with grown.open("ab") as file:
+                file.write(b"more")
+            return step(read)
+
+        monkeypatch.setattr(Digester, "step", grow)
         assert await refused(ended(made, live(pushed=True, at_ns=7))) == "disk_damaged"
         assert not list(store(node).iterdir())
 

@@ -1,9 +1,9 @@
 """Backups: copies of a VM's disks on a node, which describe themselves (ADR 0068)."""
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
@@ -16,6 +16,8 @@ CHAIN_BACKUPS = 8
 """The default length of a chain: a full backup and seven increments."""
 BITMAP = "virtbus-"
 """The prefix of our bitmaps. Others are left alone."""
+MAX_TEXT = 2000
+"""The longest text of a manifest, in characters. A program that is not virtbus may write one."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
@@ -44,7 +46,7 @@ class BackupDisk(LenientModel):
     """The length of the file."""
     digest: str = Field("", pattern=rf"{DIGEST}|^$")
     """The digest of the file."""
-    below: tuple[str, ...] = Field((), max_length=64)
+    below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
     """The file names of the layers and of the image that the disk rested on. A bitmap counts only
     the writes to the file above them."""
 
@@ -53,7 +55,7 @@ class BackupManifest(LenientModel):
     """`<backup_dir>/<id>/backup.json`: all that a restore needs, also in another fleet."""
 
     schema_version: int = SCHEMA_VERSION
-    version: str = VERSION
+    version: str = Field(VERSION, max_length=64)
     """The version of virtbus that wrote it."""
     id: Uid
     """Also the id of the operation that made it."""
@@ -63,20 +65,20 @@ class BackupManifest(LenientModel):
     uid: Uid
     """The uid of the VM."""
     node: Id
-    owner: str = ""
-    schedule: str = ""
+    owner: str = Field("", max_length=MAX_TEXT)
+    schedule: str = Field("", max_length=63)
     """The schedule that made it, and that removes it; empty for a person."""
     created_ns: int
     """The instant of the content; of a VM that was off, the begin of the copy."""
-    parent: str = ""
+    parent: Uid | Literal[""] = ""
     """The backup that an increment rests on; empty for a full backup."""
     depth: int = Field(0, ge=0, le=MAX_CHAIN)
     """The number of backups below it."""
-    full_because: str = ""
+    full_because: str = Field("", max_length=MAX_TEXT)
     """The reason for a full backup; empty for an increment."""
-    bitmap: str = ""
+    bitmap: str = Field("", max_length=64)
     """The bitmap in the disks that counts the writes since this backup; empty if there is none."""
-    remark: str = ""
+    remark: str = Field("", max_length=MAX_TEXT)
     """The reason why the guest was not frozen, if so."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """The specification of the VM. It contains no secrets."""
@@ -93,7 +95,7 @@ class BackupCheck(LenientModel):
 
     operation: Uid
     at_ns: int
-    problem: str = ""
+    problem: str = Field("", max_length=MAX_TEXT)
     """Empty: all of the chain has been read, and is as its manifests say."""
 
 
@@ -121,7 +123,7 @@ class BackupWork(LenientModel):
     """`rpc.imaged.backup`: ensure the backup of operation `id`, or cancel it.
 
     The disks of a VM that is off are copied by imaged. Those of a running guest (`live`) are
-    written by its QEMU to files that imaged has staged, while the step is `copy`.
+    written by its QEMU to files that imaged has staged, while the step is `push`.
     """
 
     id: Uid

@@ -1,5 +1,6 @@
 """Verifies backups, and reads their disks before a restore uses them (ADR 0068)."""
 
+import asyncio
 import logging
 from functools import partial
 
@@ -9,7 +10,7 @@ from virtbus.imaged.edge.backup_files import damaged, opened_disk
 from virtbus.imaged.edge.backup_staging import check_file
 from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource
-from virtbus.schemas.backup import BackupCheck, BackupDisk, VerifyWork
+from virtbus.schemas.backup import MAX_TEXT, BackupCheck, BackupDisk, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import STEPS
@@ -53,9 +54,14 @@ class BackupChecks:
             if why := await self._read(descriptor, of, job):
                 raise damaged(backup, why)
 
-    def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup, as `BackupFiles.opened`. Blocks on the disk."""
-        return opened_disk(self._parts.directory, backup, disk)
+    @property
+    def slots(self) -> asyncio.Semaphore:
+        """Return the slots of the work that may wait for the backup directory."""
+        return self._jobs.slots
+
+    async def opened(self, backup: str, disk: str) -> OpenedSource:
+        """Open a disk of a backup; raises VirtbusError as `opened_disk`."""
+        return await self._parts.threads.run(opened_disk, self._parts.directory, backup, disk)
 
     # --- the job ------------------------------------------------------------------------------
     async def _checked(self, want: VerifyWork) -> WorkState | None:
@@ -85,7 +91,7 @@ class BackupChecks:
                 problem = str(error)
             job.step = NOTE
             now_ns = self._parts.sources.time_ns()
-            check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:2000])
+            check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:MAX_TEXT])
             await threads.run(files.note_check, want.backup, check)
         if problem:
             raise damaged(want.backup, problem)

@@ -7,7 +7,7 @@ staged files; imaged then stores them. The rename of the finished folder is the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import convert
 from virtbus.imaged.exports import Converter
 from virtbus.schemas.backup import (
+    MAX_TEXT,
     BackedDisk,
     BackupDisk,
     BackupManifest,
@@ -102,9 +103,13 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
+            # An agent that restarted begins again: the bitmap in the guest is from then on newer
+            # than the files that the earlier agent's QEMU has written.
+            if (late := await self._jobs.end(want.id) or await done()) is not None:
+                return late
             parent = await threads.run(self._staged, want)
             return WorkState(state="working", step=PUSH, parent=parent)
-        if await threads.run(files.draft, want.id) is None:
+        if not await threads.run(files.keep, want.id):
             raise _lost(want)
         await threads.run(self._parts.staged.check_room, 0)
         return WorkState(state="working", step=PUSH)
@@ -133,13 +138,8 @@ class Backups:
         """Remove the remains of attempts now and then; never returns."""
         files = self._parts.files
         while files is not None:
-            try:
-                old = await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids)
-            except VirtbusError as error:
-                log.warning("remains of backups stay: %s", error, extra={"code": error.reason})
-            else:
-                for name in old:
-                    log.info("removed %s: old", name, extra={"code": "backup_removed"})
+            for name in await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids):
+                log.info("removed %s: old", name, extra={"code": "backup_removed"})
             await asyncio.sleep(EXPIRE_S)
 
     async def _done(self, backup: str) -> WorkState | None:
@@ -171,7 +171,7 @@ class Backups:
                 raise _lost(want)
             job.step = STORE if want.live else PUSH
             disks = [await write(want, disk, job) for disk in draft.disks]
-            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark}
+            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark[:MAX_TEXT]}
             if want.live:
                 more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
             job.step, job.final = PUBLISH, True
@@ -185,14 +185,14 @@ class Backups:
     async def _copy_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
         threads = self._parts.threads
         ref = next(one.ref for one in want.disks if one.name == disk.name)
-        with ExitStack() as opened:
+        async with AsyncExitStack() as opened:
             place = await threads.run(self._parts.places.of, want.uid, disk.name, ref)
             source = opened.enter_context(await threads.run(place.opened))
             done_bytes = job.done_bytes
             job.total_bytes += source.used_bytes
             await self._check_room(source.used_bytes)
             target = await threads.run(self._parts.directory.new_disk, want.id, disk.name)
-            opened.callback(target.close)
+            opened.push_async_callback(threads.run, target.close)
 
             async def look() -> None:
                 await self._check_room(0)
@@ -225,17 +225,24 @@ class Backups:
 
     async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
         threads, files = self._parts.threads, self._parts.directory
-        with ExitStack() as opened:
+        async with AsyncExitStack() as opened:
             source = await threads.run(files.staging.opened, want.id, disk.name)
             opened.callback(source.close)
             await threads.run(check_file, source.descriptor, disk)
-            job.total_bytes += source.size_bytes
-            await self._check_room(source.size_bytes)
+            size_bytes = await threads.run(lambda: source.size_bytes)
+            job.total_bytes += size_bytes
+            await self._check_room(size_bytes)
             target = await threads.run(files.new_disk, want.id, disk.name)
-            opened.callback(target.close)
+            opened.push_async_callback(threads.run, target.close)
             read = Digester(source.descriptor, target.descriptor)
             while done := await threads.run(read.step):
                 job.done_bytes += done
+                if read.done_bytes > size_bytes:
+                    break
+                await self._check_room(0)
+            if read.done_bytes != size_bytes:
+                message = f"the file of the disk {disk.name} was written while it was stored"
+                raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
             await threads.run(freeze, target.descriptor)
         return _described(disk, read)
 
@@ -258,7 +265,7 @@ class Backups:
         names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec"}
         more = {} if parent is None else {"parent": parent.id, "depth": parent.depth + 1}
         now_ns = self._parts.sources.time_ns()
-        fields = {"created_ns": now_ns, "full_because": why, "disks": disks, **more}
+        fields = {"created_ns": now_ns, "full_because": why[:MAX_TEXT], "disks": disks, **more}
         draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)
         self._parts.directory.begin(draft)
         return draft

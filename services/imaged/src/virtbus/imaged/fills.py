@@ -4,6 +4,7 @@ The rename of the finished copy is the final step. A crash before it leaves a pa
 attempt replaces; after it, the volume has its disk, and every request finds that.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
@@ -116,7 +117,7 @@ class Fills:
                 image = await self._fetched(want, job)
                 leases.enter_context(self._parts.store.lease(image.digest))
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
-            async with self._jobs.slots, AsyncExitStack() as held:
+            async with self._slots(source), AsyncExitStack() as held:
                 await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
                 if source.snapshot is not None:  # nothing removes it meanwhile
                     await held.enter_async_context(locks.of(snapshot_lock(source.snapshot)))
@@ -127,6 +128,10 @@ class Fills:
                     await (self._fill_device if on_device else self._fill)(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
+
+    def _slots(self, source: FillSource) -> asyncio.Semaphore:
+        backups = self._parts.backups
+        return backups.slots if source.backup and backups is not None else self._jobs.slots
 
     async def _fetched(self, want: FillWork, job: Job) -> ImageInfo:
         async def moved(done_bytes: int, total_bytes: int | None) -> None:
@@ -141,7 +146,7 @@ class Fills:
         threads, pools, ref = self._parts.threads, self._parts.pools, want.ref
         volumes = await threads.run(pools.of, ref)
         published = False
-        with await threads.run(self._opened, want.source, image) as source:
+        with await self._opened(want.source, image) as source:
             await self._verify(want.source, source, job)
             there = source.virtual_size_bytes
             sized = ref
@@ -181,7 +186,7 @@ class Fills:
         if want.source == FillSource():
             await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
             return
-        with await threads.run(self._opened, want.source, image) as source:
+        with await self._opened(want.source, image) as source:
             await self._verify(want.source, source, job)
             size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
             on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
@@ -195,17 +200,20 @@ class Fills:
             await self._parts.backups.read_all(opened, source.backup, source.disk, job)
             job.step = COPY
 
-    # --- in a disk thread -------------------------------------------------------------------
-    def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
+    async def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
         """Open the source; errors as `DiskPlaces.of`, `DiskPlace.opened`, `BackupChecks.opened`."""
         if source.backup:
             if self._parts.backups is None:
                 message = "this node has no directory for backups"
                 raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
-            return self._parts.backups.opened(source.backup, source.disk)
+            return await self._parts.backups.opened(source.backup, source.disk)
         if image is not None:
             path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
-            return OpenedSource(path, None, size_bytes, "", image.format)
+            opened = partial(OpenedSource, path, None, size_bytes, "", image.format)
+            return await self._parts.threads.run(opened)
+        return await self._parts.threads.run(self._opened_here, source)
+
+    def _opened_here(self, source: FillSource) -> OpenedSource:
         places = self._parts.places
         if source.snapshot is not None:
             return places.of_snapshot(source.snapshot, source.disk).opened()

@@ -89,6 +89,8 @@ class Imaged:
         self._settings = settings
         self._span = span
         self._threads = DiskThreads()
+        self._backup_threads = DiskThreads()
+        """Apart, because the backup directory may be on a server that hangs."""
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
         """Set when there are more names than CROWDED allows."""
@@ -122,6 +124,7 @@ class Imaged:
                         await self._work(work, store, files)
         finally:
             self._threads.close()
+            self._backup_threads.close()
 
     async def _work(self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders) -> None:
         threads, limits = self._threads, self._settings.limits
@@ -219,7 +222,9 @@ class Imaged:
             group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
         frozen = SnapshotFolders(files.root)
         of_backups = self._backup_parts(locks, places, space)
-        backups, checks = Backups(jobs, of_backups), BackupChecks(jobs, of_backups)
+        of_directory = DiskJobs(group)  # other slots too, so that nothing else waits for a server
+        backups = Backups(of_directory, of_backups)
+        checks = BackupChecks(of_directory, of_backups)
         group.create_task(backups.expire_forever())
         of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits, checks)
         fills = Fills(jobs, of_fills, waits.tell)
@@ -234,7 +239,7 @@ class Imaged:
         if settings.backup_dir is not None:
             files = BackupFiles(settings.state_dir / "disks", settings.backup_dir)
             stored = DiskSpace(settings.backup_dir, settings.space)
-        sources, threads = self._bus.sources, self._threads
+        sources, threads = self._bus.sources, self._backup_threads
         return BackupParts(locks, places, files, staged, stored, threads, settings.limits, sources)
 
     def _registries(self) -> Registries:

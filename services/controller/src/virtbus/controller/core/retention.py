@@ -1,16 +1,20 @@
 """Decides which backups of a schedule are removed (ADR 0068)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from virtbus.schemas.backup import HeldBackup
+from virtbus.schemas.backup import BackupManifest, HeldBackup
 
 
 def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
     """Return the backups that a schedule removes, in the order in which that is possible.
 
-    The newest `keep` ones stay, the last one that was verified, and all on which another one
-    rests. An increment is returned before its parent. Backups of other schedules and those that
-    were made by hand stay; so do damaged ones, for a person to look at.
+    An increment is returned before its parent. These backups stay:
+
+    - the newest `keep` ones of the schedule, and the last one that was verified
+    - those of other schedules, and those that were made by hand
+    - damaged and unreadable ones, for a person to look at
+    - all on which one of these rests, or one that cannot be read
+    - all of a VM, while a backup that stays rests on one that cannot be read
     """
     there = {one.id: one for one in held}
     known = {id_: one.manifest for id_, one in there.items() if one.manifest is not None}
@@ -23,15 +27,23 @@ def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: in
     verified = (id_ for id_ in own if _verified(there[id_]))
     stays = {*(known.keys() - set(own)), *own[:keep], *(id_ for id_ in [next(verified, "")] if id_)}
     stays |= there.keys() - known.keys()
-    stays |= {id_ for id_, one in there.items() if set(one.children) - there.keys()}
+    stays |= {id_ for id_, one in there.items() if set(one.children) - known.keys()}
+    _add_parents(stays, known)
+    unread = there.keys() - known.keys()
+    cut = {known[id_].uid for id_ in stays & known.keys() if known[id_].parent in unread}
+    stays |= {id_ for id_, made in known.items() if made.uid in cut}
+    _add_parents(stays, known)
+    gone = [id_ for id_ in own if id_ not in stays]
+    return sorted(gone, key=lambda id_: (known[id_].depth, id_), reverse=True)
+
+
+def _add_parents(stays: set[str], known: Mapping[str, BackupManifest]) -> None:
     waiting = list(stays)
     while waiting:
         made = known.get(waiting.pop())
         if made is not None and made.parent in known and made.parent not in stays:
             stays.add(made.parent)
             waiting.append(made.parent)
-    gone = [id_ for id_ in own if id_ not in stays]
-    return sorted(gone, key=lambda id_: (known[id_].depth, id_), reverse=True)
 
 
 def _damaged(one: HeldBackup) -> bool:

@@ -8,9 +8,10 @@ checked when it is read. The files that a guest's QEMU writes are on the disk of
 """
 
 import contextlib
+import logging
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,8 @@ from virtbus.schemas.ids import check_uid, is_uid
 from virtbus.schemas.model import Model
 from virtbus.schemas.wire import decode, encode_json, validate
 
+log = logging.getLogger(__name__)
+
 Note = TypeVar("Note", bound=Model)
 MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
 _PART, _GONE = ".part-", ".gone-"
@@ -46,6 +49,10 @@ PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Limit of a page, unless one backup is larger."""
 MAX_NOTE_BYTES = 4 * 1024**2
+MAX_BRIEFS = 8192
+"""Limit of manifests in memory; further ones are read each time."""
+MAX_BRIEF_BYTES = 8192
+"""Limit of one of them."""
 _PRIVATE = 0o700
 
 
@@ -58,6 +65,8 @@ class BackupFiles:
     def __init__(self, disks: Path, root: Path) -> None:
         self.staging = BackupStaging(disks)
         self.root = root
+        self._briefs: dict[str, BackupManifest] = {}
+        """Manifests without their specs, by id: a complete backup does not change."""
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, backup: str) -> BackupManifest | None:
@@ -96,11 +105,11 @@ class BackupFiles:
         return tuple(found)
 
     def of_vm(self, uid: str) -> list[BackupManifest]:
-        """Return the readable backups of a VM, the newest first."""
+        """Return the readable backups of a VM without their specs, the newest first."""
         found = []
         for backup in reversed(self._ids()):
             with contextlib.suppress(VirtbusError):
-                one = self.complete(backup)
+                one = self._brief(backup)
                 if one is not None and one.uid == uid:
                     found.append(one)
         return found
@@ -112,10 +121,7 @@ class BackupFiles:
         items: list[HeldBackup] = []
         size_bytes = 0
         for id_ in ids[:PAGE]:
-            held = self._held(id_, children)
-            if held.manifest is not None:
-                brief = held.manifest.model_copy(update={"spec": {}})
-                held = held.model_copy(update={"manifest": brief})
+            held = self._held(id_, children, self._brief)
             size_bytes += len(encode_json(held))
             if items and size_bytes > PAGE_BYTES:
                 break
@@ -126,32 +132,79 @@ class BackupFiles:
         """Return one backup; None if there is none."""
         if check_uid(backup) not in self._ids():
             return None
-        return self._held(backup, self._children())
+        return self._held(backup, self._children(), self.complete)
 
-    def _held(self, backup: str, children: dict[str, list[str]]) -> HeldBackup:
+    def _held(
+        self,
+        backup: str,
+        children: dict[str, list[str]],
+        read: Callable[[str], BackupManifest | None],
+    ) -> HeldBackup:
         manifest = check = None
         with contextlib.suppress(VirtbusError):
-            manifest = self.complete(backup)
+            manifest = read(backup)
         with contextlib.suppress(VirtbusError):
             check = self._note(BackupCheck, backup, CHECK)
         below = tuple(children.get(backup, ()))
         return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
 
-    def _children(self) -> dict[str, list[str]]:
-        """Return the increments by the backup that they rest on, also those that are being made."""
+    def _brief(self, backup: str) -> BackupManifest | None:
+        """Return a manifest without its spec, maybe as it was read earlier; as `complete`."""
+        if (known := self._briefs.get(backup)) is not None:
+            return known
+        if (made := self.complete(backup)) is None:
+            return None
+        brief = made.model_copy(update={"spec": {}})
+        if len(self._briefs) < MAX_BRIEFS and len(encode_json(brief)) <= MAX_BRIEF_BYTES:
+            self._briefs[backup] = brief
+        return brief
+
+    def _children(self, *, sure: bool = False) -> dict[str, list[str]]:
+        """Return the increments by the backup that they rest on, also those that are being made.
+
+        Raises:
+            VirtbusError: 503 `store_error`; also for a single one if `sure` is set.
+        """
         found: dict[str, list[str]] = {}
-        for backup in self._ids():
-            with contextlib.suppress(VirtbusError):
-                one = self.complete(backup)
-                if one is not None and one.parent:
-                    found.setdefault(one.parent, []).append(one.id)
-        for name in self._names():
-            if name.startswith(_PART):
-                with contextlib.suppress(VirtbusError):
-                    draft = self._note(BackupManifest, name, DRAFT)
-                    if draft is not None and draft.parent:
-                        found.setdefault(draft.parent, []).append(draft.id)
+        for folder in self._folders():
+            try:
+                parent = self._parent(folder)
+            except VirtbusError:
+                if sure:
+                    raise
+                continue
+            child = folder.removeprefix(_PART)
+            if parent and is_uid(child) and child not in found.setdefault(parent, []):
+                found[parent].append(child)
         return found
+
+    def _folders(self) -> Iterator[str]:
+        """Yield the parts, then the complete backups.
+
+        The second list is read after the parts were used, so a part that is published meanwhile is
+        in it.
+        """
+        yield from (name for name in self._names() if name.startswith(_PART))
+        ids = self._ids()
+        for gone in set(self._briefs) - set(ids):
+            self._briefs.pop(gone, None)
+        yield from ids
+
+    def _parent(self, folder: str) -> str:
+        """Return the parent that a backup or a part names; empty if it names none."""
+        if not folder.startswith(_PART):
+            with contextlib.suppress(VirtbusError):
+                return known.parent if (known := self._brief(folder)) is not None else ""
+        return self._named(folder, DRAFT) or self._named(folder, MANIFEST)
+
+    def _named(self, folder: str, name: str) -> str:
+        """Return the parent that a note names, also a note that this version cannot read."""
+        data = self._read(folder, name)
+        parent: object = ""
+        with contextlib.suppress(VirtbusError):  # such a backup is lost, whatever it rests on
+            note = None if data is None else decode(data)
+            parent = note.get("parent") if isinstance(note, dict) else ""
+        return parent.lower() if isinstance(parent, str) else ""
 
     def check_of(self, backup: str) -> BackupCheck | None:
         """Return the result of the last verification; None if there is none."""
@@ -171,6 +224,17 @@ class BackupFiles:
                 openat2.replace(DRAFT, encode_json(draft), part)
                 os.fsync(part)
             os.fsync(root)
+
+    def keep(self, backup: str) -> bool:
+        """Delay the removal of an old part; return False if there is none.
+
+        QEMU may write staged files for days, and other nodes see only the part.
+        """
+        if self.draft(backup) is None:
+            return False
+        with translated(), openat2.opened_directory(self.root) as root:
+            os.utime(_PART + backup, dir_fd=root, follow_symlinks=False)
+        return True
 
     def draft(self, backup: str) -> BackupManifest | None:
         """Return the draft of a backup that is being made; None if there is none."""
@@ -217,24 +281,34 @@ class BackupFiles:
         """Remove a complete backup; return False if there is none.
 
         Raises:
-            VirtbusError: 409 `backup_needed`: an increment rests on it.
+            VirtbusError: 409 `backup_needed`: an increment rests on it; 503 `store_error`: another
+                backup cannot be read, and may rest on it.
         """
-        if needed := self._children().get(check_uid(backup)):
-            message = (
-                f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
-                "the newest before the others"
-            )
-            raise VirtbusError(Code.CONFLICT, "backup_needed", message)
+        self._refuse_if_needed(check_uid(backup))
+        gone = _GONE + backup
         try:
             with openat2.opened_directory(self.root) as root:
-                os.rename(backup, _GONE + backup, src_dir_fd=root, dst_dir_fd=root)
+                os.rename(backup, gone, src_dir_fd=root, dst_dir_fd=root)
                 os.fsync(root)
-                remove_folder(_GONE + backup, root)
+                try:  # an increment that was begun meanwhile may have found it
+                    self._refuse_if_needed(backup)
+                except VirtbusError:
+                    os.rename(gone, backup, src_dir_fd=root, dst_dir_fd=root)
+                    raise
+                remove_folder(gone, root)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise store_error(error) from error
         return True
+
+    def _refuse_if_needed(self, backup: str) -> None:
+        if needed := self._children(sure=True).get(backup):
+            message = (
+                f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
+                "the newest before the others"
+            )
+            raise VirtbusError(Code.CONFLICT, "backup_needed", message)
 
     # --- shared ---------------------------------------------------------------------------
     def _names(self) -> list[str]:
@@ -249,14 +323,19 @@ class BackupFiles:
     def _ids(self) -> list[str]:
         return [name for name in self._names() if is_uid(name)]
 
-    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
+    def _read(self, folder: str, name: str) -> bytes | None:
         try:
             with self._opened(folder) as directory:
-                data = openat2.read_small(name, directory, MAX_NOTE_BYTES)
+                return openat2.read_small(name, directory, MAX_NOTE_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise store_error(error) from error
+
+    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
+        data = self._read(folder, name)
+        if data is None:
+            return None
         try:
             return validate(model, decode(data))
         except VirtbusError as error:
@@ -293,21 +372,30 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
 def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[str]:
     """Remove parts and staged files that did not change for `older_s`, except the `busy`.
 
-    Deletes that a crash interrupted are completed. Return the names of what was removed.
+    Deletes that a crash interrupted are completed. Return the names of what was removed; log what
+    cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
     for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
-        with existing(root) as directory:
-            if directory is None:
-                continue
-            for name in openat2.names(directory):
+        with _logged(str(root)), existing(root) as directory:
+            for name in () if directory is None else openat2.names(directory):
                 id_ = name.removeprefix(prefix)
                 if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
                     continue
-                if prefix == _GONE or _changed_s(name, directory) < before_s:
-                    remove_folder(name, directory)
-                    gone.append(name)
+                with _logged(name), translated():
+                    if prefix == _GONE or _changed_s(name, directory) < before_s:
+                        remove_folder(name, directory)
+                        gone.append(name)
     return gone
+
+
+@contextlib.contextmanager
+def _logged(name: str) -> Iterator[None]:
+    try:
+        yield
+    except VirtbusError as error:
+        extra = {"code": error.reason}
+        log.warning("remains of backups stay in %s: %s", name, error, extra=extra)
 
 
 def damaged(backup: str, why: str) -> VirtbusError:

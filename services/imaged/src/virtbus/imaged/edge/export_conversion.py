@@ -3,7 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from virtbus.imaged.core.limits import TransferLimits
@@ -30,20 +30,20 @@ class ExportSource:
     disk_format: str = "qcow2"
     layers: tuple[int, ...] = ()
     """The opened layers between the disk and its image, from the top."""
+    used_bytes: int = 0
+    """The disk space of all files when they were opened, an estimate of the result's."""
 
     @property
     def below(self) -> tuple[int, ...]:
         """Return the files that the disk rests on."""
         return self.layers if self.image is None else (*self.layers, self.image)
 
-    @property
-    def used_bytes(self) -> int:
-        """Return the disk space of all files, an estimate of the result's."""
-        return sum(map(used_bytes, (self.disk, *self.below)))
-
 
 class OpenedSource:
-    """A disk, its layers and its image, opened; leaving the context closes the files."""
+    """A disk, its layers and its image, opened; leaving the context closes the files.
+
+    Opening blocks on the disk.
+    """
 
     def __init__(
         self,
@@ -59,9 +59,11 @@ class OpenedSource:
             opened = open_disk(stack, disk)
             base = None if image is None else open_disk(stack, image)
             between = tuple(open_disk(stack, layer) for layer in layers)
-            self._source = ExportSource(
+            found = ExportSource(
                 opened, virtual_size_bytes, base, image_format, disk_format, between
             )
+            used = sum(map(used_bytes, (opened, *found.below)))
+            self._source = replace(found, used_bytes=used)
             self._files = stack.pop_all()
 
     def __enter__(self) -> ExportSource:
