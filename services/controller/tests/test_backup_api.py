@@ -26,6 +26,7 @@ from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import read, validate
 
 ID = uid(90)
+DEVICE = {"volumes": [{"name": "data", "host_device": {"path": "/dev/loop0"}}]}
 
 
 def manifest(number: int = 90, **more: Any) -> BackupManifest:
@@ -75,6 +76,13 @@ async def test_a_backup_is_an_operation_of_the_node_of_its_vm(made: World) -> No
     assert (op.uid, op.epoch, op.mode, op.chain) == (one.uid, one.epoch, "full", 3)
     asking = made.ask("create", "backup", vm="other", id=uid(91))
     assert (await refused(asking)).reason == "vm_not_found"
+
+
+@played()
+async def test_a_vm_with_a_device_of_its_node_has_no_backups(made: World) -> None:
+    await off(made, spec=DEVICE)
+    error = await refused(made.ask("create", "backup", vm="web", id=ID))
+    assert (error.reason, "disk data is a device" in error.body.message) == ("no_snapshots", True)
 
 
 @played()

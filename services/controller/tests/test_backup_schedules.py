@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import node, uid
-from services.controller.tests.test_backup_api import holding, manifest
+from services.controller.tests.test_backup_api import DEVICE, holding, manifest
 from services.controller.tests.test_operation_api import off
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -107,6 +107,14 @@ async def test_a_schedule_needs_a_vm(made: World) -> None:
     await made.host.put(KEY, encode(record))
     await asyncio.sleep(11)
     assert "there is no VM named other" in (await stored(made)).failed
+
+
+@played()
+async def test_a_schedule_of_a_vm_with_a_device_of_its_node_fails(made: World) -> None:
+    await off(made, spec=DEVICE)
+    await create(made)
+    await asyncio.sleep(11)
+    assert "disk data is a device" in (await stored(made)).failed
 
 
 @played()

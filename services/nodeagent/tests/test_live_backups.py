@@ -238,6 +238,24 @@ async def test_a_refusal_of_libvirt_leaves_nothing(site: BackupSite) -> None:
         assert (site.phase, site.guest.pins) == ("none", set())
 
 
+async def test_a_disk_that_is_no_file_fails_the_backup(site: BackupSite) -> None:
+    del site.guest.named["sda"]
+    async with site.running():
+        status = await site.after()
+        assert status.error is not None
+        assert (status.phase, status.error.reason) == ("Failed", "disk_not_switchable")
+        assert "disk data is not a file" in status.error.message
+
+
+async def test_an_unexpected_error_fails_its_operation_only(site: BackupSite) -> None:
+    site.guest.begin_error = cast("VirtbusError", KeyError("sda"))
+    async with site.running():
+        status = await site.after()
+        assert status.error is not None
+        assert (status.phase, status.error.code) == ("Failed", Code.INTERNAL)
+        assert (site.phase, site.guest.pins) == ("none", set())
+
+
 async def test_a_cancel_ends_the_copy(site: BackupSite) -> None:
     async with site.running():
         await site.after()

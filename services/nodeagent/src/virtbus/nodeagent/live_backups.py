@@ -5,13 +5,13 @@ lets imaged stage them again. A backup that imaged has stored is found by the ne
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent import brief_freezes
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.guest_backups import PushState
-from virtbus.nodeagent.core.guest_layers import layers_differ
+from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
 from virtbus.nodeagent.live_snapshots import UNKNOWN, targets_of
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.backup import BackupWork, bitmap_name
@@ -101,6 +101,7 @@ class LiveBackups:
         if seen.differs:
             raise layers_differ()
         targets = targets_of(guest, {disk.name for disk in work.disks})
+        _refuse_others(targets, seen)
         usable = await backups.bitmaps(uid, targets.values())
         sizes = {name: seen.used[seen.named[targets[name]]] for name in targets}
         disks = [disk.model_copy(update={"size_bytes": sizes[disk.name]}) for disk in work.disks]
@@ -157,6 +158,16 @@ class LiveBackups:
     async def _unpin(self, push: _Push) -> None:
         for pin in push.pins:
             await self._tools.disks.unpin_backup(pin)
+
+
+def _refuse_others(targets: Mapping[str, str], seen: GuestLayers) -> None:
+    """Raise 409 if libvirt's XML has no file for a disk, by name with its target."""
+    if others := sorted(name for name, target in targets.items() if target not in seen.named):
+        message = (
+            f"the guest's disk {others[0]} is not a file of the node, so QEMU cannot write its "
+            "backup; detach the volume, or use the backups of its storage"
+        )
+        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
 
 
 def _ended() -> VirtbusError:

@@ -58,6 +58,7 @@ class BackupApi:
         want = validate(BackupCreate, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        snapshot_changes.refuse_devices(vm.record.spec)
         fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
         id_ = want.id or self._bus.sources.uuid7()
         record = backup_changes.creating(want, fields, id_, self._bus.sources.time_ns())
