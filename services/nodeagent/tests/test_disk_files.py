@@ -309,6 +309,6 @@ async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_pa
     assert (pin.parent, pin.samefile(staged)) == (host.pin.parent, True)
     again = await host.files.pin_backup(WANTED.uid, "root", backup)
     assert again == str(pin)
-    await host.files.unpin_backup(str(pin))
+    await host.files.unpin_backup(WANTED.uid, backup)
     assert not pin.exists()
     assert staged.stat().st_mode & 0o777 == 0o444
