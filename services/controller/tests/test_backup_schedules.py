@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import node, uid
-from services.controller.tests.test_backup_api import DEVICE, holding, manifest
+from services.controller.tests.test_backup_api import DEVICE, hanging, holding, manifest
 from services.controller.tests.test_operation_api import off
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -82,6 +82,28 @@ async def test_a_run_is_a_backup_its_verification_and_the_removal_of_old_ones(ma
     assert (view.state, view.last_backup, view.message) == ("Waiting", op.id, "")
     await made.hear(node("n1"))
     assert not (await made.ask("status", "bus")).get("alarms")
+
+
+@played(nodes=4)
+async def test_nodes_that_never_answer_delay_no_run(made: World) -> None:
+    await off(made)
+    await create(made, verify=False)
+    op = await running(made)
+    names = ("n1", "n2", "n3", "n4")
+    async with hanging(made, *names):
+        for name in names:
+            await made.hear(node(name))
+        one = OperationStatus(id=op.id, node="n1", phase=OperationPhase.SUCCEEDED, ended_ns=1)
+        await made.host.put(subjects.operation_status("n1", op.id), encode(one))
+        await asyncio.sleep(11)
+        assert (await ask(made, "get")).state == "Waiting"
+        other = schedule().model_copy(update={"name": "other", "uid": uid(71)})
+        key = subjects.backup_schedule_record("default", "other")
+        await made.host.put(key, encode(other))
+        await asyncio.sleep(11)
+        entry = await made.host.get(key)
+        assert entry is not None
+        assert read(BackupScheduleRecord, entry.value).run
 
 
 @pytest.mark.parametrize("phase", [OperationPhase.FAILED, OperationPhase.CANCELLED])
