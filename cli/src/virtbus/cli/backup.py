@@ -11,13 +11,12 @@ from virtbus.cli.failures import usage
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.vm import view as vm_views
+from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.cli.volume_create import refuse_unfilled, until_filled
 
 _HERE = "virtbus.cli.backup"
 HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "MESSAGE")
-_OF_ONE_VM = ("mac_address", "publish", "addresses")
-"""The properties of a NIC that only one VM can have."""
 
 
 @click.group(
@@ -225,10 +224,7 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
     names = {one["name"] for one in volumes}
     domain = dict(spec.get("domain") or {})
     devices = dict(domain.get("devices") or {})
-    devices["interfaces"] = [
-        {key: value for key, value in nic.items() if key not in _OF_ONE_VM}
-        for nic in devices.get("interfaces") or ()
-    ]
+    devices["interfaces"] = copied_nics(devices)
     devices["disks"] = [one for one in devices.get("disks") or () if one.get("name") in names]
     found = {**spec, "volumes": volumes, "domain": {**domain, "devices": devices}}
     found.pop("hostname", None)
