@@ -194,5 +194,19 @@ def test_a_run_that_takes_longer_than_the_time_to_the_next_misses_that() -> None
 def test_an_update_moves_the_next_run() -> None:
     record = backup_schedules.begun(schedule(), uid(5), 1)
     want = BackupScheduleUpdate(name="nightly", every_s=7200)
-    assert backup_schedules.changed(record, want).next_ns == 1 + 2 * HOUR_NS
-    assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly")) == record
+    assert backup_schedules.changed(record, want, 1).next_ns == 1 + 2 * HOUR_NS
+    assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly"), 1) == record
+
+
+def test_no_run_is_missed_while_a_schedule_is_suspended() -> None:
+    suspended = schedule(suspended=True)
+    want = BackupScheduleUpdate(name="nightly", suspended=False)
+    now_ns = 1 + 5 * HOUR_NS
+    again = backup_schedules.changed(suspended, want, now_ns)
+    assert backup_schedules.due(again, now_ns)
+    assert backup_schedules.begun(again, uid(5), now_ns).missed == 0
+    busy = suspended.model_copy(update={"run": uid(5)})
+    again = backup_schedules.changed(busy, want, now_ns)
+    assert backup_schedules.overdue(again, now_ns) == again
+    early = backup_schedules.changed(suspended.model_copy(update={"next_ns": HOUR_NS}), want, 5)
+    assert early.next_ns == HOUR_NS
