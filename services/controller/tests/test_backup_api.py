@@ -1,7 +1,8 @@
 """The API of backups as a client sees it: the directories of the nodes are the truth."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from services.controller.tests.fleets import uid
@@ -26,6 +27,7 @@ from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import read, validate
 
 ID = uid(90)
+DEVICE = {"volumes": [{"name": "data", "host_device": {"path": "/dev/loop0"}}]}
 
 
 def manifest(number: int = 90, **more: Any) -> BackupManifest:
@@ -59,6 +61,22 @@ async def holding(made: World, *held: HeldBackup) -> AsyncIterator[list[BackupsA
         yield asked
 
 
+@asynccontextmanager
+async def hanging(made: World, *nodes: str) -> AsyncIterator[None]:
+    """imaged of some nodes, which never answers about backups."""
+
+    async def answer(_: Request) -> HeldBackups:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            endpoints = [Endpoint("backups", subjects.rpc(node, "imaged", "backups"), answer)]
+            info = ServiceInfo("imaged", "1")
+            await stack.enter_async_context(MemoryBus(made.server, node).serve(info, endpoints))
+        yield
+
+
 async def operation(made: World, id_: str = ID) -> OperationRecord:
     entry = await made.host.get(subjects.operation_record("n1", id_))
     assert entry is not None
@@ -75,6 +93,13 @@ async def test_a_backup_is_an_operation_of_the_node_of_its_vm(made: World) -> No
     assert (op.uid, op.epoch, op.mode, op.chain) == (one.uid, one.epoch, "full", 3)
     asking = made.ask("create", "backup", vm="other", id=uid(91))
     assert (await refused(asking)).reason == "vm_not_found"
+
+
+@played()
+async def test_a_vm_with_a_device_of_its_node_has_no_backups(made: World) -> None:
+    await off(made, spec=DEVICE)
+    error = await refused(made.ask("create", "backup", vm="web", id=ID))
+    assert (error.reason, "disk data is a device" in error.body.message) == ("no_snapshots", True)
 
 
 @played()
@@ -119,6 +144,18 @@ async def test_nodes_that_do_not_answer_are_named(made: World) -> None:
     assert page["silent"] == ["n1"]
     error = await refused(made.ask("get", "backup", id=ID))
     assert "n1 did not answer" in error.body.message
+
+
+@played(nodes=3)
+async def test_a_node_that_never_answers_delays_no_other_one(made: World) -> None:
+    await off(made)
+    loop = asyncio.get_running_loop()
+    async with hanging(made, "n2", "n3"), holding(made, HeldBackup(id=ID, manifest=manifest())):
+        began_s = loop.time()
+        assert (await made.ask("get", "backup", id=ID))["vm"] == "web"
+        assert loop.time() - began_s < 1
+        page = await made.ask("list", "backup")
+        assert ([one["id"] for one in page["items"]], page["silent"]) == ([ID], ["n2", "n3"])
 
 
 @played()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import node, uid
-from services.controller.tests.test_backup_api import holding, manifest
+from services.controller.tests.test_backup_api import DEVICE, hanging, holding, manifest
 from services.controller.tests.test_operation_api import off
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -84,6 +84,28 @@ async def test_a_run_is_a_backup_its_verification_and_the_removal_of_old_ones(ma
     assert not (await made.ask("status", "bus")).get("alarms")
 
 
+@played(nodes=4)
+async def test_nodes_that_never_answer_delay_no_run(made: World) -> None:
+    await off(made)
+    await create(made, verify=False)
+    op = await running(made)
+    names = ("n1", "n2", "n3", "n4")
+    async with hanging(made, *names):
+        for name in names:
+            await made.hear(node(name))
+        one = OperationStatus(id=op.id, node="n1", phase=OperationPhase.SUCCEEDED, ended_ns=1)
+        await made.host.put(subjects.operation_status("n1", op.id), encode(one))
+        await asyncio.sleep(11)
+        assert (await ask(made, "get")).state == "Waiting"
+        other = schedule().model_copy(update={"name": "other", "uid": uid(71)})
+        key = subjects.backup_schedule_record("default", "other")
+        await made.host.put(key, encode(other))
+        await asyncio.sleep(11)
+        entry = await made.host.get(key)
+        assert entry is not None
+        assert read(BackupScheduleRecord, entry.value).run
+
+
 @pytest.mark.parametrize("phase", [OperationPhase.FAILED, OperationPhase.CANCELLED])
 def test_a_run_that_fails_is_an_alarm(phase: OperationPhase) -> None:
     @played()
@@ -107,6 +129,14 @@ async def test_a_schedule_needs_a_vm(made: World) -> None:
     await made.host.put(KEY, encode(record))
     await asyncio.sleep(11)
     assert "there is no VM named other" in (await stored(made)).failed
+
+
+@played()
+async def test_a_schedule_of_a_vm_with_a_device_of_its_node_fails(made: World) -> None:
+    await off(made, spec=DEVICE)
+    await create(made)
+    await asyncio.sleep(11)
+    assert "disk data is a device" in (await stored(made)).failed
 
 
 @played()
@@ -164,5 +194,19 @@ def test_a_run_that_takes_longer_than_the_time_to_the_next_misses_that() -> None
 def test_an_update_moves_the_next_run() -> None:
     record = backup_schedules.begun(schedule(), uid(5), 1)
     want = BackupScheduleUpdate(name="nightly", every_s=7200)
-    assert backup_schedules.changed(record, want).next_ns == 1 + 2 * HOUR_NS
-    assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly")) == record
+    assert backup_schedules.changed(record, want, 1).next_ns == 1 + 2 * HOUR_NS
+    assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly"), 1) == record
+
+
+def test_no_run_is_missed_while_a_schedule_is_suspended() -> None:
+    suspended = schedule(suspended=True)
+    want = BackupScheduleUpdate(name="nightly", suspended=False)
+    now_ns = 1 + 5 * HOUR_NS
+    again = backup_schedules.changed(suspended, want, now_ns)
+    assert backup_schedules.due(again, now_ns)
+    assert backup_schedules.begun(again, uid(5), now_ns).missed == 0
+    busy = suspended.model_copy(update={"run": uid(5)})
+    again = backup_schedules.changed(busy, want, now_ns)
+    assert backup_schedules.overdue(again, now_ns) == again
+    early = backup_schedules.changed(suspended.model_copy(update={"next_ns": HOUR_NS}), want, 5)
+    assert early.next_ns == HOUR_NS

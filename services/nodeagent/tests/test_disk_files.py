@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 from services.nodeagent.tests.pretended_node import record
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
+from virtbus.nodeagent.settings import DevicePattern
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk
@@ -309,6 +311,15 @@ async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_pa
     assert (pin.parent, pin.samefile(staged)) == (host.pin.parent, True)
     again = await host.files.pin_backup(WANTED.uid, "root", backup)
     assert again == str(pin)
-    await host.files.unpin_backup(str(pin))
+    await host.files.unpin_backup(WANTED.uid, backup)
     assert not pin.exists()
     assert staged.stat().st_mode & 0o777 == 0o444
+
+
+def test_a_pattern_of_devices_is_one_that_can_be_searched(tmp_path: Path) -> None:
+    devices: TypeAdapter[str] = TypeAdapter(DevicePattern)
+    for good in ("/dev/loop*", "/dev/*", "/dev/vg0/pvc-*", "/dev/disk/by-id/*a?[12]", "/dev/*.x"):
+        assert list(tmp_path.glob(devices.validate_python(good).removeprefix("/dev/"))) == []
+    for bad in ("/dev//x", "/dev/", "/dev/.", "/dev/../x", "/dev/a**b", "/dev/**", "/dev/x/", "/x"):
+        with pytest.raises(ValidationError):
+            devices.validate_python(bad)

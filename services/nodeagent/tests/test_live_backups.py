@@ -47,7 +47,9 @@ class BackedGuest(Guest):
     since: str = ""
     begin_error: VirtbusError | None = None
     ask_error: VirtbusError | None = None
+    abort_error: VirtbusError | None = None
     frozen_at_begin: bool = False
+    unpinnable: str = ""
 
     async def bitmaps(self, _uid: str, targets: Collection[str]) -> frozenset[str]:
         assert set(targets) == {"vda", "sda"}
@@ -68,6 +70,8 @@ class BackedGuest(Guest):
         return self.push
 
     async def abort(self, _uid: str) -> None:
+        if self.abort_error is not None:
+            raise self.abort_error
         if self.push.state == "running":
             self.done.append("abort")
             self.push = PushState("failed", why="aborted")
@@ -76,11 +80,13 @@ class BackedGuest(Guest):
         self.known = self.known - {drop} if bitmaps is None else self.known & set(bitmaps)
 
     async def pin_backup(self, _uid: str, disk: str, backup: str) -> str:
+        if disk == self.unpinnable:
+            raise VirtbusError(Code.CONFLICT, "disk_refused", "another kind of file")
         self.pins.add(f"/{disk}.{backup}")
         return f"/{disk}.{backup}"
 
-    async def unpin_backup(self, pin: str) -> None:
-        self.pins.discard(pin)
+    async def unpin_backup(self, _uid: str, backup: str) -> None:
+        self.pins = {pin for pin in self.pins if not pin.endswith(backup)}
 
 
 class BackupSite(Site):
@@ -238,12 +244,49 @@ async def test_a_refusal_of_libvirt_leaves_nothing(site: BackupSite) -> None:
         assert (site.phase, site.guest.pins) == ("none", set())
 
 
+async def test_a_disk_that_is_no_file_fails_the_backup(site: BackupSite) -> None:
+    del site.guest.named["sda"]
+    async with site.running():
+        status = await site.after()
+        assert status.error is not None
+        assert (status.phase, status.error.reason) == ("Failed", "disk_not_switchable")
+        assert "disk data is not a file" in status.error.message
+
+
+async def test_an_unexpected_error_fails_its_operation_only(site: BackupSite) -> None:
+    site.guest.begin_error = cast("VirtbusError", KeyError("sda"))
+    async with site.running():
+        status = await site.after()
+        assert status.error is not None
+        assert (status.phase, status.error.code) == ("Failed", Code.INTERNAL)
+        assert (site.phase, site.guest.pins) == ("none", set())
+
+
 async def test_a_cancel_ends_the_copy(site: BackupSite) -> None:
     async with site.running():
         await site.after()
         await site.put(kind="backup", disk="", cancel=True)
         assert (await site.after()).phase == "Cancelled"
         assert site.guest.done == ["begin", "abort"]
+
+
+@pytest.mark.parametrize("up", [True, False])
+async def test_a_cancel_ends_the_copy_of_an_earlier_agent(site: BackupSite, *, up: bool) -> None:
+    async with site.running():
+        await site.after()
+        site.restart()
+        site.guest.abort_error = None if up else DOWN
+        await site.put(kind="backup", disk="", cancel=True)
+        assert (await site.after()).phase == "Cancelled"
+        assert site.guest.done == ["begin", *(["abort"] if up else [])]
+        assert (site.phase, site.guest.pins) == ("none", set())
+
+
+async def test_a_disk_that_is_refused_leaves_no_name_of_another(site: BackupSite) -> None:
+    site.guest.unpinnable = "data"
+    async with site.running():
+        assert (await site.after()).phase == "Failed"
+        assert (site.phase, site.guest.pins) == ("none", set())
 
 
 async def test_a_vm_that_is_off_is_copied_by_imaged_and_one_that_starts_is_waited_for(

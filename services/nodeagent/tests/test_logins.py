@@ -1,5 +1,6 @@
 """Logins of disks: libvirt knows a secret only while a guest starts, and nobody else ever does."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import libvirt
 import pytest
 
 from virtbus.nodeagent.core.network_disks import Login
+from virtbus.nodeagent.edge import libvirt_logins
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import PREFIX, LibvirtLogins
 from virtbus.schemas.errors import Code, VirtbusError
@@ -123,6 +125,30 @@ async def test_a_secret_that_a_dead_agent_left_is_removed_by_the_next(file: Path
     async with libvirtd.logins.lent([login(file)]):
         await libvirtd.logins.sweep()
         assert libvirtd.held == {OTHER: other}
+
+
+async def test_a_sweep_leaves_secrets_that_are_lent(file: Path) -> None:
+    libvirtd = Libvirtd()
+    logins = libvirtd.logins
+    async with logins.lent([login(file)]):
+        await logins.sweep()
+        assert ID in libvirtd.held
+    assert not libvirtd.held
+
+
+async def test_a_sweep_is_repeated_until_libvirt_answers(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libvirt_logins, "AGAIN_S", 0.0)
+    libvirtd = Libvirtd()
+    async with libvirtd.logins.lent([login(file)]):
+        libvirtd.down = True
+        async with asyncio.TaskGroup() as group:
+            sweep = group.create_task(libvirtd.logins.sweep())
+            await asyncio.sleep(0.01)
+            assert not sweep.done()
+            libvirtd.down = False
+        assert not libvirtd.held
 
 
 async def test_a_libvirtd_that_is_down_loses_the_secret_by_itself(

@@ -197,6 +197,12 @@ async def test_a_probe_reads_the_first_words_of_a_server(
     assert (await probed(san(port)))[0] is PoolState.GONE
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_a_pool_whose_host_is_no_name_is_gone(host: str) -> None:
+    found, message = await probed(san(host=host))
+    assert (found, "correct pools.toml" in message) == (PoolState.GONE, True), message
+
+
 @pytest.mark.parametrize(
     ("reply", "state"), [(ACK, PoolState.READY), (UNSUPPORTED, PoolState.GONE)]
 )

@@ -7,17 +7,16 @@ import click
 
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, operation, output, units
-from virtbus.cli.failures import usage
+from virtbus.cli.failures import CliError, Exit, usage
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.vm import view as vm_views
+from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.cli.volume_create import refuse_unfilled, until_filled
 
 _HERE = "virtbus.cli.backup"
 HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "MESSAGE")
-_OF_ONE_VM = ("mac_address", "publish", "addresses")
-"""The properties of a NIC that only one VM can have."""
 
 
 @click.group(
@@ -181,6 +180,7 @@ def restore(
     """
     backup = invocation.call("backup", "get", _ask(id_, flags["node"]))
     spec = _spec_of(backup, name, stopped=flags["stopped"])
+    _refuse_taken(invocation, name, namespace)
     volumes = [_volume(invocation, backup, disk, name, namespace) for disk in backup["disks"]]
     made = {"name": name, "namespace": namespace, "spec": spec, "uid": uuid7()}
     created = invocation.call("vm", "create", made)
@@ -188,6 +188,18 @@ def restore(
         for volume in volumes:
             refuse_unfilled(until_filled(invocation, volume))
     invocation.show(created["vm"], lambda: vm_views.table([created["vm"]]))
+
+
+def _refuse_taken(invocation: Invocation, name: str, namespace: str) -> None:
+    """Raise CliError if there is a VM of that name, before volumes are made for a new one."""
+    try:
+        invocation.call("vm", "get", {"name": name, "namespace": namespace})
+    except CliError as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        return
+    message = f"there is a VM named {name} in namespace {namespace}"
+    raise CliError(Exit.REFUSED, "name_taken", message, hint="choose another --name")
 
 
 def _volume(
@@ -220,15 +232,17 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
     for one in spec.get("volumes") or ():
         if one["name"] in kept:
             volumes.append({"name": one["name"], "volume": {"name": f"{name}-{one['name']}"}})
+        elif one.get("host_device"):
+            raise usage(
+                f"the disk {one['name']} is a device of the node, which a restore cannot give",
+                "docs/howto/backups.md says how to copy one disk",
+            )
         elif not one.get("volume"):
             volumes.append(one)
     names = {one["name"] for one in volumes}
     domain = dict(spec.get("domain") or {})
     devices = dict(domain.get("devices") or {})
-    devices["interfaces"] = [
-        {key: value for key, value in nic.items() if key not in _OF_ONE_VM}
-        for nic in devices.get("interfaces") or ()
-    ]
+    devices["interfaces"] = copied_nics(devices)
     devices["disks"] = [one for one in devices.get("disks") or () if one.get("name") in names]
     found = {**spec, "volumes": volumes, "domain": {**domain, "devices": devices}}
     found.pop("hostname", None)

@@ -12,12 +12,11 @@ from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.snapshot import completed
 from virtbus.cli.vm import view as views
+from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 _FROZEN = ("image", "container_disk", "empty_disk", "volume")
 """The sources of disks that a snapshot of the VM has."""
-_OF_ONE_VM = ("mac_address", "publish")
-"""The properties of a NIC that only one VM can have."""
 
 
 @click.command(
@@ -57,8 +56,8 @@ def command(
 
     Nothing is copied: the disks of NEW rest on those of a snapshot. NEW has a uid, MAC addresses
     and an instance id of its own, so cloud-init makes a new machine id and new host keys. Published
-    ports stay with NAME. A new snapshot is called clone-NEW; delete it when you
-    like.
+    ports and static addresses stay with NAME. A new snapshot is called clone-NEW; delete it when
+    you like.
 
     With --full the disks are copied, and a new snapshot is removed afterwards. NEW starts when the
     copies are complete; they continue if this command is interrupted.
@@ -116,9 +115,6 @@ def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
         )
     domain = dict(spec.get("domain") or {})
     devices = dict(domain.get("devices") or {})
-    nics = devices.get("interfaces") or ()
-    devices["interfaces"] = [
-        {key: value for key, value in nic.items() if key not in _OF_ONE_VM} for nic in nics
-    ]
+    devices["interfaces"] = copied_nics(devices)
     domain["devices"] = devices
     return {**spec, "domain": domain}

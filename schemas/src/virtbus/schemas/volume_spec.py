@@ -36,7 +36,7 @@ class Retention(StrEnum):
 
 
 class VolumeSource(StrictModel):
-    """The first content of a volume. Without an `image` and a `volume` it is empty.
+    """The first content of a volume. Without a source it is empty.
 
     The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
     `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default: its first),

@@ -134,7 +134,7 @@ class NoDisks:
         """Return a name that nothing has."""
         return f"/{uid}/{disk}.{backup}"
 
-    async def unpin_backup(self, pin: str) -> None:
+    async def unpin_backup(self, uid: str, backup: str) -> None:
         """Do nothing."""
 
     async def protect_layers(self) -> bool:

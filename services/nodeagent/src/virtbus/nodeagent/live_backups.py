@@ -5,13 +5,13 @@ lets imaged stage them again. A backup that imaged has stored is found by the ne
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent import brief_freezes
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.guest_backups import PushState
-from virtbus.nodeagent.core.guest_layers import layers_differ
+from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
 from virtbus.nodeagent.live_snapshots import UNKNOWN, targets_of
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.backup import BackupWork, bitmap_name
@@ -27,10 +27,9 @@ Ask = Callable[[BackupWork], Awaitable[WorkState]]
 
 @dataclass
 class _Push:
-    """Files that QEMU writes, with the agent's names of them."""
+    """Files that QEMU writes."""
 
     uid: str
-    pins: tuple[str, ...]
     at_ns: int
     remark: str
     written: bool = False
@@ -53,15 +52,15 @@ class LiveBackups:
         """Do the next step; return imaged's state. `guest` is None once it has ended.
 
         Raises:
-            VirtbusError: nothing is left of the backup. 409 `guest_ended`, `push_failed`,
-                `disk_not_switchable`, `layers_differ`; those of imaged and libvirt.
+            VirtbusError: no file and no name of the backup is left. 409 `guest_ended`,
+                `push_failed`, `disk_not_switchable`, `layers_differ`; those of imaged and libvirt.
         """
         live = work.model_copy(update={"live": True})
         push = self._pushes.get(work.id)
         try:
             if push is None:
                 return await self._begin(live, guest, ask)
-            if not push.written and not await self._written(push):
+            if not push.written and not await self._written(work.id, push):
                 return await self._progress(live, push, ask)
             more = {"pushed": True, "at_ns": push.at_ns, "remark": push.remark}
             state = await ask(live.model_copy(update=more))
@@ -78,18 +77,23 @@ class LiveBackups:
         return state
 
     async def cancel(self, work: BackupWork, ask: Ask) -> WorkState:
-        """End the work, unless imaged has stored the backup; raises VirtbusError as `ensure`."""
+        """End the work, unless imaged has stored the backup; raises VirtbusError as imaged.
+
+        An agent before this one may have begun it. If libvirt does not answer, QEMU writes on to
+        files without names, until the guest ends or its next backup begins.
+        """
         push = self._pushes.get(work.id)
-        if push is not None and not push.written:
-            await self._tools.backups.abort(work.uid)
-        if push is not None:
-            await self._unpin(push)
+        if push is None or not push.written:
+            with contextlib.suppress(VirtbusError):
+                await self._tools.backups.abort(work.uid)
+            await self._tools.disks.unpin_backup(work.uid, work.id)
         state = await ask(work.model_copy(update={"do": "cancel"}))
         if state.state == "working":
             return state  # it is being published
         self._pushes.pop(work.id, None)
         if state.state == "none":
-            await self._tools.backups.keep_only(work.uid, None, bitmap_name(work.id))
+            with contextlib.suppress(VirtbusError):  # the next backup removes old bitmaps
+                await self._tools.backups.keep_only(work.uid, None, bitmap_name(work.id))
         return state
 
     # --- steps ------------------------------------------------------------------------------
@@ -101,6 +105,7 @@ class LiveBackups:
         if seen.differs:
             raise layers_differ()
         targets = targets_of(guest, {disk.name for disk in work.disks})
+        _refuse_others(targets, seen)
         usable = await backups.bitmaps(uid, targets.values())
         sizes = {name: seen.used[seen.named[targets[name]]] for name in targets}
         disks = [disk.model_copy(update={"size_bytes": sizes[disk.name]}) for disk in work.disks]
@@ -113,7 +118,7 @@ class LiveBackups:
         pins: dict[str, str] = {}
         for name, target in targets.items():
             pins[target] = await self._tools.disks.pin_backup(uid, name, work.id)
-        push = _Push(uid, tuple(pins.values()), 0, "")
+        push = _Push(uid, 0, "")
         self._pushes[work.id] = push
         push.remark = await brief_freezes.freeze(self._tools.freezes, uid)
         try:
@@ -124,7 +129,7 @@ class LiveBackups:
                 await brief_freezes.thaw(self._tools.freezes, uid, "the backup has begun")
         return state
 
-    async def _written(self, push: _Push) -> bool:
+    async def _written(self, backup: str, push: _Push) -> bool:
         """Return True once QEMU has written all files, which imaged can read then.
 
         Raises:
@@ -144,7 +149,7 @@ class LiveBackups:
             raise VirtbusError(Code.CONFLICT, "push_failed", message)
         push.seen = found
         if found.state == "done":
-            await self._unpin(push)
+            await self._tools.disks.unpin_backup(push.uid, backup)
             push.written = True
         return push.written
 
@@ -154,9 +159,15 @@ class LiveBackups:
         sizes = {"done_bytes": push.seen.done_bytes, "total_bytes": push.seen.total_bytes}
         return state.model_copy(update=sizes)
 
-    async def _unpin(self, push: _Push) -> None:
-        for pin in push.pins:
-            await self._tools.disks.unpin_backup(pin)
+
+def _refuse_others(targets: Mapping[str, str], seen: GuestLayers) -> None:
+    """Raise 409 if libvirt's XML has no file for a disk, by name with its target."""
+    if others := sorted(name for name, target in targets.items() if target not in seen.named):
+        message = (
+            f"the guest's disk {others[0]} is not a file of the node, so QEMU cannot write its "
+            "backup; detach the volume, or use the backups of its storage"
+        )
+        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
 
 
 def _ended() -> VirtbusError:

@@ -5,6 +5,7 @@ agent that restarts continues where it was, and a repeated step changes nothing.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -139,12 +140,27 @@ class OperationRunner:
 
     async def _guarded(self, op: OperationRecord) -> None:
         try:
-            await self._step(op)
+            await self._bounded(op)
         except ConflictError:
             self._statuses.forget(op.id)  # a controller ended it: read its status again
         except BusError as error:
             extra = {"code": "operation_waits", "uid": op.uid}
             log.info("operation %s will be continued: %s", op.id, error, extra=extra)
+
+    async def _bounded(self, op: OperationRecord) -> None:
+        """Do the next step; an unexpected error fails the operation. Raises BusError."""
+        try:
+            await self._step(op)
+        except BusError:
+            raise
+        except Exception:  # boundary: one operation's fault must not end the service
+            extra = {"code": "internal", "uid": op.uid}
+            log.exception("operation %s failed unexpectedly", op.id, extra=extra)
+            with contextlib.suppress(Exception):  # that may be the fault
+                await self._work(op, "cancel")
+            error = VirtbusError(Code.INTERNAL, "internal", "it failed; see the node agent's log")
+            now_ns, status = self._bus.sources.time_ns(), await self._statuses.get(op)
+            await self._write(op, status.after("fail", now_ns, step="", error=error.body))
 
     async def _step(self, op: OperationRecord) -> None:
         status = await self._statuses.get(op)

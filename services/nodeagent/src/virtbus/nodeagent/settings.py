@@ -9,6 +9,11 @@ from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.schemas.quantity import Bytes
 
+DevicePattern = Annotated[
+    str, StringConstraints(pattern=r"^/dev(/(\*|(\*[^/*]|[^/*.])(\*?[^/*])*\*?))+$")
+]
+"""Paths in /dev for `Path.glob`: no part is empty, has `**` or begins with a dot."""
+
 
 class Settings(ServiceSettings):
     """Settings of `virtbus-nodeagent`."""
@@ -57,7 +62,7 @@ class Settings(ServiceSettings):
         CONFIG_DIR / "pools.toml",
         description="the pools of this node for volumes, the same file as imaged's",
     )
-    devices_allowed: tuple[Annotated[str, StringConstraints(pattern=r"^/dev/.+")], ...] = Field(
+    devices_allowed: tuple[DevicePattern, ...] = Field(
         (),
         description=(
             "block devices that VM pods may get as disks (PersistentVolumes of the mode Block), as "

@@ -59,8 +59,10 @@ def made(want: BackupScheduleCreate, uid: str, owner: str, now_ns: int) -> Backu
     )
 
 
-def changed(record: BackupScheduleRecord, want: BackupScheduleUpdate) -> BackupScheduleRecord:
-    """Return the schedule after an update."""
+def changed(
+    record: BackupScheduleRecord, want: BackupScheduleUpdate, now_ns: int
+) -> BackupScheduleRecord:
+    """Return the schedule after an update. No run is missed while it is suspended."""
     names = {"every_s", "keep", "chain", "verify", "suspended"}
     fields = want.model_dump(include=names, exclude_none=True)
     spec = record.spec.model_copy(update=fields)
@@ -68,7 +70,10 @@ def changed(record: BackupScheduleRecord, want: BackupScheduleUpdate) -> BackupS
         return record
     more: dict[str, object] = {"spec": spec, "generation": record.generation + 1}
     begin_ns = record.next_ns - record.spec.every_s * SECOND_NS
-    more["next_ns"] = max(record.begun_ns, begin_ns) + spec.every_s * SECOND_NS
+    next_ns = max(record.begun_ns, begin_ns) + spec.every_s * SECOND_NS
+    if record.spec.suspended and next_ns <= now_ns:
+        next_ns = now_ns + spec.every_s * SECOND_NS if record.run else now_ns
+    more["next_ns"] = next_ns
     if spec.suspended:
         more["missed"] = 0
     return record.model_copy(update=more)

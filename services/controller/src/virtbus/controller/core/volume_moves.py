@@ -41,7 +41,7 @@ def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRec
     if goal == _here(record):
         return failed(record, GIVEN_UP) if record.is_moving else record
     if record.move is not None and record.has_open_move:
-        return _same(record, record.move, goal)
+        return _if_same(record, record.move, goal)
     if record.holder:
         message = (
             f"VM {record.holder} holds {record.name} and stays with it; `virtbus volume detach "
@@ -78,7 +78,7 @@ def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
         raise VirtbusError(Code.CONFLICT, "no_data", message)
 
 
-def _same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
+def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
     """Return the volume, whose move has this goal; raises 409 `volume_moving`."""
     if record.is_moving and goal == (move.target, move.pool or record.spec.pool):
         return record

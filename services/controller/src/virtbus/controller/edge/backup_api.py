@@ -5,16 +5,16 @@ The directories of the nodes are the truth about backups: no record describes th
 
 import logging
 
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Handler, Request
-from virtbus.bus.errors import BusError
 from virtbus.controller.core import backup_changes, resting, snapshot_changes
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.backup_directories import BackupDirectories
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas.api import VmRef
-from virtbus.schemas.backup import BackupsAsk
+from virtbus.schemas.backup import BackupsAsk, HeldBackup, HeldBackups
 from virtbus.schemas.backup_api import (
     BackupAsk,
     BackupCreate,
@@ -23,12 +23,13 @@ from virtbus.schemas.backup_api import (
     BackupVerify,
     BackupView,
 )
-from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.operation_api import OperationView
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
+ANSWER_S = 1.0
+"""Time before a request's deadline in which it is answered without the nodes that are silent."""
 MOST = 500
 """Limit of backups in one answer: each takes at most 1 KiB."""
 
@@ -58,6 +59,7 @@ class BackupApi:
         want = validate(BackupCreate, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        snapshot_changes.refuse_devices(vm.record.spec)
         fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
         id_ = want.id or self._bus.sources.uuid7()
         record = backup_changes.creating(want, fields, id_, self._bus.sources.time_ns())
@@ -66,51 +68,60 @@ class BackupApi:
     async def verify(self, request: Request) -> OperationView:
         """Accept the verification of a backup, on a node whose directory has it."""
         want = validate(BackupVerify, request.data)
-        view, owner = await self._find(want, request.account)
+        view, owner = await self._find(want, request)
         id_ = want.operation or self._bus.sources.uuid7()
         record = backup_changes.verifying(view, id_, owner, self._bus.sources.time_ns())
         return await self._operations.begin(record, request.deadline_s)
 
     async def get(self, request: Request) -> BackupView:
         want = validate(BackupAsk, request.data)
-        return (await self._find(want, request.account))[0]
+        return (await self._find(want, request))[0]
 
     async def delete(self, request: Request) -> BackupView:
         """Remove a backup; its node refuses that while another one rests on it."""
         want = validate(BackupAsk, request.data)
-        view, _ = await self._find(want, request.account)
-        await self._directories.ask(view.node, BackupsAsk(do="delete", id=view.id))
+        view, _ = await self._find(want, request)
+        async with in_time(request.deadline_s):
+            await self._directories.ask(view.node, BackupsAsk(do="delete", id=view.id))
         log.info("backup %s deleted", view.id, extra={"code": "backup_deleted", "uid": view.uid})
         return view
 
     async def list(self, request: Request) -> BackupPage:
         want = validate(BackupList, request.data)
+
+        async def selected(node: str) -> list[BackupView]:
+            return [
+                backup_changes.shown(node, held)
+                async for held in self._directories.held(node)
+                if backup_changes.selected(want, held)
+                and may_touch(request.account, _owner_of(held))
+            ]
+
+        nodes = self._directories.nodes(want.node)
+        lists = await self._directories.each(nodes, selected, request.deadline_s - ANSWER_S)
         found: dict[str, BackupView] = {}
-        silent = []
-        for node in self._directories.nodes(want.node):
-            try:
-                async for held in self._directories.held(node):
-                    owner = "" if held.manifest is None else held.manifest.owner
-                    if backup_changes.selected(want, held) and may_touch(request.account, owner):
-                        found.setdefault(held.id, backup_changes.shown(node, held))
-            except (BusError, VirtbusError) as error:
-                log.info("no backups of %s: %s", node, error, extra={"code": "backups_unknown"})
-                silent.append(node)
+        for node in sorted(lists):
+            for view in lists[node]:
+                found.setdefault(view.id, view)
+        silent = [node for node in nodes if node not in lists]
         items = tuple(found[id_] for id_ in sorted(found))
         return BackupPage(items=items[-MOST:], silent=tuple(silent), truncated=len(items) > MOST)
 
     # --- shared ---------------------------------------------------------------------------
-    async def _find(self, want: BackupAsk, account: str) -> tuple[BackupView, str]:
+    async def _find(self, want: BackupAsk, request: Request) -> tuple[BackupView, str]:
         """Return a backup with its owner; raises VirtbusError 403, 404."""
-        silent = []
-        for node in self._directories.nodes(want.node):
-            try:
-                found = await self._directories.ask(node, BackupsAsk(do="get", id=want.id))
-            except (BusError, VirtbusError):
-                silent.append(node)
-                continue
-            for held in found.items:
-                owner = "" if held.manifest is None else held.manifest.owner
-                check_owner(account, owner)
-                return backup_changes.shown(node, held, whole=True), owner
-        raise backup_changes.not_found(want.id, silent)
+
+        async def ask(node: str) -> HeldBackups:
+            return await self._directories.ask(node, BackupsAsk(do="get", id=want.id))
+
+        nodes, until_s = self._directories.nodes(want.node), request.deadline_s - ANSWER_S
+        found = await self._directories.each(nodes, ask, until_s, lambda one: bool(one.items))
+        for node in sorted(found):
+            for held in found[node].items:
+                check_owner(request.account, _owner_of(held))
+                return backup_changes.shown(node, held, whole=True), _owner_of(held)
+        raise backup_changes.not_found(want.id, [node for node in nodes if node not in found])
+
+
+def _owner_of(held: HeldBackup) -> str:
+    return "" if held.manifest is None else held.manifest.owner

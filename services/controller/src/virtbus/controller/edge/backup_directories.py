@@ -1,16 +1,26 @@
 """Asks the nodes about the backups in their directories (ADR 0068)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.schemas import subjects
 from virtbus.schemas.backup import BackupsAsk, HeldBackup, HeldBackups
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.wire import validate
 
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 ASK_S = 8.0
+AT_ONCE = 32
+"""Nodes that are asked at a time. The answer of each takes up to a page of memory."""
 PAGES = 200
 """Limit of pages that are read from a node."""
 
@@ -31,6 +41,34 @@ class BackupDirectories:
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(self._fleet.nodes)
         return tuple(one for one in nodes if not self._fleet.silent(one, now_s))
+
+    async def each(
+        self,
+        nodes: Iterable[str],
+        work: Callable[[str], Awaitable[Result]],
+        until_s: float,
+        enough: Callable[[Result], bool] = lambda _: False,
+    ) -> dict[str, Result]:
+        """Return the results of `work` for the nodes that answer until `until_s` (loop's time).
+
+        After a result that is `enough`, no other node is waited for.
+        """
+        found: dict[str, Result] = {}
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(node: str) -> None:
+            try:
+                async with asyncio.timeout_at(until_s), turns:
+                    found[node] = await work(node)
+            except (BusError, VirtbusError, TimeoutError) as error:
+                log.info("no backups of %s: %s", node, error, extra={"code": "backups_unknown"})
+
+        async with background() as tasks:
+            for done in asyncio.as_completed([tasks.start(one(node)) for node in nodes]):
+                await done
+                if any(enough(result) for result in found.values()):
+                    break
+        return found
 
     async def held(self, node: str) -> AsyncIterator[HeldBackup]:
         """Yield the backups of a node, the oldest first; raises BusError, VirtbusError."""

@@ -101,7 +101,7 @@ class BackupScheduleApi:
         want = validate(BackupScheduleUpdate, request.data)
         held, changed = await self._writes.change(
             lambda: self._find(want, request.account),
-            lambda record: backup_schedules.changed(record, want),
+            lambda record: backup_schedules.changed(record, want, self._bus.sources.time_ns()),
             request,
         )
         if changed:

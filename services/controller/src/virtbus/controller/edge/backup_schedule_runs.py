@@ -9,7 +9,7 @@ import logging
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
-from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.bus.runtime.tasks import background, wait_for_event
 from virtbus.controller.core import backup_changes, backup_schedules, resting, snapshot_changes
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.retention import unneeded
@@ -30,6 +30,8 @@ from virtbus.schemas.operation import OperationPhase, OperationRecord
 log = logging.getLogger(__name__)
 
 ROUND_S = 10.0
+RETAIN_S = 600.0
+"""Time limit of a removal of old backups on all nodes."""
 SETTLE_S = 0.2
 """Delay after `wake`, so that one round handles concurrent changes."""
 
@@ -47,6 +49,8 @@ class BackupScheduleRuns:
         self._operations = OperationWrites(bus)
         self._directories = BackupDirectories(bus, fleet)
         self._wake = asyncio.Event()
+        self._ended: list[BackupScheduleRecord] = []
+        """Schedules whose last run succeeded: their old backups are removed next."""
 
     def wake(self) -> None:
         """Start a round: an operation may have ended, or a schedule may be new."""
@@ -55,13 +59,17 @@ class BackupScheduleRuns:
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Work while the lease is held."""
-        while True:
-            for held in self._schedules.listed(None):
-                tenure.check()
-                await self._guarded(held)
-            if await wait_for_event(self._wake, ROUND_S):
-                await asyncio.sleep(SETTLE_S)
-            self._wake.clear()
+        async with background() as tasks:
+            while True:
+                for held in self._schedules.listed(None):
+                    tenure.check()
+                    await self._guarded(held)
+                for record in self._ended:
+                    tasks.start(self._retain(record, tenure))
+                self._ended.clear()
+                if await wait_for_event(self._wake, ROUND_S):
+                    await asyncio.sleep(SETTLE_S)
+                self._wake.clear()
 
     async def _guarded(self, held: StoredBackupSchedule) -> None:
         try:
@@ -103,7 +111,7 @@ class BackupScheduleRuns:
             await self._begin(held)
         else:
             held = await self._store(held, backup_schedules.succeeded(record, now_ns))
-            await self._retain(held.record)
+            self._ended.append(held.record)
 
     # --- steps ------------------------------------------------------------------------------
     async def _begin(self, held: StoredBackupSchedule) -> None:
@@ -131,6 +139,7 @@ class BackupScheduleRuns:
             message = f"there is no VM named {record.spec.vm}; create it, or delete the schedule"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        snapshot_changes.refuse_devices(vm.record.spec)
         fields = resting.of_vm(vm.record, view.state, live=True)
         return backup_changes.scheduled(record, fields)
 
@@ -148,20 +157,26 @@ class BackupScheduleRuns:
         view = view.model_copy(update={"namespace": record.namespace})
         return backup_changes.verifying(view, record.run, record.owner, record.begun_ns)
 
-    async def _retain(self, record: BackupScheduleRecord) -> None:
+    async def _retain(self, record: BackupScheduleRecord, tenure: LeaderTerm) -> None:
         """Remove backups that the schedule does not keep; what fails is tried after the next run.
 
-        Each node's directory is looked at alone, so a parent is never missed.
+        Each node's directory is looked at alone, so a parent is never missed. A node that does not
+        answer delays no other node and no run.
         """
-        for node in self._directories.nodes():
-            try:
-                held = [one async for one in self._directories.held(node)]
-                for id_ in unneeded(held, record.name, record.namespace, record.spec.keep):
-                    await self._directories.ask(node, BackupsAsk(do="delete", id=id_))
-                    log.info("removed %s, by its schedule", id_, extra={"code": "backup_deleted"})
-            except (BusError, VirtbusError) as error:
-                extra = {"code": "backups_remain", "uid": record.uid}
-                log.warning("old backups on %s stay: %s", node, error, extra=extra)
+
+        async def remove(node: str) -> None:
+            held = [one async for one in self._directories.held(node)]
+            for id_ in unneeded(held, record.name, record.namespace, record.spec.keep):
+                tenure.check()
+                await self._directories.ask(node, BackupsAsk(do="delete", id=id_))
+                log.info("removed %s, by its schedule", id_, extra={"code": "backup_deleted"})
+
+        nodes = self._directories.nodes()
+        until_s = asyncio.get_running_loop().time() + RETAIN_S
+        done = await self._directories.each(nodes, remove, until_s)
+        if remain := [node for node in nodes if node not in done]:
+            extra = {"code": "backups_remain", "uid": record.uid}
+            log.warning("old backups on %s stay for now", ", ".join(remain), extra=extra)
 
     async def _fail(self, held: StoredBackupSchedule, why: str) -> None:
         held = await self._store(held, backup_schedules.failed(held.record, why))

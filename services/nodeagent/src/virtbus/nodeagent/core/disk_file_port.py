@@ -43,8 +43,8 @@ class DiskFiles(Protocol):
             VirtbusError: 409 `disk_refused`.
         """
 
-    async def unpin_backup(self, pin: str) -> None:
-        """Let imaged read the file of such a name, and remove the name."""
+    async def unpin_backup(self, uid: str, backup: str) -> None:
+        """Let imaged read the files of a backup, and remove such names, if there are any."""
 
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""

@@ -151,17 +151,19 @@ class HostDiskFiles:
 
         return await in_thread(pin)
 
-    async def unpin_backup(self, pin: str) -> None:
-        """Let imaged read the file of our name, which QEMU's user owns, and remove the name."""
+    async def unpin_backup(self, uid: str, backup: str) -> None:
+        """Let imaged read the files of our names, which QEMU's user owns, and remove the names."""
+        folder = self._state / "vms" / uid
 
         def unpin() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(pin, _FILE)
-                try:
-                    os.fchmod(descriptor, _READABLE)
-                finally:
-                    os.close(descriptor)
-            Path(pin).unlink(missing_ok=True)
+            for pin in folder.glob(f"{BACKUP_PIN}{backup}.*"):
+                with contextlib.suppress(FileNotFoundError):
+                    descriptor = os.open(pin, _FILE)
+                    try:
+                        os.fchmod(descriptor, _READABLE)
+                    finally:
+                        os.close(descriptor)
+                pin.unlink(missing_ok=True)
 
         await in_thread(unpin)
 

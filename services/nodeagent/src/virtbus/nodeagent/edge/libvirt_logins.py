@@ -5,13 +5,14 @@ values to nobody (`ephemeral`, `private`). The UUID is the volume's. So a secret
 agent left behind when it died is found, and replaced or removed.
 """
 
+import asyncio
 import base64
 import binascii
 import contextlib
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -26,6 +27,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
+AGAIN_S = 60.0
+"""Delay after a sweep that libvirt did not answer."""
 PREFIX = "virtbus login "
 """The start of the usage of our secrets. The UUID follows."""
 _USAGE = {"iscsi": "target", "ceph": "name"}
@@ -38,6 +41,7 @@ class LibvirtLogins:
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
+        self._lent: set[str] = set()
 
     @asynccontextmanager
     async def lent(self, logins: Iterable[Login]) -> AsyncIterator[None]:
@@ -52,24 +56,32 @@ class LibvirtLogins:
                 secret = connection.secretDefineXML(_xml(login))
                 secret.setValue(value)
 
+        ids = {login.id for login in held}
+        self._lent |= ids
         try:
             await self._links.run(lend, "lend the login of a disk", timeout_s=TIMEOUT_S)
             yield
         finally:
-            await self._remove({login.id for login in held})
+            self._lent -= ids
+            await self._remove(ids.__contains__)
 
     async def sweep(self) -> None:
-        """Remove the secrets that an earlier agent left."""
-        await self._remove(None)
+        """Remove the secrets that an earlier agent left, as soon as libvirt answers."""
+        while True:
+            if await self._remove(lambda id_: id_ not in self._lent):
+                return
+            await asyncio.sleep(AGAIN_S)
 
-    async def _remove(self, ids: set[str] | None) -> None:
-        """Remove secrets of virtbus by UUID, or all (None). A failure is only logged."""
-        run = partial(_removed, ids=ids)
+    async def _remove(self, goes: Callable[[str], bool]) -> bool:
+        """Remove secrets of virtbus by UUID. A failure is logged; then return False."""
+        run = partial(_removed, goes=goes)
         try:
             await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)
         except VirtbusError as error:  # libvirtd may be down, and then it has forgotten them
             extra = {"code": "login_left"}
             log.warning("libvirt may still have a login, until it restarts: %s", error, extra=extra)
+            return False
+        return True
 
 
 def _xml(login: Login) -> str:
@@ -78,10 +90,10 @@ def _xml(login: Login) -> str:
     return to_text(el("secret", *parts, ephemeral="yes", private="yes"))
 
 
-def _removed(connection: libvirt.virConnect, *, ids: set[str] | None) -> None:
+def _removed(connection: libvirt.virConnect, *, goes: Callable[[str], bool]) -> None:
     for secret in connection.listAllSecrets():
         ours = secret.usageID().startswith(PREFIX)
-        if ours and (ids is None or secret.UUIDString() in ids):
+        if ours and goes(secret.UUIDString()):
             with contextlib.suppress(libvirt.libvirtError):  # another call has removed it
                 secret.undefine()
 

@@ -90,6 +90,8 @@ async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
         return b"", "does not answer; start it, or check the network"
     except asyncio.IncompleteReadError as error:
         return error.partial, "closes the connection; start it again"
+    except UnicodeError:  # of a label that is empty or too long
+        return b"", "has no valid name; correct pools.toml"
     except OSError as error:
         return b"", f"cannot be reached: {error.strerror or type(error).__name__}; start it"
     finally:

@@ -1,0 +1,12 @@
+"""Describes the NICs of a new VM that is made like another one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_ONE_VM = ("mac_address", "publish", "addresses")
+
+
+def copied_nics(devices: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the NICs of a VM's devices, without what only one VM can have."""
+    nics = devices.get("interfaces") or ()
+    return [{key: value for key, value in nic.items() if key not in _OF_ONE_VM} for nic in nics]
