@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from services.imaged.tests.filling import Copies, ended, filling, names, work
-from services.imaged.tests.records import ref, uid
+from services.imaged.tests.records import empty, record, ref, uid
 from services.imaged.tests.site_under_test import MIB, NodeMaker
 from services.imaged.tests.test_snapshots import NEW, OLD, refused, snapshot, snapshots, vm, write
 from services.imaged.tests.test_snapshots import ended as taken
@@ -17,6 +17,7 @@ from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource
 from virtbus.schemas.operation import ExportFormat
+from virtbus.schemas.snapshot import Origin
 from virtbus.schemas.volume_ref import VolumeRef
 
 
@@ -35,10 +36,10 @@ class Seen(Copies):
         look: Callable[[], Awaitable[None]],
         into: tuple[str, ...] = (),
     ) -> None:
+        await super().__call__(source, target, format_, limits, look, into)
         self.below = len(source.below)
         end = os.fstat(source.disk).st_size
         self.found = os.pread(source.disk, len(OLD), end - len(OLD))
-        await super().__call__(source, target, format_, limits, look, into)
 
 
 def copied(number: int = 77) -> VolumeRef:
@@ -82,26 +83,48 @@ async def test_a_layer_is_copied_with_what_it_rests_on(
         assert (seen.found, seen.below) == (NEW, 1)
 
 
-async def test_a_snapshot_is_removed_after_the_copy_of_it(
+async def test_a_snapshot_is_cloned_and_removed_during_the_copy_of_it(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:
     seen = Seen()
     seen.may.clear()
-    async with make_node() as node, snapshots(node, threads) as made, asyncio.TaskGroup() as group:
+    clone = record(empty(8 * MIB, "own"), uid=uid(2)).model_copy(
+        update={"origin": Origin(snapshot=snapshot(10), node="n1")}
+    )
+    async with make_node() as node, snapshots(node, threads) as made:
         await node.disks.ensure(vm())
         write(node, OLD)
         await taken(made, snapshot_work(10))
-        async with filling(node, threads, seen) as fills:
+        async with filling(node, threads, seen) as fills, asyncio.timeout(5):
             while not seen.begun:
                 await fills.do(of(10))
                 await asyncio.sleep(0.01)
-            removed = group.create_task(made.release(snapshot(10)))
-            await asyncio.sleep(0.05)
-            assert not removed.done()
+            assert (await node.disks.ensure(clone)).ready.disks["own"].layers
+            assert await made.release(snapshot(10))
             seen.may.set()
             assert (await ended(fills, of(10))).state == "done"
-            assert await removed
+            assert seen.found == OLD
             assert (await ended(fills, of(10))).state == "done", "the copy needs nothing else"
+
+
+async def test_copies_of_one_snapshot_follow_each_other(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    seen = Seen()
+    seen.may.clear()
+    second = of(10).model_copy(update={"id": uid(91), "ref": copied(78)})
+    async with make_node() as node, snapshots(node, threads) as made:
+        await node.disks.ensure(vm())
+        await taken(made, snapshot_work(10))
+        async with filling(node, threads, seen) as fills, asyncio.timeout(5):
+            for _ in range(10):
+                for want in (of(10), second):
+                    assert (await fills.do(want)).state == "working"
+                await asyncio.sleep(0.01)
+            assert seen.begun == 1
+            seen.may.set()
+            for want in (of(10), second):
+                assert (await ended(fills, want)).state == "done"
 
 
 async def test_a_missing_snapshot_or_disk_is_a_failure_that_names_it(

@@ -119,8 +119,9 @@ class Fills:
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
             async with self._slots(source), AsyncExitStack() as held:
                 await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
-                if source.snapshot is not None:  # nothing removes it meanwhile
-                    await held.enter_async_context(locks.of(snapshot_lock(source.snapshot)))
+                if source.snapshot is not None:  # copies lend its files to the sandbox's user
+                    lock = f"copy of {snapshot_lock(source.snapshot)}"
+                    await held.enter_async_context(locks.of(lock))
                 if not source.moved:  # it may come back to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
@@ -146,7 +147,7 @@ class Fills:
         threads, pools, ref = self._parts.threads, self._parts.pools, want.ref
         volumes = await threads.run(pools.of, ref)
         published = False
-        with await self._opened(want.source, image) as source:
+        with await self._open(want.source, image) as source:
             await self._verify(want.source, source, job)
             there = source.virtual_size_bytes
             sized = ref
@@ -186,12 +187,24 @@ class Fills:
         if want.source == FillSource():
             await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
             return
-        with await self._opened(want.source, image) as source:
+        with await self._open(want.source, image) as source:
             await self._verify(want.source, source, job)
             size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
             on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
             await devices.fill(ref, size_bytes, source, limits, job)
+
+    async def _open(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
+        """Open the source; errors as `_opened`.
+
+        Only the open needs the snapshot's lock: an open file keeps its data when its name goes. So
+        linked clones of the snapshot, and its removal, do not wait for the copy.
+        """
+        async with AsyncExitStack() as held:
+            if source.snapshot is not None:
+                lock = self._parts.disks.locks.of(snapshot_lock(source.snapshot))
+                await held.enter_async_context(lock)
+            return await self._opened(source, image)
 
     async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
         """Read an opened disk of a backup before it is used; raises VirtbusError 409."""
