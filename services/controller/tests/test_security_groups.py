@@ -3,13 +3,15 @@
 import asyncio
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_network_api import kinds, paths
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.virtual import World, settle
+from services.controller.tests.virtual import World, run, settle, world_on
 
+from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.group_keys import KEPT_S
@@ -18,7 +20,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.records import read_node_group
 from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.security_group_api import SecurityGroupView
-from virtbus.schemas.wire import validate
+from virtbus.schemas.wire import encode, validate
 
 WEB = {"app": "web"}
 SPEC = {
@@ -243,3 +245,29 @@ async def test_an_unchanged_fleet_costs_no_writes(made: World) -> None:
     assert before is not None
     assert after is not None
     assert after.revision == before.revision
+
+
+@pytest.mark.parametrize("what", ["group", "record"])
+def test_a_fresh_leader_keeps_the_keys_of_what_it_cannot_read(what: str) -> None:
+    server = MemoryServer()
+
+    async def body() -> None:
+        async with world_on(server, controllers=1, nodes=1) as made:
+            await make(made)
+            await vm(made, 7, labels=WEB)
+            assert await on_node(made) is not None
+        group, record = subjects.security_group("default", "web"), subjects.vm_record("n1", uid(7))
+        key = {"group": group, "record": record}[what]
+        good = server.shelf(key).last(key)
+        assert good is not None
+        damage(server, key, encode({"schema_version": 99, "uid": uid(1)}))
+        async with world_on(server, controllers=1, nodes=1) as made:
+            await asyncio.sleep(2 * KEPT_S)
+            assert await on_node(made) is not None
+            damage(server, key, good.value)
+            seen = await made.vm("get", name="vm-7")
+            await made.ask("update", name="vm-7", revision=seen.revision, labels={})
+            await asyncio.sleep(KEPT_S + 40)
+            assert await on_node(made) is None
+
+    run(body)

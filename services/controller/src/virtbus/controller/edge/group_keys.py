@@ -18,6 +18,7 @@ from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.records import group_of_node_group
 from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
@@ -130,15 +131,21 @@ class NodeGroups:
         return True
 
     def _over(self, wanted: Collection[str]) -> list[str]:
-        """Return the keys whose group is gone, or that have had no member for KEPT_S."""
+        """Return the keys whose group is gone, or that have had no member for KEPT_S.
+
+        A key stays while its group, or a VM of its node, cannot be read: guests may depend on it.
+        """
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
+        damaged = self._fleet.damaged
+        blind = damaged.nodes_of_records()
         self._unneeded_s = {
             key: self._unneeded_s.get(key, now_s) for key in groups.on_nodes if key not in wanted
         }
         for key, since_s in self._unneeded_s.items():
-            there, _ = groups.on_nodes[key]
-            stands = there is not None and groups.get(there.namespace, there.name) is not None
-            if not stands or now_s - since_s >= KEPT_S:
+            node, group = group_of_node_group(key)
+            if damaged.has(group) or node in blind:
+                self._unneeded_s[key] = now_s
+            elif groups.at(group) is None or now_s - since_s >= KEPT_S:
                 found.append(key)
         return found
 
