@@ -1,25 +1,32 @@
 """Security groups as a client and a node see them: real controllers over the fake bus."""
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import node, status, uid
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_network_api import kinds, paths
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world_on
 
-from virtbus.bus.client.memory_bus import MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
-from virtbus.controller.edge.group_keys import KEPT_S
+from virtbus.controller.core.security_groups import Membership
+from virtbus.controller.core.vm_keys import Stored, StoredVm
+from virtbus.controller.edge.group_keys import KEPT_S, NodeGroups
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.records import read_node_group
-from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.security_group import GroupSpec, NodeGroup, SecurityGroupRecord
 from virtbus.schemas.security_group_api import SecurityGroupView
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, validate
 
 WEB = {"app": "web"}
@@ -269,5 +276,77 @@ def test_a_fresh_leader_keeps_the_keys_of_what_it_cannot_read(what: str) -> None
             await made.ask("update", name="vm-7", revision=seen.revision, labels={})
             await asyncio.sleep(KEPT_S + 40)
             assert await on_node(made) is None
+
+    run(body)
+
+
+# --- large fleets -------------------------------------------------------------------------
+class Counted(dict[tuple[str, str], tuple[VmStatus, int]]):
+    """Statuses that count how often one is read."""
+
+    reads = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(key, default)
+
+
+def named(number: int, *peers: str) -> SecurityGroupRecord:
+    """Return a group of all VMs that names these groups."""
+    rules = [{"direction": "ingress", "groups": peers[at : at + 16]} for at in range(0, 32, 16)]
+    spec = validate(GroupSpec, {"selector": {}, "rules": rules})
+    name = f"g{number}"
+    return SecurityGroupRecord(
+        uid=uid(number), namespace="default", name=name, spec=spec, created_ns=1
+    )
+
+
+def many() -> tuple[Fleet, Counted]:
+    """Return 32 groups that name each other, and 40 VMs on 4 nodes."""
+    fleet, names = Fleet(), [f"g{number}" for number in range(1, 33)]
+    for number in range(1, 33):
+        fleet.groups.apply(Stored(named(number, *names), number))
+    statuses = Counted()
+    for number in range(100, 140):
+        one = record(number, node=f"n{number % 4 + 1}", labels=WEB)
+        fleet.apply(StoredVm(one, number))
+        nic = InterfaceStatus(name="default", mac="02::", addresses=(f"10.127.0.{number}/16",))
+        statuses[one.node, one.uid] = (status(one, interfaces=(nic,)), 1)
+    fleet.statuses = statuses
+    return fleet, statuses
+
+
+def test_the_addresses_of_a_vm_are_read_once_for_all_groups_and_nodes() -> None:
+    fleet, statuses = many()
+    found = dict(Membership(fleet.vms.values(), statuses, fleet.groups).wanted())
+    assert len(found) == 4 * 32
+    for node_name in ("n1", "n4"):
+        value = found[subjects.node_group(node_name, "default", "g32")]
+        assert value.peers.keys() == {f"g{number}" for number in range(1, 33)}
+        there = {
+            vm.uid for vm in (held.record for held in fleet.vms.values()) if vm.node == node_name
+        }
+        assert len(value.addresses("g7", "default")) == len(there) == 10
+    assert statuses.reads == 40
+
+
+def test_other_tasks_run_between_the_values_of_a_round() -> None:
+    fleet, _ = many()
+    turns = 0
+
+    async def body() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        term = LeaderTerm("fleet", 1, math.inf)
+        bus = MemoryBus(MemoryServer())
+        assert await NodeGroups(bus, fleet)._round(term)  # now the bus has all values
+        async with background() as tasks:
+            tasks.start(others())
+            assert await NodeGroups(bus, fleet)._round(term)
+            assert turns >= 4 * 32
 
     run(body)

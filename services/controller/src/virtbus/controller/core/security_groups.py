@@ -4,7 +4,8 @@ A node gets one value for each group that selects a VM of it. The value has the 
 the addresses of the groups that these rules name.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredGroup, StoredVm
@@ -102,8 +103,29 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
         return [name for name in names if self.get(namespace, name) is None]
 
 
+class _Peers(NamedTuple):
+    """The addresses of a group's members, sorted and limited to ADDRESSES_MAX, by place."""
+
+    everywhere: Mapping[str, tuple[str, ...]]
+    """Those that mean the members on each node."""
+    near: Mapping[str, Places]
+    """By node: those that mean a member only there."""
+
+    def on_node(self, node: str) -> Mapping[str, tuple[str, ...]]:
+        """Return the addresses that the guests of a node may see."""
+        near = self.near.get(node)
+        if near is None:
+            return self.everywhere
+        merged = {
+            place: tuple(sorted(near[place].union(self.everywhere.get(place, ()))))
+            for place in near
+        }
+        found = {**self.everywhere, **merged}
+        return {place: found[place][:ADDRESSES_MAX] for place in sorted(found)}
+
+
 class Membership:
-    """The members of the groups at one moment."""
+    """The members of the groups at one moment. Each VM's addresses are read once."""
 
     def __init__(self, vms: Iterable[StoredVm], statuses: Statuses, groups: SecurityGroups) -> None:
         """Only the VMs of namespaces with a group are read."""
@@ -114,6 +136,12 @@ class Membership:
             if groups.count(held.record.namespace):
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
+        self._addresses: dict[str, tuple[Places, Places]] = {}
+        """By uid of a VM: the addresses that mean it on its own node, and on others."""
+        self._peers: dict[str, _Peers] = {}
+        self._node = ""
+        self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        """By uid of a group: the addresses that the guests of `_node` may see."""
 
     def of(self, group: SecurityGroupRecord) -> list[VmRecord]:
         """Return the VMs that a group selects."""
@@ -124,28 +152,42 @@ class Membership:
             self._members[group.uid] = found
         return found
 
-    def wanted(self) -> dict[str, NodeGroup]:
-        """Return the value of each node and group that the bus should have, by key."""
-        found: dict[str, NodeGroup] = {}
+    def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
+        """Read the members of groups, and the addresses of their peers, in short steps."""
+        for group in groups:
+            self.of(group)
+            yield
+        for group in groups:
+            for name in group.spec.peers:
+                held = self._groups.get(group.namespace, name)
+                if held is not None and held.record.uid not in self._peers:
+                    self._peers_in(held.record)
+                    yield
+
+    def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
+        """Yield the value of each node and group that the bus should have, with its key."""
+        by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
-            group = held.record
-            for node in {vm.node for vm in self.of(group)} - {UNPLACED}:
-                found[node_group(node, group.namespace, group.name)] = self.on_node(group, node)
-        return found
+            for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:
+                by_node.setdefault(node, []).append(held.record)
+        for node, groups in sorted(by_node.items()):
+            for group in groups:
+                yield node_group(node, group.namespace, group.name), self.on_node(group, node)
 
     def on_node(self, group: SecurityGroupRecord, node: str) -> NodeGroup:
         """Return a group as the netd of a node applies it."""
+        if node != self._node:
+            self._node = node
+            self._on_node.clear()
         left = ADDRESSES_MAX
         peers: dict[str, dict[str, tuple[str, ...]]] = {}
         for name in group.spec.peers:
-            held = self._groups.get(group.namespace, name)
-            places: Places = {}
-            for vm in self.of(held.record) if held is not None else ():
-                seen = self._statuses.get((vm.node, vm.uid))
-                _add(places, vm, seen[0] if seen is not None else None, here=vm.node == node)
             peers[name] = {}
-            for place in sorted(places):
-                some = tuple(sorted(places[place])[:left])
+            held = self._groups.get(group.namespace, name)
+            if held is None or left == 0:
+                continue
+            for place, addresses in self._seen_of(held).items():
+                some = addresses[:left]
                 left -= len(some)
                 if some:
                     peers[name][place] = some
@@ -159,9 +201,45 @@ class Membership:
             peers=peers,
         )
 
+    def _seen_of(self, held: StoredGroup) -> Mapping[str, tuple[str, ...]]:
+        """Return the addresses of a group that the guests of `_node` may see."""
+        found = self._on_node.get(held.record.uid)
+        if found is None:
+            found = self._peers_in(held.record).on_node(self._node)
+            self._on_node[held.record.uid] = found
+        return found
 
-def _add(places: Places, vm: VmRecord, status: VmStatus | None, *, here: bool) -> None:
-    """Add the addresses of a VM that the guests of a node may see; `here`: it is on that node."""
+    def _peers_in(self, group: SecurityGroupRecord) -> _Peers:
+        found = self._peers.get(group.uid)
+        if found is not None:
+            return found
+        everywhere: Places = {}
+        near: dict[str, Places] = {}
+        for vm in self.of(group):
+            here, elsewhere = self._addresses_of(vm)
+            for place, addresses in elsewhere.items():
+                everywhere.setdefault(place, set()).update(addresses)
+            for place, addresses in here.items():
+                if more := addresses - elsewhere.get(place, set()):
+                    near.setdefault(vm.node, {}).setdefault(place, set()).update(more)
+        sorted_ = {
+            place: tuple(sorted(everywhere[place])[:ADDRESSES_MAX]) for place in sorted(everywhere)
+        }
+        self._peers[group.uid] = _Peers(sorted_, near)
+        return self._peers[group.uid]
+
+    def _addresses_of(self, vm: VmRecord) -> tuple[Places, Places]:
+        found = self._addresses.get(vm.uid)
+        if found is None:
+            status, _ = self._statuses.get((vm.node, vm.uid), (None, 0))
+            found = _places(vm, status, here=True), _places(vm, status, here=False)
+            self._addresses[vm.uid] = found
+        return found
+
+
+def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
+    """Return the addresses of a VM that guests of a node may see; `here`: it is on that node."""
+    places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
     for nic, claims in vm.address_claims.items():
         network = networks.get(nic, "")
@@ -175,6 +253,7 @@ def _add(places: Places, vm: VmRecord, status: VmStatus | None, *, here: bool) -
             places.setdefault(place, set()).update(
                 one for one in found if len(one) < _ADDRESS_BYTES
             )
+    return places
 
 
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:

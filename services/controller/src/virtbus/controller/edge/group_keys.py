@@ -35,6 +35,11 @@ KEPT_S = 60.0
 """The time for which a key stays after its last member. A create may rely on a key for 5 s."""
 
 
+def membership(fleet: Fleet) -> Membership:
+    """Return the members of the groups at this moment."""
+    return Membership(fleet.vms.values(), fleet.statuses, fleet.groups)
+
+
 class GroupKeys:
     """The keys that the records of VMs need on their nodes."""
 
@@ -47,16 +52,17 @@ class GroupKeys:
         if after is None or after.node == UNPLACED or after.ending:
             return []
         groups, found = self._fleet.groups, []
+        members: Membership | None = None
         for group in groups.of_vm(after):
             key = subjects.node_group(after.node, group.namespace, group.name)
             known, _ = groups.on_nodes.get(key, (None, 0))
             if known is not None and known.uid == group.uid:
                 continue
             entry = await self._bus.get(key)
-            fleet = self._fleet
-            value = Membership(fleet.vms.values(), fleet.statuses, groups).on_node(
-                group, after.node
-            )
+            members = members or membership(self._fleet)
+            for _ in members.gathered([group]):
+                await asyncio.sleep(0)
+            value = members.on_node(group, after.node)
             found.append(Write(key, encode(value), expect=entry.revision if entry else 0))
         return found
 
@@ -100,16 +106,21 @@ class NodeGroups:
             await wait_for_event(self._wake, 0.0 if self._due() else IDLE_S)
 
     async def _round(self, tenure: LeaderTerm) -> bool:
-        """Write each key that differs; return False if one has to be written again."""
-        fleet = self._fleet
-        wanted = Membership(fleet.vms.values(), fleet.statuses, fleet.groups).wanted()
-        complete = True
+        """Write each key that differs; return False if one has to be written again.
+
+        Other tasks run between the steps, because a round of a large fleet takes seconds.
+        """
+        members, wanted, complete = membership(self._fleet), set[str](), True
+        for _ in members.gathered([held.record for held in self._fleet.groups.listed(None)]):
+            await asyncio.sleep(0)
         try:
-            for key, value in wanted.items():
-                there, revision = fleet.groups.on_nodes.get(key, (None, 0))
+            for key, value in members.wanted():
+                wanted.add(key)
+                there, revision = self._fleet.groups.on_nodes.get(key, (None, 0))
                 if there != value:
                     tenure.check()
                     complete &= await self._put(key, value, revision)
+                await asyncio.sleep(0)
             for key in self._over(wanted):
                 tenure.check()
                 complete &= await self._end(key)
