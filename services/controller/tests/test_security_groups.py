@@ -237,6 +237,30 @@ async def test_a_key_of_a_node_stays_a_while_after_the_last_member(made: World) 
     assert await on_node(made) is None
 
 
+@played()
+async def test_a_key_without_a_member_is_written_again_with_the_next_one(made: World) -> None:
+    """The leader may purge it at this moment: one of the two writes conflicts."""
+    await make(made)
+    await vm(made, 7, labels=WEB)
+    seen = await made.vm("get", name="vm-7")
+    await made.ask("update", name="vm-7", revision=seen.revision, labels={})
+    await asyncio.sleep(1)
+    key = subjects.node_group("n1", "default", "web")
+    before = await made.host.get(key)
+    await vm(made, 8, labels=WEB)
+    group, record = await made.host.get(key), await made.host.get(subjects.vm_anywhere(uid(8)))
+    assert before is not None
+    assert group is not None
+    assert record is not None
+    assert group.revision == record.revision - 1 > before.revision
+    # a further write of the member needs none
+    seen = await made.vm("get", name="vm-8")
+    await made.ask("update", name="vm-8", revision=seen.revision, labels=WEB | {"x": "y"})
+    again = await made.host.get(key)
+    assert again is not None
+    assert again.revision == group.revision
+
+
 @played(controllers=2)
 async def test_an_unchanged_fleet_costs_no_writes(made: World) -> None:
     await make(made)

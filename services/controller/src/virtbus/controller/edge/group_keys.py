@@ -19,7 +19,7 @@ from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.records import group_of_node_group
-from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord, selects
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -32,7 +32,8 @@ REST = 10
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
-"""The time for which a key stays after its last member. A create may rely on a key for 5 s."""
+"""The time for which a key stays after its last member. A create relies on a member that its
+controller has seen, for 5 s at most."""
 
 
 def membership(fleet: Fleet) -> Membership:
@@ -48,7 +49,10 @@ class GroupKeys:
         self._fleet = fleet
 
     async def writes(self, after: VmRecord | None) -> list[Write]:
-        """Return the writes of the keys that the node of a record lacks; mostly none."""
+        """Return the writes of the keys that the node of a record lacks; mostly none.
+
+        A key without a member is written again, so that the leader's purge of it conflicts.
+        """
         if after is None or after.node == UNPLACED or after.ending:
             return []
         groups, found = self._fleet.groups, []
@@ -56,7 +60,7 @@ class GroupKeys:
         for group in groups.of_vm(after):
             key = subjects.node_group(after.node, group.namespace, group.name)
             known, _ = groups.on_nodes.get(key, (None, 0))
-            if known is not None and known.uid == group.uid:
+            if known is not None and known.uid == group.uid and self._has_member(group, after.node):
                 continue
             entry = await self._bus.get(key)
             members = members or membership(self._fleet)
@@ -65,6 +69,11 @@ class GroupKeys:
             value = members.on_node(group, after.node)
             found.append(Write(key, encode(value), expect=entry.revision if entry else 0))
         return found
+
+    def _has_member(self, group: SecurityGroupRecord, node: str) -> bool:
+        """Return True if a group selects a VM that a node has: the leader keeps its key."""
+        vms = self._fleet.vms.values()
+        return any(held.record.node == node and selects(group, held.record) for held in vms)
 
 
 class NodeGroups:
