@@ -14,6 +14,8 @@ from services.controller.tests.virtual import World, run, settle, world_on
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.client.stored_sizes import check_written
+from virtbus.bus.errors import OversizeError
 from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
@@ -26,6 +28,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.records import read_node_group
 from virtbus.schemas.security_group import GroupSpec, NodeGroup, SecurityGroupRecord
 from virtbus.schemas.security_group_api import SecurityGroupView
+from virtbus.schemas.vm import Network
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, validate
 
@@ -352,6 +355,63 @@ def test_the_addresses_of_a_vm_are_read_once_for_all_groups_and_nodes() -> None:
         }
         assert len(value.addresses("g7", "default")) == len(there) == 10
     assert statuses.reads == 40
+
+
+def test_a_status_adds_addresses_only_in_the_networks_of_the_record() -> None:
+    fleet, statuses = many()
+    networks = ("*", "x" * 30_000, "blue")
+    for key, (one, _) in list(statuses.items()):
+        false = tuple(
+            InterfaceStatus(name=f"n{at}", network=name, mac="02::", addresses=("192.0.2.1/32",))
+            for at, name in enumerate(networks)
+        )
+        long = InterfaceStatus(name="default", mac="02::", addresses=("\U0001f600" * 40,))
+        update = {"interfaces": (*one.interfaces, *false, long)}
+        statuses[key] = (one.model_copy(update=update), 2)
+    found = dict(Membership(fleet.vms.values(), statuses, fleet.groups).wanted())
+    for value in found.values():
+        for places in value.peers.values():
+            assert places.keys() == {"default"}
+            assert all(one.startswith("10.127.0.") for one in places["default"])
+
+
+def test_a_value_with_as_many_places_and_addresses_as_possible_can_be_written() -> None:
+    fleet, _ = many()
+    for number in range(1000, 1400):
+        names = [f"{'x' * 50}-{number}-{at}" for at in range(16)]
+        nics = tuple(Network(name=f"nic{at}", network=name) for at, name in enumerate(names))
+        one = record(number, node="n1", labels=WEB)
+        spec = one.spec.model_copy(update={"networks": nics})
+        fleet.apply(StoredVm(one.model_copy(update={"spec": spec}), number))
+        seen = tuple(
+            InterfaceStatus(name="nic", network=name, mac="02::", addresses=(f"{'f' * 46}{at}",))
+            for at, name in enumerate(names[:9])
+        )
+        fleet.statuses[one.node, one.uid] = (status(one, interfaces=seen), 1)
+    found = dict(Membership(fleet.vms.values(), fleet.statuses, fleet.groups).wanted())
+    for key, value in found.items():
+        check_written(key, encode(value))
+
+
+def test_a_value_that_is_too_large_delays_no_other_one() -> None:
+    fleet, _ = many()
+    refused_key = subjects.node_group("n1", "default", "g1")
+    written = set()
+
+    class Full(MemoryBus):
+        async def put(self, key: str, value: bytes, **more: Any) -> int:
+            if key == refused_key:
+                raise OversizeError(key)
+            written.add(key)
+            return await super().put(key, value, **more)
+
+    async def body() -> None:
+        assert await NodeGroups(Full(MemoryServer()), fleet)._round(
+            LeaderTerm("fleet", 1, math.inf)
+        )
+
+    run(body)
+    assert len(written) == 4 * 32 - 1
 
 
 def test_other_tasks_run_between_the_values_of_a_round() -> None:

@@ -31,6 +31,8 @@ Places = dict[str, set[str]]
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
 _ADDRESS_BYTES = 48
 """The bytes of an address in JSON, at most."""
+_PLACE = 2
+"""The addresses that need as many bytes as the name of a place."""
 ADDRESSES_MAX = (NODE_GROUP.written_bytes - 132 * 1024) // _ADDRESS_BYTES
 """The addresses in the value of one group on one node. Further ones are left out: they have no
 access."""
@@ -184,12 +186,12 @@ class Membership:
         for name in group.spec.peers:
             peers[name] = {}
             held = self._groups.get(group.namespace, name)
-            if held is None or left == 0:
+            if held is None or left <= _PLACE:
                 continue
             for place, addresses in self._seen_of(held).items():
-                some = addresses[:left]
-                left -= len(some)
+                some = addresses[: max(left - _PLACE, 0)]
                 if some:
+                    left -= _PLACE + len(some)
                     peers[name][place] = some
         return NodeGroup(
             uid=group.uid,
@@ -241,17 +243,20 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
     """Return the addresses of a VM that guests of a node may see; `here`: it is on that node."""
     places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
+    own = set(networks.values())
     for nic, claims in vm.address_claims.items():
         network = networks.get(nic, "")
         place = _place(network, vm.network_targets.get(network), here=here)
         if place:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
+        if seen.network not in own:
+            continue  # a node decides about addresses, but not about networks
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
             places.setdefault(place, set()).update(
-                one for one in found if len(one) < _ADDRESS_BYTES
+                one for one in found if one.isascii() and len(one) < _ADDRESS_BYTES
             )
     return places
 

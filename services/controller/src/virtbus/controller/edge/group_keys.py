@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from virtbus.bus.client.ports import Bus, Write
-from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.errors import BusError, ConflictError, OversizeError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.security_groups import Membership
@@ -148,6 +148,8 @@ class NodeGroups:
             self._fleet.groups.put(key, body, await self._bus.put(key, body, expect=revision))
         except ConflictError:
             return False  # another controller was first; the watch delivers its write
+        except OversizeError as error:  # other groups must not wait for this one
+            log.error("%s is not written: %s", key, error, extra={"code": "group_too_large"})
         return True
 
     def _over(self, wanted: Collection[str]) -> list[str]:
