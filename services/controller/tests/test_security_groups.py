@@ -25,6 +25,7 @@ from virtbus.controller.edge.group_keys import KEPT_S, NodeGroups
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_object import NetworkSpec, NetworkTarget
 from virtbus.schemas.records import read_node_group
 from virtbus.schemas.security_group import GroupSpec, NodeGroup, SecurityGroupRecord
 from virtbus.schemas.security_group_api import SecurityGroupView
@@ -355,6 +356,46 @@ def test_the_addresses_of_a_vm_are_read_once_for_all_groups_and_nodes() -> None:
         }
         assert len(value.addresses("g7", "default")) == len(there) == 10
     assert statuses.reads == 40
+
+
+@pytest.mark.parametrize(
+    ("spec", "far"),
+    [
+        (None, False),
+        ({"kind": "cni", "conflist": "pods"}, False),
+        ({"kind": "nat", "subnet": "10.9.0.0/16"}, False),
+        ({"kind": "nat", "subnet": "10.9.0.0/16", "pool": "fleet"}, True),
+        ({"kind": "bridge", "link": "br0"}, True),
+    ],
+)
+def test_members_on_other_hosts_count_if_no_other_guest_has_their_addresses(
+    spec: dict[str, Any] | None, far: bool
+) -> None:
+    fleet = Fleet()
+    fleet.groups.apply(Stored(named(1, "g1"), 1))
+    for number in (101, 102):
+        one = record(number, node=f"n{number - 100}", labels=WEB)
+        update: dict[str, Any] = {
+            "spec": one.spec.model_copy(
+                update={"networks": (Network(name="default", network="blue"),)}
+            )
+        }
+        if spec is not None:
+            target = NetworkTarget(
+                uid=uid(900), namespace="default", name="blue", spec=validate(NetworkSpec, spec)
+            )
+            update["network_targets"] = {"blue": target}
+        one = one.model_copy(update=update)
+        fleet.apply(StoredVm(one, number))
+        nic = InterfaceStatus(
+            name="default", network="blue", mac="02::", addresses=(f"10.9.0.{number}/16",)
+        )
+        fleet.statuses[one.node, one.uid] = (status(one, interfaces=(nic,)), 1)
+    value = Membership(fleet.vms.values(), fleet.statuses, fleet.groups).on_node(
+        fleet.groups.listed(None)[0].record, "n1"
+    )
+    there = value.addresses("g1", "blue" if spec is None else uid(900))
+    assert there == (("10.9.0.101", "10.9.0.102") if far else ("10.9.0.101",))
 
 
 def test_a_status_adds_addresses_only_in_the_networks_of_the_record() -> None:

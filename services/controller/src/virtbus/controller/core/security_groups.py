@@ -11,7 +11,7 @@ from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredGroup, StoredVm
 from virtbus.schemas.bounds import NODE_GROUP
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget, PoolScope
+from virtbus.schemas.network_object import NetworkKind, NetworkTarget, PoolScope
 from virtbus.schemas.records import of_node_group, read_node_group, read_security_group
 from virtbus.schemas.security_group import (
     ANYWHERE,
@@ -28,7 +28,7 @@ Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 Places = dict[str, set[str]]
 """Addresses by the place where they mean this VM, as in `NodeGroup.peers`."""
 
-_OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
+_OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
 """The bytes of an address in JSON, at most."""
 _PLACE = 2
@@ -264,10 +264,11 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them there.
 
-    Each host has the same subnet of the built-in network, and of one whose pool is of the host.
+    Each host has the same subnet of the built-in network, and of one whose pool is of the host. So
+    may the plugins of CNI networks, and a network without an object is one of these.
     """
     if target is None:
-        return network if here or network != BUILT_IN else ""
+        return network if here else ""
     if target.spec.kind is NetworkKind.ROUTED:
         return ANYWHERE
     if not here and target.spec.kind in _OF_ONE_HOST and target.spec.pool is not PoolScope.FLEET:
