@@ -152,6 +152,23 @@ async def test_a_host_without_guests_is_forgotten_and_a_silent_one_is_not(made: 
 
 
 @played(nodes=1)
+async def test_keys_that_a_restored_bus_has_lost_are_written_again(made: World) -> None:
+    await hosts(made, 2)
+    mesh = await network(made)
+    for number in (1, 2):
+        await member(made, mesh, number, on=number)
+    before = await peers(made)
+    assert len(before) == 2
+    bus, shelf = made.buses["c1"], made.server.shelf(next(iter(before)))
+    bus.disconnect()
+    for key in before:
+        del shelf.entries[key]
+    await asyncio.sleep(2)  # shorter than a lease
+    bus.reconnect()
+    assert await peers(made) == before
+
+
+@played(nodes=1)
 async def test_overlays_have_numbers_of_their_own_and_an_mtu_that_all_hosts_carry(
     made: World,
 ) -> None:

@@ -1,24 +1,37 @@
 """Security groups as a client and a node see them: real controllers over the fake bus."""
 
 import asyncio
+import math
 from typing import Any
 
-from services.controller.tests.fleets import node, status, uid
+import pytest
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_network_api import kinds, paths
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.virtual import World, settle
+from services.controller.tests.virtual import World, run, settle, world_on
 
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.client.stored_sizes import check_written
+from virtbus.bus.errors import OversizeError
+from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
-from virtbus.controller.edge.group_keys import KEPT_S
+from virtbus.controller.core.security_groups import Membership
+from virtbus.controller.core.vm_keys import Stored, StoredVm
+from virtbus.controller.edge.group_keys import KEPT_S, NodeGroups
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_object import NetworkSpec, NetworkTarget
 from virtbus.schemas.records import read_node_group
-from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.security_group import GroupSpec, NodeGroup, SecurityGroupRecord
 from virtbus.schemas.security_group_api import SecurityGroupView
-from virtbus.schemas.wire import validate
+from virtbus.schemas.vm import Network
+from virtbus.schemas.vm_status import VmStatus
+from virtbus.schemas.wire import encode, validate
 
 WEB = {"app": "web"}
 SPEC = {
@@ -228,6 +241,30 @@ async def test_a_key_of_a_node_stays_a_while_after_the_last_member(made: World) 
     assert await on_node(made) is None
 
 
+@played()
+async def test_a_key_without_a_member_is_written_again_with_the_next_one(made: World) -> None:
+    """The leader may purge it at this moment: one of the two writes conflicts."""
+    await make(made)
+    await vm(made, 7, labels=WEB)
+    seen = await made.vm("get", name="vm-7")
+    await made.ask("update", name="vm-7", revision=seen.revision, labels={})
+    await asyncio.sleep(1)
+    key = subjects.node_group("n1", "default", "web")
+    before = await made.host.get(key)
+    await vm(made, 8, labels=WEB)
+    group, record = await made.host.get(key), await made.host.get(subjects.vm_anywhere(uid(8)))
+    assert before is not None
+    assert group is not None
+    assert record is not None
+    assert group.revision == record.revision - 1 > before.revision
+    # a further write of the member needs none
+    seen = await made.vm("get", name="vm-8")
+    await made.ask("update", name="vm-8", revision=seen.revision, labels=WEB | {"x": "y"})
+    again = await made.host.get(key)
+    assert again is not None
+    assert again.revision == group.revision
+
+
 @played(controllers=2)
 async def test_an_unchanged_fleet_costs_no_writes(made: World) -> None:
     await make(made)
@@ -243,3 +280,198 @@ async def test_an_unchanged_fleet_costs_no_writes(made: World) -> None:
     assert before is not None
     assert after is not None
     assert after.revision == before.revision
+
+
+@pytest.mark.parametrize("what", ["group", "record"])
+def test_a_fresh_leader_keeps_the_keys_of_what_it_cannot_read(what: str) -> None:
+    server = MemoryServer()
+
+    async def body() -> None:
+        async with world_on(server, controllers=1, nodes=1) as made:
+            await make(made)
+            await vm(made, 7, labels=WEB)
+            assert await on_node(made) is not None
+        group, record = subjects.security_group("default", "web"), subjects.vm_record("n1", uid(7))
+        key = {"group": group, "record": record}[what]
+        good = server.shelf(key).last(key)
+        assert good is not None
+        damage(server, key, encode({"schema_version": 99, "uid": uid(1)}))
+        async with world_on(server, controllers=1, nodes=1) as made:
+            await asyncio.sleep(2 * KEPT_S)
+            assert await on_node(made) is not None
+            damage(server, key, good.value)
+            seen = await made.vm("get", name="vm-7")
+            await made.ask("update", name="vm-7", revision=seen.revision, labels={})
+            await asyncio.sleep(KEPT_S + 40)
+            assert await on_node(made) is None
+
+    run(body)
+
+
+# --- large fleets -------------------------------------------------------------------------
+class Counted(dict[tuple[str, str], tuple[VmStatus, int]]):
+    """Statuses that count how often one is read."""
+
+    reads = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(key, default)
+
+
+def named(number: int, *peers: str) -> SecurityGroupRecord:
+    """Return a group of all VMs that names these groups."""
+    rules = [{"direction": "ingress", "groups": peers[at : at + 16]} for at in range(0, 32, 16)]
+    spec = validate(GroupSpec, {"selector": {}, "rules": rules})
+    name = f"g{number}"
+    return SecurityGroupRecord(
+        uid=uid(number), namespace="default", name=name, spec=spec, created_ns=1
+    )
+
+
+def many() -> tuple[Fleet, Counted]:
+    """Return 32 groups that name each other, and 40 VMs on 4 nodes."""
+    fleet, names = Fleet(), [f"g{number}" for number in range(1, 33)]
+    for number in range(1, 33):
+        fleet.groups.apply(Stored(named(number, *names), number))
+    statuses = Counted()
+    for number in range(100, 140):
+        one = record(number, node=f"n{number % 4 + 1}", labels=WEB)
+        fleet.apply(StoredVm(one, number))
+        nic = InterfaceStatus(name="default", mac="02::", addresses=(f"10.127.0.{number}/16",))
+        statuses[one.node, one.uid] = (status(one, interfaces=(nic,)), 1)
+    fleet.statuses = statuses
+    return fleet, statuses
+
+
+def test_the_addresses_of_a_vm_are_read_once_for_all_groups_and_nodes() -> None:
+    fleet, statuses = many()
+    found = dict(Membership(fleet.vms.values(), statuses, fleet.groups).wanted())
+    assert len(found) == 4 * 32
+    for node_name in ("n1", "n4"):
+        value = found[subjects.node_group(node_name, "default", "g32")]
+        assert value.peers.keys() == {f"g{number}" for number in range(1, 33)}
+        there = {
+            vm.uid for vm in (held.record for held in fleet.vms.values()) if vm.node == node_name
+        }
+        assert len(value.addresses("g7", "default")) == len(there) == 10
+    assert statuses.reads == 40
+
+
+@pytest.mark.parametrize(
+    ("spec", "far"),
+    [
+        (None, False),
+        ({"kind": "cni", "conflist": "pods"}, False),
+        ({"kind": "nat", "subnet": "10.9.0.0/16"}, False),
+        ({"kind": "nat", "subnet": "10.9.0.0/16", "pool": "fleet"}, True),
+        ({"kind": "bridge", "link": "br0"}, True),
+    ],
+)
+def test_members_on_other_hosts_count_if_no_other_guest_has_their_addresses(
+    spec: dict[str, Any] | None, far: bool
+) -> None:
+    fleet = Fleet()
+    fleet.groups.apply(Stored(named(1, "g1"), 1))
+    for number in (101, 102):
+        one = record(number, node=f"n{number - 100}", labels=WEB)
+        update: dict[str, Any] = {
+            "spec": one.spec.model_copy(
+                update={"networks": (Network(name="default", network="blue"),)}
+            )
+        }
+        if spec is not None:
+            target = NetworkTarget(
+                uid=uid(900), namespace="default", name="blue", spec=validate(NetworkSpec, spec)
+            )
+            update["network_targets"] = {"blue": target}
+        one = one.model_copy(update=update)
+        fleet.apply(StoredVm(one, number))
+        nic = InterfaceStatus(
+            name="default", network="blue", mac="02::", addresses=(f"10.9.0.{number}/16",)
+        )
+        fleet.statuses[one.node, one.uid] = (status(one, interfaces=(nic,)), 1)
+    value = Membership(fleet.vms.values(), fleet.statuses, fleet.groups).on_node(
+        fleet.groups.listed(None)[0].record, "n1"
+    )
+    there = value.addresses("g1", "blue" if spec is None else uid(900))
+    assert there == (("10.9.0.101", "10.9.0.102") if far else ("10.9.0.101",))
+
+
+def test_a_status_adds_addresses_only_in_the_networks_of_the_record() -> None:
+    fleet, statuses = many()
+    networks = ("*", "x" * 30_000, "blue")
+    for key, (one, _) in list(statuses.items()):
+        false = tuple(
+            InterfaceStatus(name=f"n{at}", network=name, mac="02::", addresses=("192.0.2.1/32",))
+            for at, name in enumerate(networks)
+        )
+        long = InterfaceStatus(name="default", mac="02::", addresses=("\U0001f600" * 40,))
+        update = {"interfaces": (*one.interfaces, *false, long)}
+        statuses[key] = (one.model_copy(update=update), 2)
+    found = dict(Membership(fleet.vms.values(), statuses, fleet.groups).wanted())
+    for value in found.values():
+        for places in value.peers.values():
+            assert places.keys() == {"default"}
+            assert all(one.startswith("10.127.0.") for one in places["default"])
+
+
+def test_a_value_with_as_many_places_and_addresses_as_possible_can_be_written() -> None:
+    fleet, _ = many()
+    for number in range(1000, 1400):
+        names = [f"{'x' * 50}-{number}-{at}" for at in range(16)]
+        nics = tuple(Network(name=f"nic{at}", network=name) for at, name in enumerate(names))
+        one = record(number, node="n1", labels=WEB)
+        spec = one.spec.model_copy(update={"networks": nics})
+        fleet.apply(StoredVm(one.model_copy(update={"spec": spec}), number))
+        seen = tuple(
+            InterfaceStatus(name="nic", network=name, mac="02::", addresses=(f"{'f' * 46}{at}",))
+            for at, name in enumerate(names[:9])
+        )
+        fleet.statuses[one.node, one.uid] = (status(one, interfaces=seen), 1)
+    found = dict(Membership(fleet.vms.values(), fleet.statuses, fleet.groups).wanted())
+    for key, value in found.items():
+        check_written(key, encode(value))
+
+
+def test_a_value_that_is_too_large_delays_no_other_one() -> None:
+    fleet, _ = many()
+    refused_key = subjects.node_group("n1", "default", "g1")
+    written = set()
+
+    class Full(MemoryBus):
+        async def put(self, key: str, value: bytes, **more: Any) -> int:
+            if key == refused_key:
+                raise OversizeError(key)
+            written.add(key)
+            return await super().put(key, value, **more)
+
+    async def body() -> None:
+        assert await NodeGroups(Full(MemoryServer()), fleet)._round(
+            LeaderTerm("fleet", 1, math.inf)
+        )
+
+    run(body)
+    assert len(written) == 4 * 32 - 1
+
+
+def test_other_tasks_run_between_the_values_of_a_round() -> None:
+    fleet, _ = many()
+    turns = 0
+
+    async def body() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        term = LeaderTerm("fleet", 1, math.inf)
+        bus = MemoryBus(MemoryServer())
+        assert await NodeGroups(bus, fleet)._round(term)  # now the bus has all values
+        async with background() as tasks:
+            tasks.start(others())
+            assert await NodeGroups(bus, fleet)._round(term)
+            assert turns >= 4 * 32
+
+    run(body)

@@ -9,9 +9,12 @@ from services.kubebridge.tests.world import NOW
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.kubebridge.core.objects.unstructured import read
+from virtbus.kubebridge.core.policy import translation
 from virtbus.kubebridge.core.policy.controller import DENIED, REFUSED, Policies
 from virtbus.kubebridge.core.policy.model import Policy
 from virtbus.kubebridge.core.policy.translation import (
+    DENIED_MAX,
+    PEER_GROUPS_MAX,
     POLICY_LABEL,
     Translated,
     group_name,
@@ -141,6 +144,67 @@ def test_long_lists_are_split_at_the_limits_of_a_rule() -> None:
     many = translated(ingress=[{"ports": [{"port": n}]} for n in range(1, 100)])
     assert len(many.groups["np-web"].rules) == 64
     assert "rules beyond 64" in many.denied[0]
+
+
+@pytest.mark.parametrize(
+    ("block", "wanted"),
+    [
+        ({"cidr": "10.0.0.0/30"}, ["10.0.0.0/30"]),
+        (
+            {"cidr": "10.0.0.0/29", "except": ["10.0.0.6/31", "10.0.0.1/32", "10.0.0.0/31"]},
+            ["10.0.0.2/31", "10.0.0.4/31"],
+        ),
+        ({"cidr": "10.0.0.0/30", "except": ["10.0.0.0/8"]}, None),
+        ({"cidr": "10.0.0.0/30", "except": ["9.0.0.0/8", "11.0.0.0/8", "::/0"]}, ["10.0.0.0/30"]),
+        (
+            {"cidr": "0.0.0.0/0", "except": ["0.0.0.0/1", "255.255.255.255/32", "192.0.0.0/2"]},
+            ["128.0.0.0/2"],
+        ),
+    ],
+)
+def test_exceptions_are_no_part_of_a_network(
+    block: dict[str, Any], wanted: list[str] | None
+) -> None:
+    found = own(ingress=[{"from": [{"ipBlock": block}]}])
+    assert [list(rule.cidrs) for rule in found.rules] == ([wanted] if wanted else [])
+
+
+def test_a_network_with_endless_exceptions_denies() -> None:
+    """They would be hundreds of thousands of networks, made in quadratic time."""
+    many = [f"2001:db8:{n:x}::1/128" for n in range(20_000)]
+    found = translated(ingress=[{"from": [{"ipBlock": {"cidr": "::/0", "except": many}}]}])
+    assert found.groups["np-web"].rules == ()
+    assert "::/0 without its exceptions is more than 1024 networks" in found.denied[0]
+    same = [{"ipBlock": {"cidr": f"{n:x}::/16", "except": [f"{n:x}::1/128"]}} for n in range(5000)]
+    found = translated(ingress=[{"from": same}])
+    assert sum(rule.matches for rule in found.groups["np-web"].rules) <= 1024
+    assert "1024 ports and peers" in found.denied[0]
+
+
+def test_a_policy_makes_a_bounded_number_of_groups_and_problems() -> None:
+    peers = [{"podSelector": {"matchLabels": {"app": f"a{n}"}}} for n in range(3000)]
+    found = translated(ingress=[{"from": peers}])
+    assert len(found.groups) == 1 + PEER_GROUPS_MAX
+    assert len(found.groups["np-web"].peers) == PEER_GROUPS_MAX
+    assert "from[128]: selectors of peers beyond 128" in found.denied[0]
+    assert len(found.denied) <= DENIED_MAX
+
+
+def test_rules_beyond_the_limits_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(model: Any, rule: Any) -> Any:
+        nonlocal made
+        made += 1
+        return validate(model, rule)
+
+    monkeypatch.setattr(translation, "validate", counted)
+    for first in (1, 65_536):  # the latter are refused
+        ports = [{"port": first + n} for n in range(2000)]
+        found = translated(ingress=[{"ports": ports}] * 5)
+        assert len(found.groups["np-web"].rules) <= 64
+        assert "rules beyond 64" in found.denied[-1]
+    assert made < 160
 
 
 def test_names_are_ids_and_differ() -> None:

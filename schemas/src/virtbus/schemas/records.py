@@ -15,6 +15,7 @@ from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
+    SECURITY_GROUP_KEYS,
     SECURITY_GROUPS,
     address_claim,
     backup_schedule_record,
@@ -126,6 +127,12 @@ def of_node_group(key: str) -> bool:
     """Return True for the key of a security group of VMs of a node."""
     tokens = key.split(".")
     return len(tokens) == 6 and tokens[3] == SECURITY_GROUPS
+
+
+def group_of_node_group(key: str) -> tuple[str, str]:
+    """Return the node, and the key of the group, of which a node has the value at `key`."""
+    _, _, node, _, namespace, token = key.split(".")
+    return node, f"{SECURITY_GROUP_KEYS}{namespace}.{token}"
 
 
 def read_node_group(key: str, value: bytes) -> NodeGroup:

@@ -4,13 +4,14 @@ A node gets one value for each group that selects a VM of it. The value has the 
 the addresses of the groups that these rules name.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredGroup, StoredVm
 from virtbus.schemas.bounds import NODE_GROUP
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget, PoolScope
+from virtbus.schemas.network_object import NetworkKind, NetworkTarget, PoolScope
 from virtbus.schemas.records import of_node_group, read_node_group, read_security_group
 from virtbus.schemas.security_group import (
     ANYWHERE,
@@ -27,9 +28,11 @@ Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 Places = dict[str, set[str]]
 """Addresses by the place where they mean this VM, as in `NodeGroup.peers`."""
 
-_OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
+_OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
 """The bytes of an address in JSON, at most."""
+_PLACE = 2
+"""The addresses that need as many bytes as the name of a place."""
 ADDRESSES_MAX = (NODE_GROUP.written_bytes - 132 * 1024) // _ADDRESS_BYTES
 """The addresses in the value of one group on one node. Further ones are left out: they have no
 access."""
@@ -102,8 +105,29 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
         return [name for name in names if self.get(namespace, name) is None]
 
 
+class _Peers(NamedTuple):
+    """The addresses of a group's members, sorted and limited to ADDRESSES_MAX, by place."""
+
+    everywhere: Mapping[str, tuple[str, ...]]
+    """Those that mean the members on each node."""
+    near: Mapping[str, Places]
+    """By node: those that mean a member only there."""
+
+    def on_node(self, node: str) -> Mapping[str, tuple[str, ...]]:
+        """Return the addresses that the guests of a node may see."""
+        near = self.near.get(node)
+        if near is None:
+            return self.everywhere
+        merged = {
+            place: tuple(sorted(near[place].union(self.everywhere.get(place, ()))))
+            for place in near
+        }
+        found = {**self.everywhere, **merged}
+        return {place: found[place][:ADDRESSES_MAX] for place in sorted(found)}
+
+
 class Membership:
-    """The members of the groups at one moment."""
+    """The members of the groups at one moment. Each VM's addresses are read once."""
 
     def __init__(self, vms: Iterable[StoredVm], statuses: Statuses, groups: SecurityGroups) -> None:
         """Only the VMs of namespaces with a group are read."""
@@ -114,6 +138,12 @@ class Membership:
             if groups.count(held.record.namespace):
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
+        self._addresses: dict[str, tuple[Places, Places]] = {}
+        """By uid of a VM: the addresses that mean it on its own node, and on others."""
+        self._peers: dict[str, _Peers] = {}
+        self._node = ""
+        self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        """By uid of a group: the addresses that the guests of `_node` may see."""
 
     def of(self, group: SecurityGroupRecord) -> list[VmRecord]:
         """Return the VMs that a group selects."""
@@ -124,30 +154,44 @@ class Membership:
             self._members[group.uid] = found
         return found
 
-    def wanted(self) -> dict[str, NodeGroup]:
-        """Return the value of each node and group that the bus should have, by key."""
-        found: dict[str, NodeGroup] = {}
+    def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
+        """Read the members of groups, and the addresses of their peers, in short steps."""
+        for group in groups:
+            self.of(group)
+            yield
+        for group in groups:
+            for name in group.spec.peers:
+                held = self._groups.get(group.namespace, name)
+                if held is not None and held.record.uid not in self._peers:
+                    self._peers_in(held.record)
+                    yield
+
+    def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
+        """Yield the value of each node and group that the bus should have, with its key."""
+        by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
-            group = held.record
-            for node in {vm.node for vm in self.of(group)} - {UNPLACED}:
-                found[node_group(node, group.namespace, group.name)] = self.on_node(group, node)
-        return found
+            for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:
+                by_node.setdefault(node, []).append(held.record)
+        for node, groups in sorted(by_node.items()):
+            for group in groups:
+                yield node_group(node, group.namespace, group.name), self.on_node(group, node)
 
     def on_node(self, group: SecurityGroupRecord, node: str) -> NodeGroup:
         """Return a group as the netd of a node applies it."""
+        if node != self._node:
+            self._node = node
+            self._on_node.clear()
         left = ADDRESSES_MAX
         peers: dict[str, dict[str, tuple[str, ...]]] = {}
         for name in group.spec.peers:
-            held = self._groups.get(group.namespace, name)
-            places: Places = {}
-            for vm in self.of(held.record) if held is not None else ():
-                seen = self._statuses.get((vm.node, vm.uid))
-                _add(places, vm, seen[0] if seen is not None else None, here=vm.node == node)
             peers[name] = {}
-            for place in sorted(places):
-                some = tuple(sorted(places[place])[:left])
-                left -= len(some)
+            held = self._groups.get(group.namespace, name)
+            if held is None or left <= _PLACE:
+                continue
+            for place, addresses in self._seen_of(held).items():
+                some = addresses[: max(left - _PLACE, 0)]
                 if some:
+                    left -= _PLACE + len(some)
                     peers[name][place] = some
         return NodeGroup(
             uid=group.uid,
@@ -159,31 +203,72 @@ class Membership:
             peers=peers,
         )
 
+    def _seen_of(self, held: StoredGroup) -> Mapping[str, tuple[str, ...]]:
+        """Return the addresses of a group that the guests of `_node` may see."""
+        found = self._on_node.get(held.record.uid)
+        if found is None:
+            found = self._peers_in(held.record).on_node(self._node)
+            self._on_node[held.record.uid] = found
+        return found
 
-def _add(places: Places, vm: VmRecord, status: VmStatus | None, *, here: bool) -> None:
-    """Add the addresses of a VM that the guests of a node may see; `here`: it is on that node."""
+    def _peers_in(self, group: SecurityGroupRecord) -> _Peers:
+        found = self._peers.get(group.uid)
+        if found is not None:
+            return found
+        everywhere: Places = {}
+        near: dict[str, Places] = {}
+        for vm in self.of(group):
+            here, elsewhere = self._addresses_of(vm)
+            for place, addresses in elsewhere.items():
+                everywhere.setdefault(place, set()).update(addresses)
+            for place, addresses in here.items():
+                if more := addresses - elsewhere.get(place, set()):
+                    near.setdefault(vm.node, {}).setdefault(place, set()).update(more)
+        sorted_ = {
+            place: tuple(sorted(everywhere[place])[:ADDRESSES_MAX]) for place in sorted(everywhere)
+        }
+        self._peers[group.uid] = _Peers(sorted_, near)
+        return self._peers[group.uid]
+
+    def _addresses_of(self, vm: VmRecord) -> tuple[Places, Places]:
+        found = self._addresses.get(vm.uid)
+        if found is None:
+            status, _ = self._statuses.get((vm.node, vm.uid), (None, 0))
+            found = _places(vm, status, here=True), _places(vm, status, here=False)
+            self._addresses[vm.uid] = found
+        return found
+
+
+def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
+    """Return the addresses of a VM that guests of a node may see; `here`: it is on that node."""
+    places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
+    own = set(networks.values())
     for nic, claims in vm.address_claims.items():
         network = networks.get(nic, "")
         place = _place(network, vm.network_targets.get(network), here=here)
         if place:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
+        if seen.network not in own:
+            continue  # a node decides about addresses, but not about networks
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
             places.setdefault(place, set()).update(
-                one for one in found if len(one) < _ADDRESS_BYTES
+                one for one in found if one.isascii() and len(one) < _ADDRESS_BYTES
             )
+    return places
 
 
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them there.
 
-    Each host has the same subnet of the built-in network, and of one whose pool is of the host.
+    Each host has the same subnet of the built-in network, and of one whose pool is of the host. So
+    may the plugins of CNI networks, and a network without an object is one of these.
     """
     if target is None:
-        return network if here or network != BUILT_IN else ""
+        return network if here else ""
     if target.spec.kind is NetworkKind.ROUTED:
         return ANYWHERE
     if not here and target.spec.kind in _OF_ONE_HOST and target.spec.pool is not PoolScope.FLEET:

@@ -132,6 +132,10 @@ class Damaged:
         """Return True if a VM's record is unreadable. A CAS over its last known one would fail."""
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
+    def nodes_of_records(self) -> set[str]:
+        """Return the nodes that have a VM whose record is unreadable."""
+        return {one.key.split(".")[2] for one in self if one.kind == "record"}
+
     def in_bucket(self, bucket: str) -> set[str]:
         """Return the keys of the unreadable values in one bucket."""
         return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}

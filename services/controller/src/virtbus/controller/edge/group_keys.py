@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from virtbus.bus.client.ports import Bus, Write
-from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.errors import BusError, ConflictError, OversizeError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.security_groups import Membership
@@ -18,7 +18,8 @@ from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.records import group_of_node_group
+from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord, selects
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -31,7 +32,13 @@ REST = 10
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
-"""The time for which a key stays after its last member. A create may rely on a key for 5 s."""
+"""The time for which a key stays after its last member. A create relies on a member that its
+controller has seen, for 5 s at most."""
+
+
+def membership(fleet: Fleet) -> Membership:
+    """Return the members of the groups at this moment."""
+    return Membership(fleet.vms.values(), fleet.statuses, fleet.groups)
 
 
 class GroupKeys:
@@ -42,22 +49,31 @@ class GroupKeys:
         self._fleet = fleet
 
     async def writes(self, after: VmRecord | None) -> list[Write]:
-        """Return the writes of the keys that the node of a record lacks; mostly none."""
+        """Return the writes of the keys that the node of a record lacks; mostly none.
+
+        A key without a member is written again, so that the leader's purge of it conflicts.
+        """
         if after is None or after.node == UNPLACED or after.ending:
             return []
         groups, found = self._fleet.groups, []
+        members: Membership | None = None
         for group in groups.of_vm(after):
             key = subjects.node_group(after.node, group.namespace, group.name)
             known, _ = groups.on_nodes.get(key, (None, 0))
-            if known is not None and known.uid == group.uid:
+            if known is not None and known.uid == group.uid and self._has_member(group, after.node):
                 continue
             entry = await self._bus.get(key)
-            fleet = self._fleet
-            value = Membership(fleet.vms.values(), fleet.statuses, groups).on_node(
-                group, after.node
-            )
+            members = members or membership(self._fleet)
+            for _ in members.gathered([group]):
+                await asyncio.sleep(0)
+            value = members.on_node(group, after.node)
             found.append(Write(key, encode(value), expect=entry.revision if entry else 0))
         return found
+
+    def _has_member(self, group: SecurityGroupRecord, node: str) -> bool:
+        """Return True if a group selects a VM that a node has: the leader keeps its key."""
+        vms = self._fleet.vms.values()
+        return any(held.record.node == node and selects(group, held.record) for held in vms)
 
 
 class NodeGroups:
@@ -99,16 +115,21 @@ class NodeGroups:
             await wait_for_event(self._wake, 0.0 if self._due() else IDLE_S)
 
     async def _round(self, tenure: LeaderTerm) -> bool:
-        """Write each key that differs; return False if one has to be written again."""
-        fleet = self._fleet
-        wanted = Membership(fleet.vms.values(), fleet.statuses, fleet.groups).wanted()
-        complete = True
+        """Write each key that differs; return False if one has to be written again.
+
+        Other tasks run between the steps, because a round of a large fleet takes seconds.
+        """
+        members, wanted, complete = membership(self._fleet), set[str](), True
+        for _ in members.gathered([held.record for held in self._fleet.groups.listed(None)]):
+            await asyncio.sleep(0)
         try:
-            for key, value in wanted.items():
-                there, revision = fleet.groups.on_nodes.get(key, (None, 0))
+            for key, value in members.wanted():
+                wanted.add(key)
+                there, revision = self._fleet.groups.on_nodes.get(key, (None, 0))
                 if there != value:
                     tenure.check()
                     complete &= await self._put(key, value, revision)
+                await asyncio.sleep(0)
             for key in self._over(wanted):
                 tenure.check()
                 complete &= await self._end(key)
@@ -127,18 +148,26 @@ class NodeGroups:
             self._fleet.groups.put(key, body, await self._bus.put(key, body, expect=revision))
         except ConflictError:
             return False  # another controller was first; the watch delivers its write
+        except OversizeError as error:  # other groups must not wait for this one
+            log.error("%s is not written: %s", key, error, extra={"code": "group_too_large"})
         return True
 
     def _over(self, wanted: Collection[str]) -> list[str]:
-        """Return the keys whose group is gone, or that have had no member for KEPT_S."""
+        """Return the keys whose group is gone, or that have had no member for KEPT_S.
+
+        A key stays while its group, or a VM of its node, cannot be read: guests may depend on it.
+        """
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
+        damaged = self._fleet.damaged
+        blind = damaged.nodes_of_records()
         self._unneeded_s = {
             key: self._unneeded_s.get(key, now_s) for key in groups.on_nodes if key not in wanted
         }
         for key, since_s in self._unneeded_s.items():
-            there, _ = groups.on_nodes[key]
-            stands = there is not None and groups.get(there.namespace, there.name) is not None
-            if not stands or now_s - since_s >= KEPT_S:
+            node, group = group_of_node_group(key)
+            if damaged.has(group) or node in blind:
+                self._unneeded_s[key] = now_s
+            elif groups.at(group) is None or now_s - since_s >= KEPT_S:
                 found.append(key)
         return found
 

@@ -36,12 +36,12 @@ class OverlayPeers:
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
         """Watch the stored keys, and write those that differ, while the lease is held."""
-        self._stored.clear()
+        self._stored = {}
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(listed))
-            await listed.wait()
             while True:
+                await listed.wait()
                 tenure.check()
                 await self._write(tenure)
                 await asyncio.sleep(LOOK_S)
@@ -49,7 +49,11 @@ class OverlayPeers:
     async def _follow(self, listed: asyncio.Event) -> None:
         async with self._bus.watch(subjects.overlay_peers_all()) as watch:
             async for item in watch:
-                if item is WatchMark.SYNCED:
+                if item is WatchMark.RESET:
+                    # Another bus may have lost keys. A write that is under way keeps the old dict.
+                    self._stored = {}
+                    listed.clear()
+                elif item is WatchMark.SYNCED:
                     listed.set()
                 elif isinstance(item, Entry):
                     self._see(item)
@@ -70,26 +74,29 @@ class OverlayPeers:
 
     async def _write(self, tenure: LeaderTerm) -> None:
         nodes = {name: seen.record for name, seen in self._fleet.nodes.items()}
-        known = {key: one for key, (one, _) in self._stored.items() if one is not None}
+        stored = self._stored
+        known = {key: one for key, (one, _) in stored.items() if one is not None}
         wanted = peers_wanted(self._fleet.vms.values(), nodes, known)
         try:
             for key, peer in wanted.items():
                 if known.get(key) != peer:
                     tenure.check()
-                    await self._put(key, peer)
-            for key in self._stored.keys() - wanted.keys():
+                    await self._put(key, peer, stored)
+            for key in stored.keys() - wanted.keys():
                 tenure.check()
                 await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
-                self._stored.pop(key, None)
+                stored.pop(key, None)
         except BusError as error:
             log.info("peers of overlays: %s", error, extra={"code": "peers_late"})
 
-    async def _put(self, key: str, peer: OverlayPeer) -> None:
-        revision = self._stored.get(key, (None, 0))[1]
+    async def _put(
+        self, key: str, peer: OverlayPeer, stored: dict[str, tuple[OverlayPeer | None, int]]
+    ) -> None:
+        revision = stored.get(key, (None, 0))[1]
         try:
             if revision == 0:
                 entry = await self._bus.get(key)
                 revision = entry.revision if entry is not None else 0
-            self._stored[key] = (peer, await self._bus.put(key, encode(peer), expect=revision))
+            stored[key] = (peer, await self._bus.put(key, encode(peer), expect=revision))
         except ConflictError:
             return  # another controller was first; the watch delivers its write

@@ -5,8 +5,9 @@ that the VM got from its VMI. Every VM of a bridge counts as a pod with KubeVirt
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network, summarize_address_range
+from itertools import islice
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects.unstructured import read
@@ -32,6 +33,10 @@ LAUNCHER = ("kubevirt.io", "virt-launcher")
 """KubeVirt's label of every pod with a guest."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 NAME_MAX = 63
+PEER_GROUPS_MAX = 128
+"""The groups that one policy makes for selectors of peers. A namespace may have 200 groups."""
+DENIED_MAX = 64
+"""The problems of a policy that are kept for its Event, which shows fewer."""
 _TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
 _PROTOCOLS = {"": IpProtocol.TCP, "TCP": IpProtocol.TCP, "UDP": IpProtocol.UDP}
 Net = IPv4Network | IPv6Network
@@ -84,22 +89,15 @@ class _Translation:
     def done(self) -> Translated:
         policy = self._policy
         types = {_TYPES[one] for one in policy.types if one in _TYPES} or {Direction.INGRESS}
-        rules: list[dict[str, Any]] = []
-        for direction, some, field in (
-            (Direction.INGRESS, policy.ingress, "ingress"),
-            (Direction.EGRESS, policy.egress, "egress"),
-        ):
-            if direction in types:
-                for index, rule in enumerate(some):
-                    rules += self._rules(direction, rule, f"spec.{field}[{index}]")
         own = {
             "selector": self._selector(policy.pods, "spec.podSelector"),
-            "rules": self._within(rules),
+            "rules": self._within(self._all_rules(types)),
             "isolates": sorted(types),
         }
         found = self._valid(own, "spec")
         groups = {} if found is None else {group_name(policy.name): found}
-        return Translated(groups | self._peers, tuple(dict.fromkeys(self._denied)))
+        denied = tuple(islice(dict.fromkeys(self._denied), DENIED_MAX))
+        return Translated(groups | self._peers, denied)
 
     def _valid(self, spec: Mapping[str, Any], where: str) -> GroupSpec | None:
         try:
@@ -108,17 +106,18 @@ class _Translation:
             self._denied.append(f"{where}: {error.body.message}")
             return None
 
-    def _within(self, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return as many rules as a group may have."""
+    def _within(self, rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return as many rules as a group may have. Further ones are not even made."""
         kept: list[dict[str, Any]] = []
         left = MATCHES_MAX
-        for rule in rules:
+        for index, rule in enumerate(rules):
             try:
                 left -= validate(SecurityRule, rule).matches
             except VirtbusError as error:
                 self._denied.append(f"a rule: {error.body.message}")
-                continue
-            if left < 0 or len(kept) == RULES_MAX:
+                if index < RULES_MAX:
+                    continue
+            if left < 0 or index >= RULES_MAX:
                 self._denied.append(f"rules beyond {RULES_MAX}, or {MATCHES_MAX} ports and peers")
                 break
             kept.append(rule)
@@ -135,6 +134,9 @@ class _Translation:
     def _group(self, selector: Mapping[str, Any], where: str) -> str:
         """Return the name of the group of a peer's selector; empty if there is none."""
         name = group_name(self._policy.name, selector)
+        if len(self._peers) >= PEER_GROUPS_MAX and name not in self._peers:
+            self._denied.append(f"{where}: selectors of peers beyond {PEER_GROUPS_MAX}")
+            return ""
         spec = self._valid({"selector": selector, "isolates": []}, where)
         if spec is None:
             return ""
@@ -142,13 +144,24 @@ class _Translation:
         return name
 
     # --- rules ----------------------------------------------------------------------------
+    def _all_rules(self, types: Collection[Direction]) -> Iterator[dict[str, Any]]:
+        """Yield the rules of virtbus for the policy, each when it is asked for."""
+        for direction, some, field in (
+            (Direction.INGRESS, self._policy.ingress, "ingress"),
+            (Direction.EGRESS, self._policy.egress, "egress"),
+        ):
+            for index, rule in enumerate(some if direction in types else ()):
+                yield from self._rules(direction, rule, f"spec.{field}[{index}]")
+
     def _rules(self, direction: Direction, rule: Rule, where: str) -> Iterator[dict[str, Any]]:
         """Yield the rules of virtbus for one rule, split at its limits."""
         peers = rule.sources if direction is Direction.INGRESS else rule.destinations
         field = "from" if direction is Direction.INGRESS else "to"
-        cidrs: list[str] = []
-        groups: list[str] = []
+        cidrs: dict[str, None] = {}
+        groups: dict[str, None] = {}
         for index, peer in enumerate(peers):
+            if len(cidrs) > MATCHES_MAX:
+                break  # `_within` denies the rest
             self._peer(peer, f"{where}.{field}[{index}]", cidrs, groups)
         if peers and not cidrs and not groups:
             return
@@ -160,9 +173,11 @@ class _Translation:
             for part in parts:
                 yield {"direction": direction, **what, **part}
 
-    def _peer(self, peer: Peer, where: str, cidrs: list[str], groups: list[str]) -> None:
+    def _peer(
+        self, peer: Peer, where: str, cidrs: dict[str, None], groups: dict[str, None]
+    ) -> None:
         if peer.cidr:
-            cidrs += self._networks(peer, where)
+            cidrs.update(dict.fromkeys(self._networks(peer, where)))
             return
         if peer.namespaces is not None:
             names = read(Selector, peer.namespaces)
@@ -176,19 +191,23 @@ class _Translation:
         selector = read(Selector, peer.pods or {})
         name = self._group(_conditions(selector), where)
         if name:
-            groups.append(name)
+            groups[name] = None
 
     def _networks(self, peer: Peer, where: str) -> list[str]:
         """Return the networks of an ipBlock, without those in `except`."""
         try:
-            found: list[Net] = [ip_network(peer.cidr, strict=False)]
-            for text in peer.excepted:
-                out = ip_network(text, strict=False)
-                found = [part for one in found for part in _without(one, out)]
+            network = ip_network(peer.cidr, strict=False)
+            outs = [ip_network(text, strict=False) for text in peer.excepted]
         except (ValueError, TypeError):
             self._denied.append(f"{where}: {peer.cidr} is no network, or an exception is none")
             return []
-        return [str(one) for one in found]
+        found = [str(one) for one in islice(_without(network, outs), MATCHES_MAX + 1)]
+        if len(found) > MATCHES_MAX:
+            self._denied.append(
+                f"{where}: {peer.cidr} without its exceptions is more than {MATCHES_MAX} networks"
+            )
+            return []
+        return found
 
     def _ports(self, rule: Rule, where: str) -> list[dict[str, Any]]:
         """Return the protocols and ports of a rule."""
@@ -233,16 +252,23 @@ def _range(port: Port) -> str:
     return f"{port.port}-{port.end}" if port.end else str(port.port)
 
 
-def _split(found: list[str], most: int) -> Iterator[list[str]]:
+def _split(found: Iterable[str], most: int) -> Iterator[list[str]]:
     unique = list(dict.fromkeys(found))
     for start in range(0, len(unique), most):
         yield unique[start : start + most]
 
 
-def _without(network: Net, out: Net) -> Iterable[Net]:
-    """Return the parts of a network outside of another one."""
-    if network.version != out.version or not network.overlaps(out):
-        return (network,)
-    if network.subnet_of(out):  # type: ignore[arg-type]  # they have one version
-        return ()
-    return network.address_exclude(out)  # type: ignore[arg-type]
+def _without(network: Net, outs: Iterable[Net]) -> Iterator[Net]:
+    """Yield the parts of a network outside of others, by address."""
+    address = type(network.network_address)
+    start, end = int(network.network_address), int(network.broadcast_address)
+    gaps = [
+        (int(out.network_address), int(out.broadcast_address))
+        for out in outs
+        if out.version == network.version
+    ]
+    for first, last in [*sorted(gaps), (end + 1, end + 1)]:
+        before = min(first - 1, end)
+        if start <= before:
+            yield from summarize_address_range(address(start), address(before))
+        start = max(start, last + 1)
