@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
+import pytest
 from services.netd.tests.pretended_host import make_record
 from services.netd.tests.test_network_objects import A, B, target
 
@@ -10,9 +12,13 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.plan import plan_of
+from virtbus.netd.edge import filters, group_filters, guest_links
+from virtbus.netd.edge.guest_links import GuestLinks
+from virtbus.netd.network_entry import NetworkEntry
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import NetPhase
 
 NO_FILTER = VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", "load br_netfilter")
 
@@ -41,3 +47,34 @@ async def test_a_guest_whose_rules_are_refused_keeps_no_other_from_the_rules_of_
     guests = SegmentGuests(doors, cast("Attachments", there), cast("NetworkReporter", None))
     await guests.guard()
     assert there.amended == [B]
+
+
+def test_only_a_caller_that_adds_no_interface_keeps_a_running_guest_without_its_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filters, "guard", lambda *_: None)
+    monkeypatch.setattr(group_filters, "guard", MagicMock(side_effect=NO_FILTER))
+    monkeypatch.setattr(guest_links, "_running", lambda *_: True)
+    made = GuestLinks(MagicMock(), MagicMock(), MagicMock())
+    vm = plan_of(make_record(A))
+    made._guard_first(MagicMock(), vm, keeps_running=True)
+    with pytest.raises(VirtbusError, match="br_netfilter"):
+        made._guard_first(MagicMock(), vm, keeps_running=False)
+
+
+async def test_a_label_change_is_refused_until_its_rules_are_in_force() -> None:
+    attachments = Attachments(MagicMock(), MagicMock())
+    attachments.recovering = False
+    builder = attachments._builder = MagicMock(insistent=set())
+    builder.found = builder.completes = AsyncMock(return_value=True)
+    builder.guard = AsyncMock(side_effect=[NO_FILTER, NO_FILTER, None])
+    attachments._hot = MagicMock(in_use=AsyncMock(return_value=True))
+    running = plan_of(make_record(A, labels={}))
+    attachments._entries[A] = NetworkEntry(running, NetPhase.READY)
+    wanted = make_record(A, labels={"app": "web"})
+    for _attempt in range(2):
+        with pytest.raises(VirtbusError, match="br_netfilter"):
+            await attachments.ensure(wanted)
+    for _attempt in range(2):
+        assert (await attachments.ensure(wanted)).phase is NetPhase.READY
+    assert builder.guard.await_count == 3

@@ -116,11 +116,17 @@ class Attachments:
         tuned = after.tuned_as(wanted).model_copy(update=update)
         if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
             await self._builder.tune(tuned.joined)
+        entry.relabelled |= tuned.labels != attachment.labels
         if tuned != attachment:
             self._keep(entry, tuned)
-        if tuned.labels != attachment.labels and tuned.joined.nics:
-            await self._builder.guard(tuned.joined)
+        await self._guard_relabelled(entry)
         return True
+
+    async def _guard_relabelled(self, entry: NetworkEntry) -> None:
+        """Apply the rules for new labels; until this has succeeded, each call tries again."""
+        if entry.relabelled and entry.attachment.joined.nics:
+            await self._builder.guard(entry.attachment.joined)
+        entry.relabelled = False
 
     async def change_nic(self, want: NicWork) -> NicDone:
         """Do one step of a hot-plug or unplug. Raises as `HotNics.change`; 503 while recovering."""
@@ -344,7 +350,7 @@ class Attachments:
                 await self._abandon(entry)
                 return
             try:
-                await self._builder.adopt(attachment)
+                await self._builder.adopt(attachment, keeps_running=True)
             except (VirtbusError, OSError) as error:
                 entry.settle(NetPhase.FAILED, refusal(error).body)
                 extra = {"code": "recover_failed", "uid": attachment.uid}
