@@ -10,7 +10,9 @@ from services.netd.tests.test_network_objects import A, B, target
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core import node_groups
 from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge import filters, group_filters, guest_links
 from virtbus.netd.edge.guest_links import GuestLinks
@@ -78,3 +80,15 @@ async def test_a_label_change_is_refused_until_its_rules_are_in_force() -> None:
     for _attempt in range(2):
         assert (await attachments.ensure(wanted)).phase is NetPhase.READY
     assert builder.guard.await_count == 3
+
+
+def test_groups_may_change_while_a_thread_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = NodeGroupBook()
+    book.groups["a"] = book.groups["b"] = MagicMock()
+
+    def selected(*_: Any) -> bool:
+        book.groups.pop("b", None)
+        return False
+
+    monkeypatch.setattr(node_groups, "selects", selected)
+    assert book.of_vm(plan_of(make_record(A))) == []
