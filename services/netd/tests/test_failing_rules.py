@@ -1,5 +1,8 @@
 """Rules of a running guest that its host cannot apply, and what happens to the other guests."""
 
+import asyncio
+import errno
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
@@ -8,6 +11,7 @@ import pytest
 from services.netd.tests.pretended_host import make_record
 from services.netd.tests.test_network_objects import A, B, target
 
+from virtbus.bus.runtime.tasks import background
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import group_filter, node_groups
@@ -15,9 +19,11 @@ from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge import filters, group_filters, guest_links
+from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.netd.reporter import NetworkReporter
+from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
@@ -100,3 +106,19 @@ def test_an_unloaded_module_is_a_fault_of_the_rules(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(group_filter, "has_rules", MagicMock())
     (fault,) = group_filters.faults([MagicMock()])
     assert "switched off" in fault
+
+
+async def test_rules_are_applied_although_their_file_cannot_be_written(tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    there = Refusing(plan_of(make_record(A)), refuses="")
+    doors = cast("HostPorts", SimpleNamespace(groups=NodeGroupBook()))
+    store = GroupsStore(tmp_path)
+    groups = SecurityGroups("n1", doors, cast("Attachments", there), store)
+    store.writer = store.remover = lambda *_: full  # type: ignore[method-assign]
+    groups._save({"a"})
+    async with asyncio.timeout(5), background() as tasks:
+        tasks.start(groups.run())
+        while not there.amended:
+            await asyncio.sleep(0.01)

@@ -113,16 +113,20 @@ class SecurityGroups:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            try:
-                await self._write()
-                complete = await self._apply()
-            except OSError as error:
-                extra = {"code": "groups_failed"}
-                log.error("cannot store security groups: %s", error, extra=extra)
-                complete = False
-            if not complete:
+            stored = await self._stored()
+            if not (await self._apply() and stored):
                 await wait_for_event(self._changed, AGAIN_S)
                 self._changed.set()
+
+    async def _stored(self) -> bool:
+        """Run `_write`; return True on success. Without a file, rules are applied all the same."""
+        try:
+            await self._write()
+        except OSError as error:
+            extra = {"code": "groups_failed"}
+            log.error("cannot store security groups: %s", error, extra=extra)
+            return False
+        return True
 
     async def _write(self) -> None:
         """Make the files of changed groups durable. Raises OSError."""
