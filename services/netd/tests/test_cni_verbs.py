@@ -9,7 +9,7 @@ from services.netd.tests.pretended_host import Node
 from services.netd.tests.test_cni import A, B, bridge, commands, plugin, without_bridge
 from services.netd.tests.test_network_objects import NET, target
 
-from virtbus.netd.core.cni_verbs import chosen_version
+from virtbus.netd.core.cni_verbs import CniVerb, chosen_version, has_verb
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.plugin_sweep import PluginSweep
@@ -159,3 +159,9 @@ def test_the_highest_version_that_both_know_is_chosen() -> None:
         ("1.2.0", [], "1.2.0"),
     ):
         assert chosen_version({"cniVersion": version, "cniVersions": more}) == chosen
+
+
+def test_only_true_switches_a_verb_off() -> None:
+    for value, there in ((True, False), ("true", False), ([], True), ({}, True), (None, True)):
+        conflist = {"cniVersion": "1.1.0", "disableGC": value}
+        assert has_verb(conflist, CniVerb.GC) is there
