@@ -38,9 +38,13 @@ class Refusing:
         self._ready = ready
         self._refuses = refuses
         self.amended: list[str] = []
+        self.building: set[str] = set()
 
     def ready(self) -> list[Attachment]:
         return list(self._ready)
+
+    def begun(self) -> set[str]:
+        return self.building
 
     async def amend(self, uid: str, _change: Any) -> None:
         if uid == self._refuses:
@@ -122,3 +126,16 @@ async def test_rules_are_applied_although_their_file_cannot_be_written(tmp_path:
         tasks.start(groups.run())
         while not there.amended:
             await asyncio.sleep(0.01)
+
+
+async def test_a_change_during_a_build_is_applied_when_the_network_is_ready(tmp_path: Path) -> None:
+    there = Refusing(refuses="")
+    there.building = {A}
+    doors = cast("HostPorts", SimpleNamespace(groups=NodeGroupBook()))
+    groups = SecurityGroups("n1", doors, cast("Attachments", there), GroupsStore(tmp_path))
+    assert await groups._apply()
+    there.building, there._ready = set(), (plan_of(make_record(A)), plan_of(make_record(B)))
+    groups._built(B)
+    assert not groups._changed.is_set(), "it was not there: its build had the change"
+    groups._built(A)
+    assert groups._changed.is_set()

@@ -56,6 +56,8 @@ class Attachments:
         self._late_links: set[str] = set()
         """Host links of removed networks at the last `tidy`. The next one deletes them."""
         self.recovering = True
+        self.built: Callable[[str], None] = lambda _uid: None
+        """Called with the uid of each network that was built and is ready now."""
         self.untidy = asyncio.Event()
         """Set if `tidy` has something to do."""
 
@@ -157,6 +159,7 @@ class Attachments:
             entry.settle(NetPhase.FAILED, refused.body)
             raise refused from error
         entry.settle(NetPhase.READY)
+        self.built(plan.uid)
         return entry.ready()
 
     async def _build(self, entry: NetworkEntry, begun: Begun) -> None:
@@ -390,6 +393,10 @@ class Attachments:
     def ready(self) -> list[Attachment]:
         """Return the networks whose phase is ready."""
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
+
+    def begun(self) -> set[str]:
+        """Return the uids of networks that are being built."""
+        return {uid for uid, each in self._entries.items() if each.phase is NetPhase.BEGUN}
 
     def nics(self) -> list[Nic]:
         """Return the interfaces of all networks."""

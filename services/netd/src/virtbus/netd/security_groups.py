@@ -43,7 +43,10 @@ class SecurityGroups:
         self._listed: set[str] = set()
         self._unsaved: set[str] = set()
         self._applied: dict[str, tuple[GroupedNic, ...]] = {}
+        self._late: set[str] = set()
+        """VMs whose networks were being built when rules were applied."""
         self._changed = asyncio.Event()
+        attachments.built = self._built
         for one in store.all():  # before anything is made or adopted
             key = node_group(node, one.group.namespace, one.group.name)
             self._book.groups[key] = one.group
@@ -107,6 +110,11 @@ class SecurityGroups:
         self._unsaved.update(keys)
         self._changed.set()
 
+    def _built(self, uid: str) -> None:
+        """Apply the rules again if a change came while this network was being built."""
+        if uid in self._late:
+            self._changed.set()
+
     # --- the host ---------------------------------------------------------------------------
     async def run(self) -> None:
         """Apply each change. Never returns by itself."""
@@ -149,7 +157,7 @@ class SecurityGroups:
     async def _apply(self) -> bool:
         """Apply the rules to each VM for which they differ; return False if one failed."""
         complete = True
-        there = self._attachments.ready()
+        there, self._late = self._attachments.ready(), self._attachments.begun()
         self._applied = {
             one.uid: self._applied[one.uid] for one in there if one.uid in self._applied
         }
