@@ -45,6 +45,7 @@ class Attachments:
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._builder = Builder(doors, site)
+        doors.attachers.tunnels.guests = self._guests
         self._hot = HotNics(doors, self._builder)
         self._entries: dict[str, NetworkEntry] = {}
         self._released = ReleasedEpochs()
@@ -401,6 +402,12 @@ class Attachments:
     def nics(self) -> list[Nic]:
         """Return the interfaces of all networks."""
         return list(self._other_nics(""))
+
+    def _guests(self) -> list[Nic]:
+        """Return the interfaces of networks that are ready or being built. Any thread may call."""
+        there = NetPhase.READY, NetPhase.BEGUN
+        entries = [each for each in list(self._entries.values()) if each.phase in there]
+        return [nic for each in entries for nic in each.attachment.joined.nics]
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""
