@@ -168,7 +168,7 @@ def test_the_highest_version_that_both_know_is_chosen() -> None:
 
 def test_only_true_switches_a_verb_off() -> None:
     for value, there in ((True, False), ("true", False), ([], True), ({}, True), (None, True)):
-        conflist = {"cniVersion": "1.1.0", "disableGC": value}
+        conflist: dict[str, Any] = {"cniVersion": "1.1.0", "disableGC": value}
         assert has_verb(conflist, CniVerb.GC) is there
 
 

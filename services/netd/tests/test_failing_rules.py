@@ -112,7 +112,9 @@ def test_an_unloaded_module_is_a_fault_of_the_rules(monkeypatch: pytest.MonkeyPa
     assert "switched off" in fault
 
 
-async def test_rules_are_applied_although_their_file_cannot_be_written(tmp_path: Path) -> None:
+async def test_rules_are_applied_although_their_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
@@ -120,7 +122,7 @@ async def test_rules_are_applied_although_their_file_cannot_be_written(tmp_path:
     doors = cast("HostPorts", SimpleNamespace(groups=NodeGroupBook()))
     store = GroupsStore(tmp_path)
     groups = SecurityGroups("n1", doors, cast("Attachments", there), store)
-    store.writer = store.remover = lambda *_: full  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "remover", lambda _: full)
     groups._save({"a"})
     async with asyncio.timeout(5), background() as tasks:
         tasks.start(groups.run())
