@@ -1,15 +1,20 @@
 """Verbs of CNI beyond ADD and DEL: STATUS, CHECK, GC, and the cache of results."""
 
+import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from services.netd.tests.pretended_host import Node
 from services.netd.tests.test_cni import A, B, bridge, commands, plugin, without_bridge
 from services.netd.tests.test_network_objects import NET, target
 
-from virtbus.netd.core.cni_verbs import chosen_version
+from virtbus.netd.core.cni_verbs import CniPlace, CniVerb, chosen_version, has_verb
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.plugin_sweep import PluginSweep
@@ -159,3 +164,22 @@ def test_the_highest_version_that_both_know_is_chosen() -> None:
         ("1.2.0", [], "1.2.0"),
     ):
         assert chosen_version({"cniVersion": version, "cniVersions": more}) == chosen
+
+
+def test_only_true_switches_a_verb_off() -> None:
+    for value, there in ((True, False), ("true", False), ([], True), ({}, True), (None, True)):
+        conflist: dict[str, Any] = {"cniVersion": "1.1.0", "disableGC": value}
+        assert has_verb(conflist, CniVerb.GC) is there
+
+
+async def test_a_collection_spares_what_was_attached_while_it_waited(tmp_path: Path) -> None:
+    cni = Cni(tmp_path, (), CniCache(tmp_path))
+    cni._run = asked = AsyncMock()  # type: ignore[method-assign]
+    conflist = {"cniVersion": "1.1.0", "name": "blue", "plugins": [{"type": "newest"}]}
+    known: list[CniPlace] = []
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group, cni._collecting:
+        group.create_task(cni.collect(conflist, lambda: known))
+        await asyncio.sleep(0)
+        known += [CniPlace("blue", A, "eth0"), CniPlace("red", B, "eth0")]
+    given = json.loads(asked.await_args_list[0].args[2])
+    assert given["cni.dev/valid-attachments"] == [{"containerID": A, "ifname": "eth0"}]

@@ -26,6 +26,9 @@ class NoAttachments:
     def ready(self) -> list[Any]:
         return []
 
+    def begun(self) -> set[str]:
+        return set()
+
 
 class Desk:
     """A netd's groups, with restarts."""

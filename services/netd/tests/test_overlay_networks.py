@@ -5,16 +5,23 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-from services.netd.tests.pretended_host import Host, Node
+from services.netd.tests.pretended_host import Host, Node, make_record
 from services.netd.tests.segment import Segment, outside, run
 from services.netd.tests.test_network_objects import NET, OTHER, A, B, cannot_ping, target
 
+from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import network_bridge, tunnel
 from virtbus.netd.core.overlay import remote_of
+from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.edge.tunnels import Tunnels
+from virtbus.netd.network_entry import NetworkEntry
+from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import NetPhase
 from virtbus.schemas.overlay import TUNNEL_PORT, OverlayMember, OverlayPeer
 
 pytestmark = pytest.mark.integration
@@ -298,3 +305,36 @@ async def test_a_host_without_an_underlay_takes_no_overlay(node: Node) -> None:
 def test_a_guest_that_moves_here_is_here() -> None:
     moving = OverlayMember(mac="02:00:00:00:00:01", addresses=("10.200.0.7",))
     assert remote_of([far(MEMBER, moving)], {moving.mac}) == remote_of([far(MEMBER)])
+
+
+async def test_a_network_that_fails_delays_no_other_and_is_tried_again() -> None:
+    blue, red = overlay(), overlay(OTHER, "red", VNI + 1)
+    ready = [plan_of(make_record(uid, **made)) for uid, made in ((A, blue), (B, red))]
+    attachers, attachments = MagicMock(), MagicMock()
+    attachments.ready.return_value = ready
+    attachers.verify.side_effect = [OSError("no"), [], [], []]
+    peers = OverlayPeers(attachers, attachments)
+    assert not await peers._write()
+    assert await peers._write()
+    written = [nics[0].place for (nics,), _ in attachers.verify.call_args_list]
+    assert written == [NET, OTHER, NET, OTHER]
+
+
+def test_a_network_that_is_built_sends_no_other_guest_of_its_host_elsewhere() -> None:
+    one, other = (plan_of(make_record(uid, **overlay())).nics[0] for uid in (A, B))
+    tunnels = Tunnels(MagicMock())
+    foreign = plan_of(make_record(B, **overlay(OTHER, "red", VNI + 1))).nics[0]
+    tunnels.guests = lambda: [other, foreign]
+    ((nic, own),) = tunnels.first_of_each([one])
+    assert one.mac != other.mac
+    assert (nic, own) == (one, {one.mac, other.mac})
+
+
+async def test_networks_that_are_ready_or_being_built_are_of_this_host() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    phases = {A: NetPhase.READY, B: NetPhase.BEGUN, NET: NetPhase.FAILED, OTHER: None}
+    for uid, phase in phases.items():
+        attachments._entries[uid] = NetworkEntry(plan_of(make_record(uid, **overlay())), phase)
+    here = [attachments._entries[uid].attachment.nics[0] for uid in (A, B)]
+    assert doors.attachers.tunnels.guests() == here

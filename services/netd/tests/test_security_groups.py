@@ -240,8 +240,9 @@ async def test_a_host_that_cannot_apply_rules_starts_no_member(
         await put(node, "web", {"rules": [TO_80]})
         with pytest.raises(VirtbusError, match="modprobe br_netfilter"):
             await node.attach(A, labels=WEB)
-        with pytest.raises(VirtbusError, match="modprobe br_netfilter"):
-            await node.attach(B, labels=WEB, generation=2)
+        for _attempt in range(2):
+            with pytest.raises(VirtbusError, match="modprobe br_netfilter"):
+                await node.attach(B, labels=WEB, generation=2)
         # the guest that runs keeps its network, also with a new netd
         node.stop()
         await node.start()

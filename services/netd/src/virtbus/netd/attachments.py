@@ -45,6 +45,7 @@ class Attachments:
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._builder = Builder(doors, site)
+        doors.attachers.tunnels.guests = self._guests
         self._hot = HotNics(doors, self._builder)
         self._entries: dict[str, NetworkEntry] = {}
         self._released = ReleasedEpochs()
@@ -56,6 +57,8 @@ class Attachments:
         self._late_links: set[str] = set()
         """Host links of removed networks at the last `tidy`. The next one deletes them."""
         self.recovering = True
+        self.built: Callable[[str], None] = lambda _uid: None
+        """Called with the uid of each network that was built and is ready now."""
         self.untidy = asyncio.Event()
         """Set if `tidy` has something to do."""
 
@@ -116,11 +119,17 @@ class Attachments:
         tuned = after.tuned_as(wanted).model_copy(update=update)
         if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
             await self._builder.tune(tuned.joined)
+        entry.relabelled |= tuned.labels != attachment.labels
         if tuned != attachment:
             self._keep(entry, tuned)
-        if tuned.labels != attachment.labels and tuned.joined.nics:
-            await self._builder.guard(tuned.joined)
+        await self._guard_relabelled(entry)
         return True
+
+    async def _guard_relabelled(self, entry: NetworkEntry) -> None:
+        """Apply the rules for new labels; until this has succeeded, each call tries again."""
+        if entry.relabelled and entry.attachment.joined.nics:
+            await self._builder.guard(entry.attachment.joined)
+        entry.relabelled = False
 
     async def change_nic(self, want: NicWork) -> NicDone:
         """Do one step of a hot-plug or unplug. Raises as `HotNics.change`; 503 while recovering."""
@@ -151,6 +160,7 @@ class Attachments:
             entry.settle(NetPhase.FAILED, refused.body)
             raise refused from error
         entry.settle(NetPhase.READY)
+        self.built(plan.uid)
         return entry.ready()
 
     async def _build(self, entry: NetworkEntry, begun: Begun) -> None:
@@ -347,7 +357,7 @@ class Attachments:
                 await self._abandon(entry)
                 return
             try:
-                await self._builder.adopt(attachment)
+                await self._builder.adopt(attachment, keeps_running=True)
             except (VirtbusError, OSError) as error:
                 entry.settle(NetPhase.FAILED, refusal(error).body)
                 extra = {"code": "recover_failed", "uid": attachment.uid}
@@ -388,9 +398,19 @@ class Attachments:
         """Return the networks whose phase is ready."""
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
+    def begun(self) -> set[str]:
+        """Return the uids of networks that are being built."""
+        return {uid for uid, each in self._entries.items() if each.phase is NetPhase.BEGUN}
+
     def nics(self) -> list[Nic]:
         """Return the interfaces of all networks."""
         return list(self._other_nics(""))
+
+    def _guests(self) -> list[Nic]:
+        """Return the interfaces of networks that are ready or being built. Any thread may call."""
+        there = NetPhase.READY, NetPhase.BEGUN
+        entries = [each for each in list(self._entries.values()) if each.phase in there]
+        return [nic for each in entries for nic in each.attachment.joined.nics]
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""

@@ -95,7 +95,7 @@ class Builder:
         if any(nic.publish for nic in attachment.nics):
             await in_thread(self._doors.ports.mend)
         if faults:
-            await self.adopt(attachment)
+            await self.adopt(attachment, keeps_running=True)
         return faults
 
     async def missing(self, attachment: Attachment) -> list[str]:
@@ -207,17 +207,18 @@ class Builder:
         if any(nic.publish for nic in attachment.nics):
             await in_thread(lambda: self._doors.ports.claim(attachment))
 
-    async def adopt(self, attachment: Attachment) -> None:
+    async def adopt(self, attachment: Attachment, *, keeps_running: bool = False) -> None:
         """Complete a network whose CNI links exist, and serve DHCP in it.
 
-        Interfaces that are pending are left alone.
+        Interfaces that are pending are left alone. `keeps_running`: as in `GuestLinks.build`, for
+        callers that give no guest a further interface.
         """
         joined = attachment.joined
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
             self._doors.ports.adopt(joined)
-            return self.links.build(joined)
+            return self.links.build(joined, keeps_running=keeps_running)
 
         self._serve(joined, await in_thread(complete))
 

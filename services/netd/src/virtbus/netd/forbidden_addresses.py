@@ -78,7 +78,7 @@ class ForbiddenAddresses:
             try:
                 await in_thread(self._apply)
                 await self._guard()
-            except OSError as error:
+            except (VirtbusError, OSError) as error:
                 log.warning(
                     "cannot update the closed addresses: %s", error, extra={"code": "reach_failed"}
                 )

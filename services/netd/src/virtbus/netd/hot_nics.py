@@ -140,7 +140,7 @@ class HotNics:
         if gone.publish:
             await in_thread(lambda: self._doors.ports.claim(rest.joined))
         if namespaces.exists(rest.netns):
-            await self._builder.adopt(rest)
+            await self._builder.adopt(rest, keeps_running=True)
         keep(rest)
         return _done(rest, gone)
 

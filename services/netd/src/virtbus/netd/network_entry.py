@@ -17,6 +17,8 @@ class NetworkEntry:
     phase: NetPhase | None = None
     """None if the network is not built, and only its addresses are remembered."""
     error: ErrorBody | None = None
+    relabelled: bool = False
+    """True while the rules for new labels of a running guest are not in force."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the phase is ready or failed."""
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.attachments import Attachments
-from virtbus.netd.core.attachment import NicKind
+from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.schemas import subjects
@@ -58,14 +58,26 @@ class OverlayPeers:
             await asyncio.sleep(SETTLES_S)
             self._changed.clear()
             tunnels.complete = tunnels.complete or listed
-            nics = [
-                nic
-                for one in self._attachments.ready()
-                for nic in one.joined.nics
-                if nic.kind is NicKind.OVERLAY
-            ]
-            try:
-                await in_thread(lambda: self._attachers.verify(nics, mend=True))  # noqa: B023
-            except (VirtbusError, OSError) as error:
-                extra = {"code": "peers_failed"}
-                log.warning("guests of other hosts are late: %s", error, extra=extra)
+            if not await self._write():
+                await wait_for_event(self._changed, LOOK_S)
+                self._changed.set()
+
+    async def _write(self) -> bool:
+        """Write the peers of each network; return False if one failed."""
+        networks: dict[str, list[Nic]] = {}
+        for one in self._attachments.ready():
+            for nic in one.joined.nics:
+                if nic.kind is NicKind.OVERLAY:
+                    networks.setdefault(nic.place, []).append(nic)
+        mended = await in_thread(lambda: list(map(self._mended, networks.values())))
+        return all(mended)
+
+    def _mended(self, nics: Sequence[Nic]) -> bool:
+        """Write the peers of one network; return True on success. Blocks."""
+        try:
+            self._attachers.verify(nics, mend=True)
+        except (VirtbusError, OSError) as error:
+            extra = {"code": "peers_failed", "network": nics[0].network}
+            log.warning("guests of other hosts are late: %s", error, extra=extra)
+            return False
+        return True

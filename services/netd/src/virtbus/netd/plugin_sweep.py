@@ -1,9 +1,11 @@
 """Lets CNI plugins remove what attachments left behind, and removes their cached results."""
 
 import asyncio
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 from virtbus.netd.attachments import Attachments
+from virtbus.netd.core.attachment import Nic
 from virtbus.netd.core.cni_verbs import CniPlace
 from virtbus.netd.edge.cni import Cni
 
@@ -29,17 +31,23 @@ class PluginSweep:
 
     async def once(self) -> None:
         """Sweep once. A plugin that fails is logged."""
-        known: set[CniPlace] = set()
-        own: dict[str, dict[str, Any]] = {}
-        for uid in list(self._attachments.resources()):
+        self._cni.cache.prune(set(self._known()))
+        own = {
+            nic.cni.conflist["name"]: nic.cni.conflist
+            for _, nic in self._nics()
+            if nic.cni is not None and nic.target is not None and nic.target.spec.config is not None
+        }
+        for conflist in own.values():
+            await self._cni.collect(conflist, self._known)
+
+    def _known(self) -> Iterator[CniPlace]:
+        """Yield the attachment of each interface that plugins make or have made."""
+        for uid, nic in self._nics():
+            if nic.cni is not None:
+                yield CniPlace(nic.cni.conflist["name"], uid, nic.eth)
+
+    def _nics(self) -> Iterator[tuple[str, Nic]]:
+        for uid in self._attachments.resources():
             attachment, _ = self._attachments.look(uid)
             for nic in attachment.nics if attachment is not None else ():
-                if nic.cni is None:
-                    continue
-                name = nic.cni.conflist["name"]
-                known.add(CniPlace(name, uid, nic.eth))
-                if nic.target is not None and nic.target.spec.config is not None:
-                    own[name] = nic.cni.conflist
-        self._cni.cache.prune(known)
-        for name, conflist in own.items():
-            await self._cni.collect(conflist, (one for one in known if one.network == name))
+                yield uid, nic

@@ -43,7 +43,10 @@ class SecurityGroups:
         self._listed: set[str] = set()
         self._unsaved: set[str] = set()
         self._applied: dict[str, tuple[GroupedNic, ...]] = {}
+        self._late: set[str] = set()
+        """VMs whose networks were being built when rules were applied."""
         self._changed = asyncio.Event()
+        attachments.built = self._built
         for one in store.all():  # before anything is made or adopted
             key = node_group(node, one.group.namespace, one.group.name)
             self._book.groups[key] = one.group
@@ -107,22 +110,31 @@ class SecurityGroups:
         self._unsaved.update(keys)
         self._changed.set()
 
+    def _built(self, uid: str) -> None:
+        """Apply the rules again if a change came while this network was being built."""
+        if uid in self._late:
+            self._changed.set()
+
     # --- the host ---------------------------------------------------------------------------
     async def run(self) -> None:
         """Apply each change. Never returns by itself."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            try:
-                await self._write()
-                complete = await self._apply()
-            except OSError as error:
-                extra = {"code": "groups_failed"}
-                log.error("cannot store security groups: %s", error, extra=extra)
-                complete = False
-            if not complete:
+            stored = await self._stored()
+            if not (await self._apply() and stored):
                 await wait_for_event(self._changed, AGAIN_S)
                 self._changed.set()
+
+    async def _stored(self) -> bool:
+        """Run `_write`; return True on success. Without a file, rules are applied all the same."""
+        try:
+            await self._write()
+        except OSError as error:
+            extra = {"code": "groups_failed"}
+            log.error("cannot store security groups: %s", error, extra=extra)
+            return False
+        return True
 
     async def _write(self) -> None:
         """Make the files of changed groups durable. Raises OSError."""
@@ -145,7 +157,7 @@ class SecurityGroups:
     async def _apply(self) -> bool:
         """Apply the rules to each VM for which they differ; return False if one failed."""
         complete = True
-        there = self._attachments.ready()
+        there, self._late = self._attachments.ready(), self._attachments.begun()
         self._applied = {
             one.uid: self._applied[one.uid] for one in there if one.uid in self._applied
         }

@@ -59,7 +59,12 @@ class SegmentGuests:
                     await self._reporter.ready(ready)
 
     async def guard(self) -> None:
-        """Apply the reach rules of this host to the taps on segments. Raises OSError."""
+        """Apply the reach rules of this host to the taps on segments. A failure is logged."""
         for attachment in self._attachments.ready():
-            if any(nic.on_segment for nic in attachment.nics):
+            if not any(nic.on_segment for nic in attachment.nics):
+                continue
+            try:
                 await self._attachments.amend(attachment.uid, lambda vm: vm)
+            except (VirtbusError, OSError) as error:
+                extra = {"code": "rules_failed", "uid": attachment.uid}
+                log.warning("not all rules of its taps are in force: %s", error, extra=extra)

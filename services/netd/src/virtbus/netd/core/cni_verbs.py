@@ -48,7 +48,7 @@ def chosen_version(conf: dict[str, Any]) -> str:
 def has_verb(conflist: dict[str, Any], verb: CniVerb) -> bool:
     """Return True if the plugins of a conflist know a verb, and the conflist permits it."""
     off = conflist.get(_OFF.get(verb, ""), False)
-    return _numbers(conflist["cniVersion"]) >= _SINCE[verb] and off not in {True, "true"}
+    return _numbers(conflist["cniVersion"]) >= _SINCE[verb] and off not in (True, "true")
 
 
 def bare_input(

@@ -28,8 +28,8 @@ class NodeGroupBook:
         return tuple(nic for nic in found if nic.isolated)
 
     def of_vm(self, attachment: Attachment) -> list[NodeGroup]:
-        """Return the groups that select a VM, by name."""
-        found = (group for group in self.groups.values() if selects(group, attachment))
+        """Return the groups that select a VM, by name. Other threads may change `groups`."""
+        found = (group for group in list(self.groups.values()) if selects(group, attachment))
         return sorted(found, key=lambda group: group.name)
 
 

@@ -169,16 +169,20 @@ class Cni:
                 found.append(str(error))
         return found
 
-    async def collect(self, conflist: dict[str, Any], valid: Iterable[CniPlace]) -> None:
-        """Let the plugins remove what belongs to no attachment of `valid`, if they know GC.
+    async def collect(
+        self, conflist: dict[str, Any], known: Callable[[], Iterable[CniPlace]]
+    ) -> None:
+        """Let the plugins remove what belongs to no attachment of `known`, if they know GC.
 
         A plugin that fails is logged, and the others are run. Attachments that are being made are
-        valid, too.
+        valid, too. `known` is called while no attachment begins: the result of an earlier
+        call may lack one that was made during the collection of another conflist.
         """
         if not has_verb(conflist, CniVerb.GC):
             return
         async with self._collecting:
-            kept = {*valid, *(one for one in self._adding if one.network == conflist["name"])}
+            name = conflist["name"]
+            kept = {one for one in (*known(), *self._adding) if one.network == name}
             environment = cni.bare_environment(CniVerb.GC, self._path)
             for plugin in conflist["plugins"]:
                 given = bare_input(conflist, plugin, kept)

@@ -47,7 +47,7 @@ def faults(nics: Sequence[GroupedNic]) -> list[str]:
             return ["there are rules of security groups that do not apply"] if stands else []
         if filters.ask(group_filter.has_rules(nics)) is None:
             return ["the rules of its security groups are gone"]
-        if any(read_sysctl(key) != "1" for key in _OF_BRIDGES):
+        if not all(map(_is_on, _OF_BRIDGES)):
             return ["the rules of its security groups are switched off"]
         wrong = group_filter.changed_members(_changes(filters, nics))
         return ["members of its security groups are missing"] if wrong else []
@@ -78,6 +78,14 @@ def _changes(filters: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[Address
 def _there(filters: Netlink, one: AddressSet) -> set[bytes]:
     messages = filters.dump(group_filter.list_members(one))
     return {packed for reply in messages for packed in listed_elements(reply.message)}
+
+
+def _is_on(key: str) -> bool:
+    """Return True if a setting is 1. It is missing after somebody has unloaded its module."""
+    try:
+        return read_sysctl(key) == "1"
+    except FileNotFoundError:
+        return False
 
 
 def _track() -> None:

@@ -63,11 +63,13 @@ class GuestLinks:
             with opened(OWN_NAMESPACE) as fd:
                 self._attachers.attach(host, attachment, fd)
 
-    def close_up(self, attachment: Attachment) -> list[socket.socket]:
+    def close_up(
+        self, attachment: Attachment, *, keeps_running: bool = False
+    ) -> list[socket.socket]:
         """Bridge each interface with its tap, and return one DHCP socket for each.
 
         The filter exists before the tap is up, so that no frame passes unchecked (NET-07). The
-        calling thread must already be in the namespace.
+        calling thread must already be in the namespace. `keeps_running`: see `build`.
         """
         if attachment.has_cni:
             write_sysctl(_NO_IPV6, "1")
@@ -79,17 +81,22 @@ class GuestLinks:
             )
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
-            self._guard_first(inside, attachment)
+            self._guard_first(inside, attachment, keeps_running=keeps_running)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
 
-    def build(self, attachment: Attachment) -> list[socket.socket]:
+    def build(self, attachment: Attachment, *, keeps_running: bool = False) -> list[socket.socket]:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
 
         Makes a network without CNI interfaces, and completes the parts around existing CNI links.
+        With `keeps_running`, a guest that runs keeps its network if the host cannot apply its
+        security groups, for example because a module is missing. A comparison reports that.
+
+        Raises:
+            VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
         """
         self.open_namespace(attachment)
-        return self.close_up(attachment)
+        return self.close_up(attachment, keeps_running=keeps_running)
 
     def open_taps(self, attachment: Attachment) -> list[int]:
         """Return a new tap descriptor for each queue of each interface; the caller closes them.
@@ -131,17 +138,13 @@ class GuestLinks:
         self._namespaces.enter(attachment.netns)
         self._guard(attachment)
 
-    def _guard_first(self, inside: Netlink, attachment: Attachment) -> None:
-        """Install the filters before the taps are up.
-
-        A guest that runs keeps its network if the host cannot apply its security groups, for
-        example because a module was not loaded. A comparison reports that. No guest starts so.
-        """
+    def _guard_first(self, inside: Netlink, attachment: Attachment, *, keeps_running: bool) -> None:
+        """Install the filters before the taps are up."""
         filters.guard(attachment.nics, self._bridge.reach)
         try:
             group_filters.guard(self._groups.of(attachment))
         except VirtbusError as error:
-            if not any(_running(inside, nic.tap) for nic in attachment.nics):
+            if not (keeps_running and any(_running(inside, nic.tap) for nic in attachment.nics)):
                 raise
             extra = {"code": "rules_failed", "uid": attachment.uid}
             log.error("the rules of its groups are not in force: %s", error, extra=extra)

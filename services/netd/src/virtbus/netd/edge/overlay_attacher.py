@@ -1,12 +1,12 @@
 """Connects interfaces to overlays: as `nat`, with a tunnel to the hosts of the other guests."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
-from virtbus.netd.edge.tunnels import Tunnels, first_of_each
+from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network_object import BRIDGE_MTU
 from virtbus.schemas.overlay import ENCAPSULATION_BYTES
@@ -30,7 +30,7 @@ class OverlayAttacher:
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Ensure the bridges and the tunnels. Other hosts may be missing in these yet."""
         self.bridged.prepare(host, nics)
-        for nic, macs in first_of_each(nics):
+        for nic, macs in self.tunnels.first_of_each(nics):
             self.tunnels.ensure(host, nic)
             self.tunnels.sync(host, nic, macs)
 
@@ -42,14 +42,14 @@ class OverlayAttacher:
         """Return what is missing, and tunnels with wrong entries; `mend`: restore both."""
         found = self.bridged.verify(nics, mend=mend)
         with Netlink() as host:
-            for nic, macs in first_of_each(nics):
+            for nic, macs in self.tunnels.first_of_each(nics):
                 if mend:
                     self._mend(host, nic, macs)
                 else:
                     found += self.tunnels.faults(host, nic, macs)
         return found
 
-    def _mend(self, host: Netlink, nic: Nic, macs: Sequence[str]) -> None:
+    def _mend(self, host: Netlink, nic: Nic, macs: Collection[str]) -> None:
         try:
             self.tunnels.ensure(host, nic)
         except VirtbusError as error:

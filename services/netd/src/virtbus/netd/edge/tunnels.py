@@ -7,7 +7,7 @@ answers ARP for them itself. A frame for anybody else ends there.
 import logging
 import socket
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import IPv4Address
 
 from virtbus.netd.core import host_end, names
@@ -36,6 +36,8 @@ class Tunnels:
         self._address = address
         self._peers: dict[str, dict[str, OverlayPeer]] = {}
         self._lock = threading.Lock()
+        self.guests: Callable[[], Iterable[Nic]] = tuple
+        """Returns the interfaces of this host's guests, also while their network is built."""
         self.complete = False
         """True once all peers are known. Before that, no entry is deleted."""
 
@@ -153,19 +155,21 @@ class Tunnels:
         calls += [neighbours.forget_local(link.index, mac) for mac in sorted(found.ports - ports)]
         return [*calls, *(neighbours.delete_remote(link.index, mac) for mac in gone)]
 
+    def first_of_each(self, nics: Iterable[Nic]) -> Sequence[tuple[Nic, set[str]]]:
+        """Return one interface of each overlay, with the MACs of all of its guests here."""
+        found: dict[str, tuple[Nic, set[str]]] = {}
+        for nic in nics:
+            if nic.kind is NicKind.OVERLAY:
+                found.setdefault(nic.place, (nic, set()))[1].add(nic.mac)
+        for nic in self.guests():
+            if nic.kind is NicKind.OVERLAY and nic.place in found:
+                found[nic.place][1].add(nic.mac)
+        return list(found.values())
+
     def warn(self, nic: Nic, error: VirtbusError) -> None:
         """Log that the device of a network cannot be made again."""
         extra = {"code": "tunnel_failed", "network": nic.network}
         log.warning("the tunnel of '%s' cannot be mended: %s", nic.network, error, extra=extra)
-
-
-def first_of_each(nics: Iterable[Nic]) -> Sequence[tuple[Nic, list[str]]]:
-    """Return one interface of each overlay, with the MACs of all of its interfaces here."""
-    found: dict[str, tuple[Nic, list[str]]] = {}
-    for nic in nics:
-        if nic.kind is NicKind.OVERLAY:
-            found.setdefault(nic.place, (nic, []))[1].append(nic.mac)
-    return list(found.values())
 
 
 def _address_to_outside() -> IPv4Address | None:
