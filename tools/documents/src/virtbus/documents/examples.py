@@ -46,6 +46,7 @@ _FIRST_BOOT = {
 _IGNITION = '{"ignition": {"version": "3.4.0"}}'
 _VALUES: dict[str, Any] = {
     "uid": UID,
+    "parent": UID,
     "uuid": OTHER_UID,
     "job": OTHER_UID,
     "session": "s-1",
