@@ -378,7 +378,9 @@ def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[st
     before_s, gone = time.time() - older_s, []
     for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
         with _logged(str(root)), existing(root) as directory:
-            for name in () if directory is None else openat2.names(directory):
+            if directory is None:
+                continue
+            for name in openat2.names(directory):
                 id_ = name.removeprefix(prefix)
                 if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
                     continue
