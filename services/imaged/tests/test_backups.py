@@ -292,6 +292,9 @@ async def test_a_backup_stays_while_one_that_may_rest_on_it_cannot_be_read(
         manifest.symlink_to("backup.json")  # an error of each read
         assert await refused(made.held(gone)) == "store_error"
         assert (await held(made, 11)).manifest is None
+        await made.held(BackupsAsk(do="delete", id=uid(11)))
+        await made.held(gone)
+        assert not list(store(node).iterdir())
 
 
 @pytest.mark.parametrize("file", ["data.qcow2", "backup.json"])

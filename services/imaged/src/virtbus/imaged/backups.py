@@ -143,7 +143,7 @@ class Backups:
             await asyncio.sleep(EXPIRE_S)
 
     async def _done(self, backup: str) -> WorkState | None:
-        found = await self._parts.threads.run(self._parts.directory.complete, backup)
+        found = await self._parts.threads.run(self._parts.directory.notes.complete, backup)
         if found is None:
             return None
         size = found.size_bytes

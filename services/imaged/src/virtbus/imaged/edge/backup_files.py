@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.backup_notes import DRAFT, MANIFEST, PART, BackupNotes
 from virtbus.imaged.edge.backup_staging import (
     NEW,
     BackupStaging,
@@ -37,22 +37,15 @@ from virtbus.schemas.backup import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
-from virtbus.schemas.model import Model
-from virtbus.schemas.wire import decode, encode_json, validate
+from virtbus.schemas.wire import encode_json
 
 log = logging.getLogger(__name__)
 
-Note = TypeVar("Note", bound=Model)
-MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
-_PART, _GONE = ".part-", ".gone-"
+CHECK = "verified.json"
+_GONE = ".gone-"
 PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Limit of a page, unless one backup is larger."""
-MAX_NOTE_BYTES = 4 * 1024**2
-MAX_BRIEFS = 8192
-"""Limit of manifests in memory; further ones are read each time."""
-MAX_BRIEF_BYTES = 8192
-"""Limit of one of them."""
 _PRIVATE = 0o700
 
 
@@ -65,21 +58,9 @@ class BackupFiles:
     def __init__(self, disks: Path, root: Path) -> None:
         self.staging = BackupStaging(disks)
         self.root = root
-        self._briefs: dict[str, BackupManifest] = {}
-        """Manifests without their specs, by id: a complete backup does not change."""
+        self.notes = BackupNotes(root)
 
     # --- read -----------------------------------------------------------------------------
-    def complete(self, backup: str) -> BackupManifest | None:
-        """Return the manifest of a complete backup; None if there is none.
-
-        Raises:
-            VirtbusError: 422 `backup_unreadable`.
-        """
-        found = self._note(BackupManifest, check_uid(backup), MANIFEST)
-        if found is not None and found.id != backup:
-            raise _unreadable(backup, "its manifest is that of another backup")
-        return found
-
     def chain(self, backup: str) -> tuple[BackupManifest, ...]:
         """Return the manifests of a backup and of all that it rests on, the newest first.
 
@@ -90,7 +71,7 @@ class BackupFiles:
         found: list[BackupManifest] = []
         wanted = backup
         while wanted:
-            one = self.complete(wanted)
+            one = self.notes.complete(wanted)
             if one is None and not found:
                 message = f"this node has no backup {backup}; `virtbus backup list` shows all"
                 raise VirtbusError(Code.NOT_FOUND, "backup_not_here", message)
@@ -107,21 +88,21 @@ class BackupFiles:
     def of_vm(self, uid: str) -> list[BackupManifest]:
         """Return the readable backups of a VM without their specs, the newest first."""
         found = []
-        for backup in reversed(self._ids()):
+        for backup in reversed(self.notes.ids()):
             with contextlib.suppress(VirtbusError):
-                one = self._brief(backup)
+                one = self.notes.brief(backup)
                 if one is not None and one.uid == uid:
                     found.append(one)
         return found
 
     def page(self, after: str) -> HeldBackups:
         """Return the backups with an id above `after`, the oldest first, without their specs."""
-        children = self._children()
-        ids = [one for one in self._ids() if one > after]
+        children = self.notes.children()
+        ids = [one for one in self.notes.ids() if one > after]
         items: list[HeldBackup] = []
         size_bytes = 0
         for id_ in ids[:PAGE]:
-            held = self._held(id_, children, self._brief)
+            held = self._held(id_, children, self.notes.brief)
             size_bytes += len(encode_json(held))
             if items and size_bytes > PAGE_BYTES:
                 break
@@ -130,9 +111,9 @@ class BackupFiles:
 
     def held(self, backup: str) -> HeldBackup | None:
         """Return one backup; None if there is none."""
-        if check_uid(backup) not in self._ids():
+        if check_uid(backup) not in self.notes.ids():
             return None
-        return self._held(backup, self._children(), self.complete)
+        return self._held(backup, self.notes.children(), self.notes.complete)
 
     def _held(
         self,
@@ -144,76 +125,18 @@ class BackupFiles:
         with contextlib.suppress(VirtbusError):
             manifest = read(backup)
         with contextlib.suppress(VirtbusError):
-            check = self._note(BackupCheck, backup, CHECK)
+            check = self.notes.note(BackupCheck, backup, CHECK)
         below = tuple(children.get(backup, ()))
         return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
 
-    def _brief(self, backup: str) -> BackupManifest | None:
-        """Return a manifest without its spec, maybe as it was read earlier; as `complete`."""
-        if (known := self._briefs.get(backup)) is not None:
-            return known
-        if (made := self.complete(backup)) is None:
-            return None
-        brief = made.model_copy(update={"spec": {}})
-        if len(self._briefs) < MAX_BRIEFS and len(encode_json(brief)) <= MAX_BRIEF_BYTES:
-            self._briefs[backup] = brief
-        return brief
-
-    def _children(self, *, sure: bool = False) -> dict[str, list[str]]:
-        """Return the increments by the backup that they rest on, also those that are being made.
-
-        Raises:
-            VirtbusError: 503 `store_error`; also for a single one if `sure` is set.
-        """
-        found: dict[str, list[str]] = {}
-        for folder in self._folders():
-            try:
-                parent = self._parent(folder)
-            except VirtbusError:
-                if sure:
-                    raise
-                continue
-            child = folder.removeprefix(_PART)
-            if parent and is_uid(child) and child not in found.setdefault(parent, []):
-                found[parent].append(child)
-        return found
-
-    def _folders(self) -> Iterator[str]:
-        """Yield the parts, then the complete backups.
-
-        The second list is read after the parts were used, so a part that is published meanwhile is
-        in it.
-        """
-        yield from (name for name in self._names() if name.startswith(_PART))
-        ids = self._ids()
-        for gone in set(self._briefs) - set(ids):
-            self._briefs.pop(gone, None)
-        yield from ids
-
-    def _parent(self, folder: str) -> str:
-        """Return the parent that a backup or a part names; empty if it names none."""
-        if not folder.startswith(_PART):
-            with contextlib.suppress(VirtbusError):
-                return known.parent if (known := self._brief(folder)) is not None else ""
-        return self._named(folder, DRAFT) or self._named(folder, MANIFEST)
-
-    def _named(self, folder: str, name: str) -> str:
-        """Return the parent that a note names, also a note that this version cannot read."""
-        data = self._read(folder, name)
-        parent: object = ""
-        with contextlib.suppress(VirtbusError):  # such a backup is lost, whatever it rests on
-            note = None if data is None else decode(data)
-            parent = note.get("parent") if isinstance(note, dict) else ""
-        return parent.lower() if isinstance(parent, str) else ""
-
     def check_of(self, backup: str) -> BackupCheck | None:
         """Return the result of the last verification; None if there is none."""
-        return self._note(BackupCheck, check_uid(backup), CHECK)
+        return self.notes.note(BackupCheck, check_uid(backup), CHECK)
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, draft: BackupManifest) -> None:
         """Make an empty part, whose draft protects the parent."""
-        name = _PART + draft.id
+        name = PART + draft.id
         if not self.root.is_dir():
             message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
             raise VirtbusError(Code.UNAVAILABLE, "backup_dir_missing", message)
@@ -233,16 +156,16 @@ class BackupFiles:
         if self.draft(backup) is None:
             return False
         with translated(), openat2.opened_directory(self.root) as root:
-            os.utime(_PART + backup, dir_fd=root, follow_symlinks=False)
+            os.utime(PART + backup, dir_fd=root, follow_symlinks=False)
         return True
 
     def draft(self, backup: str) -> BackupManifest | None:
         """Return the draft of a backup that is being made; None if there is none."""
-        return self._note(BackupManifest, _PART + check_uid(backup), DRAFT)
+        return self.notes.note(BackupManifest, PART + check_uid(backup), DRAFT)
 
     def new_disk(self, backup: str, disk: str) -> ExportPart:
         """Return a new, open file for a disk; the caller closes it."""
-        with translated(), self._opened(_PART + check_uid(backup)) as part:
+        with translated(), self.notes.opened(PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
             return ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
 
@@ -252,11 +175,11 @@ class BackupFiles:
         Raises:
             VirtbusError: 409 `backup_damaged`: its parent is gone.
         """
-        if self.complete(made.id) is not None:
+        if self.notes.complete(made.id) is not None:
             return
         if made.parent:
             self.chain(made.parent)
-        name = _PART + made.id
+        name = PART + made.id
         with translated(), openat2.opened_directory(self.root) as root:
             with openat2.opened_directory(name, root) as part:
                 openat2.replace(MANIFEST, encode_json(made), part)
@@ -267,7 +190,7 @@ class BackupFiles:
 
     def note_check(self, backup: str, check: BackupCheck) -> None:
         """Store the result of a verification."""
-        with translated(), self._opened(check_uid(backup)) as folder:
+        with translated(), self.notes.opened(check_uid(backup)) as folder:
             openat2.replace(CHECK, encode_json(check), folder)
 
     def drop(self, backup: str) -> None:
@@ -275,7 +198,7 @@ class BackupFiles:
         self.staging.remove(backup)
         with existing(self.root) as root:
             if root is not None:
-                remove_folder(_PART + check_uid(backup), root)
+                remove_folder(PART + check_uid(backup), root)
 
     def remove(self, backup: str) -> bool:
         """Remove a complete backup; return False if there is none.
@@ -303,51 +226,12 @@ class BackupFiles:
         return True
 
     def _refuse_if_needed(self, backup: str) -> None:
-        if needed := self._children(sure=True).get(backup):
+        if needed := self.notes.children(of=backup).get(backup):
             message = (
                 f"the backups {', '.join(needed)} rest on {backup}; delete them first, "
                 "the newest before the others"
             )
             raise VirtbusError(Code.CONFLICT, "backup_needed", message)
-
-    # --- shared ---------------------------------------------------------------------------
-    def _names(self) -> list[str]:
-        try:
-            with openat2.opened_directory(self.root) as root:
-                return openat2.names(root)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise store_error(error) from error
-
-    def _ids(self) -> list[str]:
-        return [name for name in self._names() if is_uid(name)]
-
-    def _read(self, folder: str, name: str) -> bytes | None:
-        try:
-            with self._opened(folder) as directory:
-                return openat2.read_small(name, directory, MAX_NOTE_BYTES)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise store_error(error) from error
-
-    def _note(self, model: type[Note], folder: str, name: str) -> Note | None:
-        data = self._read(folder, name)
-        if data is None:
-            return None
-        try:
-            return validate(model, decode(data))
-        except VirtbusError as error:
-            raise _unreadable(folder, str(error)) from error
-
-    @contextlib.contextmanager
-    def _opened(self, folder: str) -> Iterator[int]:
-        with (
-            openat2.opened_directory(self.root) as root,
-            openat2.opened_directory(folder, root) as directory,
-        ):
-            yield directory
 
 
 def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
@@ -376,7 +260,7 @@ def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[st
     cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
-    for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
+    for root, prefix in ((files.root, PART), (files.root, _GONE), (files.staging.root, "")):
         with _logged(str(root)), existing(root) as directory:
             if directory is None:
                 continue
@@ -404,11 +288,6 @@ def damaged(backup: str, why: str) -> VirtbusError:
     """Return 409 `backup_damaged`: the backup cannot be restored."""
     message = f"the backup {backup} is damaged: {why}; use another one, `virtbus backup list`"
     return VirtbusError(Code.CONFLICT, "backup_damaged", message)
-
-
-def _unreadable(backup: str, why: str) -> VirtbusError:
-    message = f"the description of the backup {backup} cannot be read: {why}"
-    return VirtbusError(Code.UNSUPPORTED, "backup_unreadable", message)
 
 
 def _disk(manifest: BackupManifest, name: str) -> BackupDisk | None:
