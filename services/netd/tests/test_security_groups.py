@@ -248,7 +248,8 @@ async def test_a_host_that_cannot_apply_rules_starts_no_member(
         assert [one.uid for one in node.attachments.ready()] == [B]
         await other.resolve(IPv4Address("10.127.0.1"))
         (finding,) = await node.attachments.compare()
-        assert "the rules of its security groups are gone" in str(finding)
+        assert finding.reason == "network_incomplete"
+        assert "cannot make them: the rules of its security groups are gone" in finding.message
 
 
 async def test_ipv6_has_the_same_rules(host: Host) -> None:

@@ -16,7 +16,7 @@ from virtbus.netd.core.address_assignment import carried_over, check_macs, refus
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
-from virtbus.netd.core.finding import NetworkFinding, mended
+from virtbus.netd.core.finding import NetworkFinding, repaired
 from virtbus.netd.core.hotplug import first_nics
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
@@ -292,8 +292,11 @@ class Attachments:
         named = self._builder.stands(attachment)
         faults = [] if named else [f"{attachment.netns} is gone"]
         stands = await self._builder.found(attachment)
+        left: list[str] = []
         try:
             faults += await self._builder.mend(attachment) if stands else []
+            if stands and faults:  # a host without a module cannot make each part
+                left = await in_thread(lambda: self._builder.links.faults(attachment.joined))
         except (VirtbusError, OSError) as error:
             faults.append(str(error))
             stands = False
@@ -304,7 +307,7 @@ class Attachments:
         if not stands:
             entry.phase = None  # no guest uses it: the next ensure makes it again
             entry.settled.clear()
-        return mended(attachment, faults) if faults else None
+        return repaired(attachment, faults, left) if faults else None
 
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.

@@ -27,13 +27,14 @@ class NetworkReporter(StepReporter):
     async def found(self, finding: NetworkFinding) -> None:
         """Emit an event that a network on the host differed from its state file.
 
-        A network that cannot be repaired is also reported as failed to the agent.
+        A network that its guest has lost is also reported as failed to the agent.
         """
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}
         log.warning("%s", finding.message, extra=extra)
+        whole = finding.error is None and not finding.incomplete
         event = self.event(
-            EventKind.NETWORK_FAILED if finding.error else EventKind.NETWORK_READY,
+            EventKind.NETWORK_READY if whole else EventKind.NETWORK_FAILED,
             uid=attachment.uid,
             epoch=attachment.epoch,
             generation=attachment.generation,

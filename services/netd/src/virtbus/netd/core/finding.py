@@ -8,15 +8,19 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class NetworkFinding:
-    """One network that was incomplete. If `error` is None, it was repaired."""
+    """One network that was incomplete. If `error` is None, its guest keeps it."""
 
     attachment: Attachment
     message: str
     error: ErrorBody | None = None
+    incomplete: bool = False
+    """Parts are still missing: the host cannot make them."""
 
     @property
     def reason(self) -> str:
-        return self.error.reason if self.error is not None else "network_mended"
+        if self.error is not None:
+            return self.error.reason
+        return "network_incomplete" if self.incomplete else "network_mended"
 
     @property
     def refusal(self) -> VirtbusError:
@@ -24,8 +28,14 @@ class NetworkFinding:
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 
-def mended(attachment: Attachment, faults: list[str]) -> NetworkFinding:
-    """Return the finding for parts that somebody removed, and that were restored."""
+def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> NetworkFinding:
+    """Return the finding for parts that were missing, and those that a repair has `left`."""
+    if left:
+        message = (
+            f"parts of it are missing, and netd cannot make them: {', '.join(left)}; the log of "
+            "virtbus-netd and `virtbus doctor` name the cause"
+        )
+        return NetworkFinding(attachment, message, incomplete=True)
     return NetworkFinding(
         attachment, f"somebody removed parts of it: {', '.join(faults)}; they were made again"
     )
