@@ -266,6 +266,29 @@ async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
     assert (mounted.partition, mounted.make_filesystem) == (wanted, None)
 
 
+async def test_an_options_file_in_another_volume_has_no_effect(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path
+) -> None:
+    assert device.name
+    folder = tmp_path / "pods" / "0c5f" / "volumes" / "kubernetes.io~empty-dir" / "data"
+    folder.mkdir(parents=True)
+    options = {"type": "raw", "path": "/dev/vg0/data", "capacity": "1MiB"}
+    (folder / "virtlet-flexvolume.json").write_text(json.dumps(options))
+    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    disk = fleet.vm.spec.volumes[2].empty_disk
+    assert disk is not None
+    assert disk.capacity == 10 * 1024**3
+
+
+async def test_a_qcow2_flexvolume_with_a_path_is_an_empty_disk(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path
+) -> None:
+    assert device.name
+    folder = flexvolume(tmp_path, type="qcow2", path="/dev/vg0/data")
+    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    assert fleet.vm.spec.volumes[2].empty_disk is not None
+
+
 async def test_devices_that_cannot_be_disks_are_refused_together(
     kubelet: Kubelet, device: Path
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from virtbus.cri.core.configs import ContainerConfig, Mount
+from virtbus.cri.core.pod_volumes import FLEXVOLUME, RAW, kind
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.seed import FILES
@@ -29,22 +30,27 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 def inspected(config: ContainerConfig) -> ContainerConfig:
     """Return the configuration with what the node's paths are."""
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
-    mounts = tuple(
-        one.model_copy(
-            update={
-                "is_file": Path(one.host_path).is_file(),
-                "memory": one.host_path.rstrip("/") in memory,
-                "options": (options := _options(Path(one.host_path))),
-                "block_path": _block_device((options or {}).get("path", "")),
-            }
-        )
-        for one in config.mounts
-    )
+    mounts = tuple(_inspected(one, memory) for one in config.mounts)
     devices = tuple(
         one.model_copy(update={"block_path": _block_device(one.host_path)})
         for one in config.devices
     )
     return config.model_copy(update={"mounts": mounts, "devices": devices})
+
+
+def _inspected(mount: Mount, memory: frozenset[str]) -> Mount:
+    path, options = Path(mount.host_path), None
+    if kind(mount) == FLEXVOLUME:  # anybody may write such a file into another volume
+        options = _options(path)
+    device = options.get("path", "") if options and options.get("type") == RAW else ""
+    return mount.model_copy(
+        update={
+            "is_file": path.is_file(),
+            "memory": mount.host_path.rstrip("/") in memory,
+            "options": options,
+            "block_path": _block_device(device),
+        }
+    )
 
 
 def _block_device(path: str) -> str:
