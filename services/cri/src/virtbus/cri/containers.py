@@ -8,7 +8,6 @@ from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import ContainerConfig, LinuxResources
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Pod
-from virtbus.cri.edge.volume_files import inspected
 from virtbus.cri.machines import Machines
 from virtbus.cri.pods import Pods, not_found
 from virtbus.schemas.errors import Code, VirtbusError
@@ -46,15 +45,15 @@ class Containers:
 
         Raises:
             VirtbusError: 400 `pod_refused`, `second_container`; 404; 409 `sandbox_not_ready`,
-                `still_running`; the errors of `Machines.ensure`.
+                `still_running`; 503 `volume_stuck`; the errors of `Machines.ensure`.
         """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             raise not_found("sandbox", sandbox_id)
         key, sandbox_id = found
         async with self._pods.lock(key):
+            config = await self._machines.volumes.inspected(key, config)
             pod = self._pod(key, sandbox_id)
-            config = inspected(config)
             vm_request.check_container(config)
             vm_request.refuse_second(pod, config.metadata.name)
             known = _same(pod, sandbox_id, config)

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, pod_volumes, vm_request
+from virtbus.cri.core import observation, vm_request
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place
 from virtbus.cri.edge.bus_link import BusLink
-from virtbus.cri.edge.volume_files import read_files
+from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
@@ -56,6 +56,7 @@ class Machines:
         self._place = place
         self._new_key = new_key
         self._end_here = end_here
+        self.volumes = VolumeReads()
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -66,20 +67,20 @@ class Machines:
         An attempt with another image gets another VM, because the root disk is made of the image.
 
         Raises:
-            VirtbusError: 400 the pod cannot be a VM; the errors of `vm.create`; 503 `bus_away`.
+            VirtbusError: 400 the pod cannot be a VM; the errors of `VolumeReads.files` and
+                `vm.create`; 503 `bus_away`.
         """
+        machine = self._pods.all[key].machine
+        known = machine is not None and machine.made and machine.image_id == image.digest
+        if known and await self._relabel(key, vm_request.labels(sandbox, config)):
+            return
+        files = await self.volumes.files(key, config)
         pod = self._pods.all[key]
         machine = pod.machine
-        if machine is not None and machine.made and machine.image_id == image.digest:
-            if await self._relabel(key, vm_request.labels(sandbox, config)):
-                return
-            pod = self._pods.all[key]
-            machine = pod.machine
         if machine is None or machine.made:
             uid = self._pods.sources.uuid7()
             fresh = vm_request.new_machine(sandbox, image, uid, self._new_key())
             pod = pod.model_copy(update={"machine": fresh})
-        files = read_files(pod_volumes.as_files(config.mounts))
         request = vm_request.create_request(pod, sandbox, config, image, self._place(), files)
         if machine is not None and machine.made:
             await self._pods.discard(machine.uid)

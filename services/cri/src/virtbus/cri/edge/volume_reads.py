@@ -1,0 +1,69 @@
+"""Reads the volumes of pods in threads: a hung mount of one pod delays no call of another pod."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from virtbus.cri.core.configs import ContainerConfig
+from virtbus.cri.core.pod_volumes import as_files
+from virtbus.cri.edge import volume_files
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest_files import GuestFile
+
+T = TypeVar("T")
+
+LIMIT_S = 20.0
+"""The longest read of a pod's volumes, below kubelet's limit of 120 s for a call."""
+MOST = 64
+"""Limit of reads at a time. A hung one has its thread until its server answers."""
+
+
+class VolumeReads:
+    """At most one read for each pod.
+
+    The threads are daemons: one that hangs in the kernel does not delay the end of the process.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._reading: set[str] = set()
+
+    async def inspected(self, pod: str, config: ContainerConfig) -> ContainerConfig:
+        """Return `volume_files.inspected`; raises VirtbusError 503 `volume_stuck`."""
+        return await self._run(pod, lambda: volume_files.inspected(config))
+
+    async def files(self, pod: str, config: ContainerConfig) -> tuple[GuestFile, ...]:
+        """Return the files for a pod's guest; errors as `read_files`, and 503 `volume_stuck`."""
+        mounts = as_files(config.mounts)
+        return await self._run(pod, lambda: volume_files.read_files(mounts)) if mounts else ()
+
+    async def _run(self, pod: str, read: Callable[[], T]) -> T:
+        if pod in self._reading or len(self._reading) >= MOST:
+            raise _stuck("an earlier read of volumes has not returned")
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()  # a cancelled call leaves the thread its future
+
+        def work() -> None:
+            try:
+                result = read()
+            except Exception as error:  # noqa: BLE001  raised again where it is awaited
+                self._reading.discard(pod)
+                done.set_exception(error)
+            else:
+                self._reading.discard(pod)
+                done.set_result(result)
+
+        self._reading.add(pod)
+        threading.Thread(target=work, name="volumes", daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), self._limit_s)
+        except TimeoutError:
+            why = f"reading the pod's volumes takes more than {self._limit_s:.0f} s"
+            raise _stuck(why) from None
+
+
+def _stuck(why: str) -> VirtbusError:
+    message = f"{why}; check the servers of its mounts (NFS, CSI) on this node"
+    return VirtbusError(Code.UNAVAILABLE, "volume_stuck", message)
