@@ -19,7 +19,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Reads of mounts wait for this event, as for the server of a mount."""
     answers = threading.Event()
 
-    def inspected(config: ContainerConfig) -> ContainerConfig:
+    def inspected(config: ContainerConfig, _permitted: object) -> ContainerConfig:
         answers.wait(20)
         return config
 

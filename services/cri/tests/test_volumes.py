@@ -2,12 +2,13 @@
 
 import base64
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc import StatusCode
-from services.cri.tests.world import Fleet, Kubelet, sandbox
+from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
 
 from virtbus.cri.edge.volume_files import in_memory
 
@@ -250,13 +251,44 @@ async def test_a_block_volume_is_a_disk_with_its_device_path_in_the_guest(
     assert [(one.volume, one.path) for one in seed.links] == [(volume.name, "/dev/xvdc")]
 
 
-@pytest.mark.parametrize(("part", "wanted"), [("", 1), ("-1", 1), ("0", None), ("3", 3)])
-async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
-    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path, part: str, wanted: int | None
+@pytest.fixture
+async def permitting(
+    tmp_path: Path, fleet: Fleet, device: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Kubelet]:
+    """A node whose operator permits one device, by a link, to flexvolumes."""
+    devices = tmp_path / "dev"
+    (devices / "vg0").mkdir(parents=True)
+    (devices / "vg0" / "data").symlink_to("/dev/dm-4")
+    monkeypatch.setattr("virtbus.cri.edge.volume_files._DEVICES", devices)
+    async with cri(tmp_path, fleet, flexvolume_devices=("/dev/vg0/*",)) as kubelet:
+        yield kubelet
+
+
+async def test_a_flexvolume_names_no_device_without_a_permission_of_its_own(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path
 ) -> None:
     assert device.name
+    text = await refusal(
+        kubelet, mount(flexvolume(tmp_path, type="raw", path="/dev/vg0/data"), "/d")
+    )
+    assert "flexvolume_devices" in text
+    assert not fleet.vms
+
+
+async def test_a_flexvolume_names_no_other_device_than_those_of_its_permission(
+    tmp_path: Path, fleet: Fleet, permitting: Kubelet, device: Path
+) -> None:
+    folder = flexvolume(tmp_path, type="raw", path=str(device))
+    assert "flexvolume_devices" in await refusal(permitting, mount(folder, "/data"))
+    assert not fleet.vms
+
+
+@pytest.mark.parametrize(("part", "wanted"), [("", 1), ("-1", 1), ("0", None), ("3", 3)])
+async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
+    tmp_path: Path, fleet: Fleet, permitting: Kubelet, part: str, wanted: int | None
+) -> None:
     folder = flexvolume(tmp_path, type="raw", path="/dev/vg0/data", part=part)
-    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    await permitting.container(await permitting.sandbox(), mounts=[mount(folder, "/data")])
     host = fleet.vm.spec.volumes[2].host_device
     assert host is not None
     assert host.path == "/dev/dm-4"

@@ -369,9 +369,9 @@ def container(attempt: int = 0, **changes: Any) -> Plain:
 
 
 @asynccontextmanager
-async def cri(folder: Path, fleet: Fleet) -> AsyncIterator[Kubelet]:
-    """Run the CRI with its state in `folder`; its end is a clean stop."""
-    settings = Settings(node=NODE, state_dir=folder / "state", run_dir=folder / "run")
+async def cri(folder: Path, fleet: Fleet, **more: Any) -> AsyncIterator[Kubelet]:
+    """Run the CRI with its state in `folder` and `more` settings; its end is a clean stop."""
+    settings = Settings(node=NODE, state_dir=folder / "state", run_dir=folder / "run", **more)
     service = asyncio.Task(Cri(settings, fleet.connect, shell=GuestShell(fleet.guest.port)).run())
     try:
         while not settings.socket.is_socket() and not service.done():

@@ -49,6 +49,7 @@ class Machines:
         place: Callable[[], Place],
         new_key: Callable[[], ShellKey],
         end_here: Callable[[str, int], Awaitable[LocalEnded]],
+        volumes: VolumeReads,
     ) -> None:
         """`end_here` ends a guest by its uid and grace, without the bus."""
         self._pods = pods
@@ -56,7 +57,7 @@ class Machines:
         self._place = place
         self._new_key = new_key
         self._end_here = end_here
-        self.volumes = VolumeReads()
+        self.volumes = volumes
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(

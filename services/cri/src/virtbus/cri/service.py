@@ -14,6 +14,7 @@ from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.local_agent import LocalAgent
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.vm_watch import VmWatcher
+from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.event_streams import EventStreams
 from virtbus.cri.guest_commands import GuestCommands
 from virtbus.cri.image_service import ImageService
@@ -63,6 +64,7 @@ class Cri:
             lambda uid, grace_s: local.end(
                 LocalEnd(uid=uid, owner=f"cri-{settings.node}", grace_s=grace_s)
             ),
+            VolumeReads(settings.flexvolume_devices),
         )
         self._watcher = VmWatcher(self._link, self._pods)
         commands = GuestCommands(self._link, shell, settings.node)

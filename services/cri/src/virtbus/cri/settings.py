@@ -1,9 +1,9 @@
 """The CRI's settings."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.quantity import Bytes
@@ -38,6 +38,13 @@ class Settings(ServiceSettings):
         description="size of an emptyDir's disk, unless the pod's annotation gives one",
     )
 
+    flexvolume_devices: tuple[Annotated[str, StringConstraints(pattern=r"^/dev/.+")], ...] = Field(
+        (),
+        description=(
+            "block devices that any author of a pod may name in a flexvolume of the type raw, as "
+            "patterns of paths; the agent's devices_allowed must permit them, too"
+        ),
+    )
     emulators_dir: Path = Field(
         Path("/run/libvirt/qemu"), description="folder of the process ids of libvirt's emulators"
     )

@@ -108,6 +108,8 @@ class Mount(LenientModel):
     """The options of a flexvolume, as its driver wrote them; no field of CRI."""
     block_path: str = Field("", exclude=True)
     """The block device that the options name; empty if there is none. It is no field of CRI."""
+    permitted: bool = Field(False, exclude=True)
+    """The setting `flexvolume_devices` permits this device; no field of CRI."""
 
 
 class Device(LenientModel):

@@ -68,7 +68,7 @@ def is_disk(mount: Mount) -> bool:
     if kind(mount) == EMPTY_DIR:
         return not mount.memory and not mount.is_file
     form = (mount.options or {}).get("type")
-    return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and bool(mount.block_path)))
+    return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and mount.permitted))
 
 
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
@@ -121,5 +121,10 @@ def _why_flexvolume(mount: Mount) -> str:
         return (
             "has no options: the driver virtlet/flexvolume_driver of virtbus is not installed on "
             "this node; run `virtbus cri install` there"
+        )
+    if mount.block_path and not mount.permitted:
+        return (
+            f"names the device {mount.block_path}, which is not among those of this node's "
+            "runtime; its operator adds it to flexvolume_devices in cri.toml"
         )
     return _FLEXVOLUMES.get(mount.options.get("type", ""), "has an unknown type; use qcow2 or raw")

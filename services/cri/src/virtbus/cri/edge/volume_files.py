@@ -7,7 +7,7 @@ by its own name. A link that leads out of its volume is refused.
 import base64
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from virtbus.cri.core.configs import ContainerConfig, Mount
@@ -24,13 +24,17 @@ MOST_BYTES = 256 * 1024
 OPTIONS, OPTIONS_BYTES = "virtlet-flexvolume.json", 64 * 1024
 """The file in which the driver of flexvolumes writes a volume's options, as Virtlet's does."""
 MOUNTS = Path("/proc/self/mountinfo")
+_DEVICES = Path("/dev")
 _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
-def inspected(config: ContainerConfig) -> ContainerConfig:
-    """Return the configuration with what the node's paths are."""
+def inspected(config: ContainerConfig, permitted: Sequence[str] = ()) -> ContainerConfig:
+    """Return the configuration with what the node's paths are.
+
+    `permitted` are patterns of the devices that flexvolumes may name.
+    """
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
-    mounts = tuple(_inspected(one, memory) for one in config.mounts)
+    mounts = tuple(_inspected(one, memory, permitted) for one in config.mounts)
     devices = tuple(
         one.model_copy(update={"block_path": _block_device(one.host_path)})
         for one in config.devices
@@ -38,19 +42,27 @@ def inspected(config: ContainerConfig) -> ContainerConfig:
     return config.model_copy(update={"mounts": mounts, "devices": devices})
 
 
-def _inspected(mount: Mount, memory: frozenset[str]) -> Mount:
+def _inspected(mount: Mount, memory: frozenset[str], permitted: Sequence[str]) -> Mount:
     path, options = Path(mount.host_path), None
     if kind(mount) == FLEXVOLUME:  # anybody may write such a file into another volume
         options = _options(path)
-    device = options.get("path", "") if options and options.get("type") == RAW else ""
+    named = options.get("path", "") if options and options.get("type") == RAW else ""
+    device = _block_device(named)
     return mount.model_copy(
         update={
             "is_file": path.is_file(),
             "memory": mount.host_path.rstrip("/") in memory,
             "options": options,
-            "block_path": _block_device(device),
+            "block_path": device,
+            "permitted": bool(device) and _is_permitted(device, permitted),
         }
     )
+
+
+def _is_permitted(device: str, patterns: Sequence[str]) -> bool:
+    """Return True if a real path is that of a device of these patterns; links count by target."""
+    found = (one for each in patterns for one in _DEVICES.glob(each.removeprefix("/dev/")))
+    return any(os.path.realpath(one) == device for one in found)
 
 
 def _block_device(path: str) -> str:
