@@ -152,6 +152,31 @@ async def test_a_copied_volume_is_filled_on_the_node_of_its_vm(made: World) -> N
     assert (operation["kind"], operation["id"]) == ("fill", view.fill_operation)
 
 
+@played(nodes=3)
+async def test_the_copies_of_one_vm_are_on_a_node_that_can_take_it(made: World) -> None:
+    for number, node in ((1, "n1"), (2, "n2")):
+        names = [f"{name}{number}" for name in ("a", "b", "c")]
+        copies = [template(name, source={"image": "tiny", "full": True}) for name in names]
+        selector = {"kubernetes.io/hostname": node}
+        spec: dict[str, Any] = {"volumes": copies, "node_selector": selector}
+        await made.ask("create", name=f"vm{number}", image="tiny", uid=uid(number), spec=spec)
+        found = await made.stored(uid(number))
+        assert found is not None
+        assert found.node == node
+        assert {(await shown(made, name)).node for name in names} == {node}
+
+
+@played(nodes=2)
+async def test_a_volume_that_is_not_copied_is_not_bound_before_its_vm(made: World) -> None:
+    for node in ("n1", "n2"):
+        await made.ask("cordon", "node", node=node)
+    assert (await create(made, 1, template(source={"image": "tiny"}))).node == "_"
+    assert not (await shown(made)).node
+    await made.ask("uncordon", "node", node="n2")
+    await asyncio.sleep(3)
+    assert (await shown(made)).node == "n2"
+
+
 @played(nodes=2)
 async def test_a_full_clone_has_copies_of_a_snapshot_and_the_secrets_of_its_source(
     made: World,

@@ -146,8 +146,9 @@ class ControllerService:
         async def planned(volume: VolumeRecord, account: str) -> VolumeRecord:
             return await self._volumes.planned(volume, account)
 
-        templates = VolumeTemplates(self._bus, self._fleet, self._volume_room, planned)
-        return CreateRules(quota, templates, strict=settings.overcommit is Overcommit.STRICT)
+        strict, room = settings.overcommit is Overcommit.STRICT, self._volume_room
+        templates = VolumeTemplates(self._bus, self._fleet, room, planned, strict=strict)
+        return CreateRules(quota, templates, strict=strict)
 
     @property
     def _volume_room(self) -> VolumeRoom:

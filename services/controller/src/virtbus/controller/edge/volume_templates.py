@@ -1,10 +1,13 @@
 """Plans the volumes that the create of a VM makes, by the templates in its spec (ADR 0072)."""
 
+import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.pools import needs_of
+from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_room import VolumeRoom
@@ -21,11 +24,14 @@ Planned = Callable[[VolumeRecord, str], Awaitable[VolumeRecord]]
 class VolumeTemplates:
     """Reads which volumes of a VM's templates exist, and plans the others."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, room: VolumeRoom, planned: Planned) -> None:
+    def __init__(
+        self, bus: Bus, fleet: Fleet, room: VolumeRoom, planned: Planned, *, strict: bool
+    ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._room = room
         self._planned = planned
+        self._strict = strict
         self._writes = VolumeWrites(bus)
         self._images = ImageNameReads(bus, fleet)
 
@@ -36,23 +42,41 @@ class VolumeTemplates:
             VirtbusError: as `VolumeApi.create`; 403 `not_owner`: accounts of bridges make no
                 volumes.
         """
+        new: dict[str, VolumeRecord] = {}
+        node, is_repeat = "", vm.uid in self._fleet.vms
+        named = [one.volume for one in vm.spec.volumes if one.volume is not None]
+        makes = any(one.template is not None for one in named)
+        for one in named if makes and not is_repeat else ():
+            there = await self._writes.latest(vm.namespace, one.name)
+            if there is not None:
+                node = node or there.record.node
+            elif one.template is not None:
+                new[one.name] = await self._new(vm, one.name, one.template)
         made: dict[str, VolumeRecord] = {}
-        is_repeat = vm.uid in self._fleet.vms
-        for one in () if is_repeat else vm.spec.volumes:
-            if one.volume is not None and one.volume.template is not None:
-                name = one.volume.name
-                if await self._writes.latest(vm.namespace, name) is None:
-                    made[name] = await self._new(vm, name, one.volume.template, account)
+        for name in sorted(new, key=lambda name: _copies_image(new[name].spec)):
+            record = new[name]
+            if _copies_image(record.spec):  # copies of other sources are on the source's node
+                node = node or self._node_for(vm, new.values())
+                record = record.model_copy(update={"node": node})
+            made[name] = await self._planned(record, account)
+            node = node or made[name].node
         if made:
             self._room.refuse_more(*made.values())
         return VolumeHolders(self._bus, made)
 
-    async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec, account: str) -> VolumeRecord:
+    def _node_for(self, vm: VmRecord, new: Iterable[VolumeRecord]) -> str:
+        """Return the best node for the VM with its new volumes; empty if none takes it now."""
+        nodes = self._fleet.candidates(asyncio.get_running_loop().time())
+        home = Home("", "", needs_of(map(self._fleet.pools.admitted, new)))
+        found = place_near(vm.spec, nodes, home, strict=self._strict, targets=vm.network_targets)
+        return next(iter(found.best), "")
+
+    async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
         if vm.owner:
             message = f"{vm.owner} has no volumes; leave the template of {name} out"
             raise VirtbusError(Code.DENIED, "not_owner", message)
         ref = spec.source.image
-        record = VolumeRecord(
+        return VolumeRecord(
             uid=uid_of(vm.uid, name),
             namespace=vm.namespace,
             name=name,
@@ -61,7 +85,10 @@ class VolumeTemplates:
             made_for=vm.uid,
             created_ns=vm.created_ns,
         )
-        return await self._planned(record, account)
+
+
+def _copies_image(spec: VolumeSpec) -> bool:
+    return spec.is_copied and spec.source.image is not None
 
 
 def uid_of(vm: str, name: str) -> str:
