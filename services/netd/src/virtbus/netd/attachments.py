@@ -306,7 +306,7 @@ class Attachments:
         try:
             faults += await self._builder.mend(attachment) if stands else []
             if stands and faults:  # a host without a module cannot make each part
-                left = await self._builder.missing(attachment)
+                left = await in_thread(lambda: self._builder.links.faults(attachment.joined))
         except (VirtbusError, OSError) as error:
             faults.append(str(error))
             stands = False

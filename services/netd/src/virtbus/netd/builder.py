@@ -91,16 +91,12 @@ class Builder:
         Raises:
             VirtbusError, OSError: it cannot be completed, for example without its CNI link.
         """
-        faults = await self.missing(attachment)
+        faults = await in_thread(lambda: self.links.faults(attachment.joined))
         if any(nic.publish for nic in attachment.nics):
             await in_thread(self._doors.ports.mend)
         if faults:
             await self.adopt(attachment, keeps_running=True)
         return faults
-
-    async def missing(self, attachment: Attachment) -> list[str]:
-        """Return messages about the missing parts of an existing network; raises OSError."""
-        return await in_thread(lambda: self.links.faults(attachment.joined))
 
     async def tune(self, attachment: Attachment) -> None:
         """Apply the link states and limits of `attachment`. Raises VirtbusError."""
