@@ -59,6 +59,7 @@ def flexvolume(part: str) -> ContainerConfig:
         host_path=f"{FOLDER}/virtlet~flexvolume_driver/data",
         options={"type": "raw", "path": "/dev/loop0", "part": part},
         block_path="/dev/loop0",
+        permitted=True,
     )
     return ContainerConfig(mounts=(mount,))
 

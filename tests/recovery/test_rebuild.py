@@ -235,7 +235,8 @@ async def test_a_node_with_a_vm_in_conflict_keeps_holding(tmp_path: Path) -> Non
         assert conflict.step == "conflict"
         assert "the name vm-1 is taken" in conflict.message
         assert [(one.joined, one.message) for one in done.nodes] == [
-            (False, "holds its VMs: it has a VM in conflict")
+            (False, "holds its VMs: it has a VM in conflict"),
+            (False, "is silent"),  # n2, which has the other VM
         ]
         await node_says(node, NodeState.RECOVERING)
     assert node.domains.done == []

@@ -109,7 +109,12 @@ class Guest:
         plugs = self.host.hypervisor.devices
         tools = cast(
             "AgentPorts",
-            SimpleNamespace(plugs=plugs, disks=self, settings=SimpleNamespace(ask_after_s=1.0)),
+            SimpleNamespace(
+                plugs=plugs,
+                disks=self,
+                logins=self.host.hypervisor.logins,
+                settings=SimpleNamespace(ask_after_s=1.0),
+            ),
         )
         image = Dependency(
             cast("Any", None), "imaged", ImageReady, lambda: self.record, lambda: None

@@ -10,17 +10,18 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
-from virtbus.netd.builder import Builder, HostPorts
+from virtbus.netd.builder import BUILDS_AT_ONCE, Builder, HostPorts
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import carried_over, check_macs, refusal
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
-from virtbus.netd.core.finding import NetworkFinding, repaired
+from virtbus.netd.core.finding import NetworkFinding
 from virtbus.netd.core.hotplug import first_nics
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.hot_nics import HotNics, changed
+from virtbus.netd.network_check import examined
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nic_work import NicDone, NicWork
@@ -28,9 +29,6 @@ from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
-
-BUILDS_AT_ONCE = 8
-"""Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
 
 Begun = Callable[[NetReady], Awaitable[None]]
 
@@ -292,32 +290,9 @@ class Attachments:
                 entry = self._entries.get(uid)
                 if entry is None or entry.phase is not NetPhase.READY:
                     continue
-                if not entry.attachment.joined.nics:
-                    continue
-                findings.append(await self._examine(entry, runs=uid in running))
+                if entry.attachment.joined.nics:
+                    findings.append(await examined(self._builder, entry, runs=uid in running))
         return [finding for finding in findings if finding is not None]
-
-    async def _examine(self, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
-        attachment = entry.attachment
-        named = self._builder.stands(attachment)
-        faults = [] if named else [f"{attachment.netns} is gone"]
-        stands = await self._builder.found(attachment)
-        left: list[str] = []
-        try:
-            faults += await self._builder.mend(attachment) if stands else []
-            if stands and faults:  # a host without a module cannot make each part
-                left = await in_thread(lambda: self._builder.links.faults(attachment.joined))
-        except (VirtbusError, OSError) as error:
-            faults.append(str(error))
-            stands = False
-        if runs and not (
-            stands and await in_thread(lambda: self._builder.links.all_held(attachment))
-        ):
-            return entry.cut_off(faults)
-        if not stands:
-            entry.phase = None  # no guest uses it: the next ensure makes it again
-            entry.settled.clear()
-        return repaired(attachment, faults, left) if faults else None
 
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 Keep = Callable[[Attachment], None]
 """Called each time more of an attachment is known; the last value is passed to `unmake`."""
 
+BUILDS_AT_ONCE = 8
+"""Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostPorts:

@@ -1,0 +1,33 @@
+"""Compares one network with the host, and makes its missing parts again."""
+
+from virtbus.netd.builder import Builder
+from virtbus.netd.core.finding import NetworkFinding, repaired
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.network_entry import NetworkEntry
+from virtbus.schemas.errors import VirtbusError
+
+
+async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
+    """Return a finding if the network was incomplete; the caller has its lock.
+
+    `runs`: its guest runs, so a network that cannot be mended is cut off. Without a guest, it is
+    made again by the next ensure.
+    """
+    attachment = entry.attachment
+    named = builder.stands(attachment)
+    faults = [] if named else [f"{attachment.netns} is gone"]
+    stands = await builder.found(attachment)
+    left: list[str] = []
+    try:
+        faults += await builder.mend(attachment) if stands else []
+        if stands and faults:  # a host without a module cannot make each part
+            left = await in_thread(lambda: builder.links.faults(attachment.joined))
+    except (VirtbusError, OSError) as error:
+        faults.append(str(error))
+        stands = False
+    if runs and not (stands and await in_thread(lambda: builder.links.all_held(attachment))):
+        return entry.cut_off(faults)
+    if not stands:
+        entry.phase = None
+        entry.settled.clear()
+    return repaired(attachment, faults, left) if faults else None
