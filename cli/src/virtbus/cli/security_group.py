@@ -56,7 +56,11 @@ def _rules_options(function: Any) -> Any:
     for option in reversed(
         (
             click.option(
-                "--select", "selects", multiple=True, metavar="K=V", help="Label; repeatable."
+                "--select",
+                "selects",
+                multiple=True,
+                metavar="K=V",
+                help="Label of the VMs that the group selects; repeatable.",
             ),
             click.option("--all-vms", is_flag=True, help="Select all VMs of the namespace."),
             click.option("--ingress", multiple=True, metavar="RULE", help=f"{_RULE}; repeatable."),
@@ -92,7 +96,9 @@ def _rules_options(function: Any) -> Any:
 )
 @click.argument("name")
 @_rules_options
-@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@click.option(
+    "--label", "label_texts", multiple=True, metavar="K=V", help="Label of the group; repeatable."
+)
 @click.option(
     "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
 )

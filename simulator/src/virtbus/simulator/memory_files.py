@@ -131,7 +131,7 @@ class NoDisks:
         """Do nothing."""
 
     async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
-        """Return a name that nothing has."""
+        """Return a name that no file has yet."""
         return f"/{uid}/{disk}.{backup}"
 
     async def unpin_backup(self, uid: str, backup: str) -> None:

@@ -68,7 +68,7 @@ def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationR
 
 
 def not_found(id_: str, silent: list[str]) -> VirtbusError:
-    """Return 404; `silent` are the nodes that did not answer."""
+    """Return the error 404 of a missing backup; `silent` nodes did not answer and may have it."""
     message = f"no node has the backup {id_}; `virtbus backup list` shows what there is"
     if silent:
         message = f"no node that answers has the backup {id_}; {', '.join(silent)} did not answer"

@@ -11,8 +11,8 @@ from virtbus.schemas.security_group import ANYWHERE, Direction, NodeGroup, selec
 log = logging.getLogger(__name__)
 
 MATCHES_OF_A_VM = 4096
-"""The ports and peers that each packet of an interface is compared with, at most. Further rules
-are left out, and so they allow nothing."""
+"""Maximum number of ports and peers that each packet of an interface is compared with. Further
+rules are left out, and so they allow nothing."""
 
 
 class NodeGroupBook:
