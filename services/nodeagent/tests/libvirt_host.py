@@ -13,6 +13,7 @@ import pytest
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+from virtbus.nodeagent.core.shares import NO_SHARES, Shares
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
@@ -92,6 +93,7 @@ class Host:
         code: bytes = HALTS,
         emulator: str = QEMU,
         codes: Mapping[str, bytes] | None = None,
+        shares: Shares = NO_SHARES,
     ) -> None:
         """Define a domain; `codes` has other boot sectors, by disk."""
         await self.files.write(record)
@@ -107,6 +109,7 @@ class Host:
                         for name in names
                     },
                     seeds=seeds.paths(record),
+                    shares=shares,
                     ignition=seeds.ignition_path(record),
                     console_socket=self.files.console_socket(record.uid),
                     console_log=self.files.console_log(record.uid),

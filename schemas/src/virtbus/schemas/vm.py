@@ -19,6 +19,7 @@ from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.disk import IoThreads
+from virtbus.schemas.filesystem import FILESYSTEMS_MAX, Filesystem
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
@@ -141,6 +142,7 @@ class Devices(StrictModel):
 
     disks: tuple[Disk, ...] = Field((), max_length=DISKS_MAX)
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
+    filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
     """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None

@@ -29,6 +29,8 @@ class Demand(NamedTuple):
     networks: NetworkDemand
     labels: frozenset[tuple[str, str]]
     host: str = ""
+    directories: frozenset[str] = frozenset()
+    """The directories of the node that the guest mounts."""
 
 
 def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
@@ -41,6 +43,7 @@ def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
         network_demand(spec, targets),
         frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
         spec.node_selector.get(HOSTNAME, ""),
+        frozenset(one.directory for one in spec.domain.devices.filesystems),
     )
 
 

@@ -1,6 +1,9 @@
-"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`)."""
+"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`).
 
-from collections.abc import Mapping, Sequence
+Directories are mounted by their tags.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from virtbus.schemas.disk import serial_of
@@ -11,10 +14,13 @@ SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 Raw = Mapping[str, Any]
 
 
-def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
+def mount_problems(
+    volumes: Sequence[Raw], disks: Sequence[Raw], tags: Collection[Any] = ()
+) -> list[Detail]:
     """Return the mounts and links of raw volumes that their guest would not find, or may not make.
 
-    A file system is made on an empty disk only.
+    `tags` are the names of directories, which are mounted by virtiofs. A file system is made on an
+    empty disk only.
     """
     found = []
     if not (mounts := _mounts(volumes)):
@@ -27,6 +33,9 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
         name = mount.get("volume")
         if not isinstance(name, str):
             continue  # its type is reported already
+        if name in tags:
+            found += _of_directory(path, mount)
+            continue
         if name not in names:
             why = f"no volume is named {name!r:.80}"
         else:
@@ -41,6 +50,15 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
             message = "needs a filesystem by name, for example ext4, and no partition"
             found.append(Detail(path=f"{path}.make_filesystem", message=message))
     return found
+
+
+def _of_directory(path: str, mount: Raw) -> list[Detail]:
+    """Return the properties of a mount that a directory cannot have."""
+    if ".links[" in path:
+        return [Detail(path=f"{path}.volume", message="a directory has no device to link to")]
+    message = "is for disks; a directory is mounted as it is"
+    given = [name for name in ("partition", "make_filesystem", "filesystem") if mount.get(name)]
+    return [Detail(path=f"{path}.{name}", message=message) for name in given]
 
 
 def _can_be_made(mount: Raw) -> bool:

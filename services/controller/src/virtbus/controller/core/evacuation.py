@@ -29,7 +29,7 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
     or `discard` permits the loss. Nothing permits the loss of a volume; one on a server goes along.
     """
-    if why := volumes_stay(record):
+    if why := data_stays(record):
         return why
     strategy = record.spec.eviction_strategy
     if strategy is not None:
@@ -37,11 +37,18 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     return "" if discard else data_loss_reason(record)
 
 
-def volumes_stay(record: VmRecord) -> str:
-    """Return a text on the volumes that keep a VM on its node; empty if it has none.
+def data_stays(record: VmRecord) -> str:
+    """Return a text on the volumes and directories that keep a VM on its node; empty if none do.
 
-    Several nodes reach a volume of a pool on a server, so it keeps no VM.
+    Several nodes reach a volume of a pool on a server, so it keeps no VM. Nor does a directory
+    that the guest only reads: each node that offers it has it.
     """
+    shared = record.spec.domain.devices.filesystems
+    if written := ", ".join(one.directory for one in shared if not one.readonly):
+        return (
+            f"it writes to directories of this node ({written}); delete it and create it again, or "
+            "make them readonly, to run it on another node"
+        )
     refs = record.volume_refs.values()
     names = ", ".join(ref.name for ref in refs if not ABILITIES[ref.kind].shared)
     if not names:
@@ -71,7 +78,7 @@ def fenced(record: VmRecord, fence: Fence) -> str:
         if record.evacuating
         else eviction_blocked_reason(record, discard=fence.discard_local_disks)
     )
-    if stays := volumes_stay(record):
+    if stays := data_stays(record):
         return f"{record.node} is fenced, and the VM waits for it: {stays}"
     if not why:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"

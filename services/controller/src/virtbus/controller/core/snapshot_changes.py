@@ -43,7 +43,13 @@ def refuse_pools(refs: Iterable[VolumeRef]) -> None:
 
 
 def refuse_devices(spec: VmSpec) -> None:
-    """Raise 422 if a VM has a device of its node, whose blocks virtbus does not keep."""
+    """Raise 422 if a VM has a device or a directory of its node, which virtbus does not keep."""
+    for one in spec.domain.devices.filesystems:
+        message = (
+            f"{one.name} is the directory {one.directory} of the node, which has no snapshots and "
+            "no backups; back it up on its host, and take the directory from the VM's spec"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
     for volume in spec.volumes:
         if volume.host_device is not None:
             message = (

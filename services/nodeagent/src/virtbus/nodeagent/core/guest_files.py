@@ -2,13 +2,14 @@
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from virtbus.schemas.filesystem import VIRTIOFS
 from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit
-from virtbus.schemas.vm import Disk, DiskBus
+from virtbus.schemas.vm import Devices, Disk, DiskBus
 
 ENVIRONMENT = "/etc/cloud/environment"
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
@@ -25,21 +26,24 @@ _LINKS = {
 """udev's names of a disk below /dev/disk/by-id, with its serial; measured in Debian 12."""
 
 
-def cloud_config_lists(seed: CloudInit, disks: Sequence[Disk]) -> dict[str, list[Any]]:
+def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]]:
     """Return the lists that the platform appends to the user's.
 
-    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for links.
+    They are `write_files`, `mounts`, `fs_setup` for empty disks, `bootcmd` for links, and `runcmd`
+    to check the mounts of directories.
     """
     files = [_file(one) for one in seed.write_files]
     if seed.environment:
         text = environment_file(seed.environment)
         files.append(_file(GuestFile(path=ENVIRONMENT, content=text)))
-    found = {disk.name: disk for disk in disks}
+    found = {disk.name: disk for disk in devices.disks}
+    tags = frozenset(one.name for one in devices.filesystems)
     lists: dict[str, list[Any]] = {
         "write_files": files,
         "fs_setup": list(_file_systems(seed.mounts, found)),
-        "mounts": list(_mounts(seed.mounts, found)),
+        "mounts": list(_mounts(seed.mounts, found, tags)),
         "bootcmd": list(_links(seed.links, found)),
+        "runcmd": [_check(one) for one in seed.mounts if one.volume in tags],
     }
     return {name: values for name, values in lists.items() if values}
 
@@ -72,14 +76,32 @@ def _file(file: GuestFile) -> dict[str, Any]:
     return entry
 
 
-def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator[list[str]]:
+def _mounts(
+    mounts: Sequence[GuestMount], disks: Mapping[str, Disk], tags: Collection[str]
+) -> Iterator[list[str]]:
     for mount in mounts:
+        if mount.volume in tags:
+            yield [mount.volume, mount.path, VIRTIOFS, mount.options, "0", "0"]
+            continue
         disk = disks.get(mount.volume)
         if disk is None:
             continue  # admission refuses it; an update may have removed the disk
         # cloud-init's form of a partition; it ignores a device of the name …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
+
+
+def _check(mount: GuestMount) -> list[str]:
+    """Return the command that tells on the console that a directory is not mounted.
+
+    The mounts have `nofail`, so that the guest boots without the module.
+    """
+    text = (
+        f"virtbus: {mount.path} is not mounted: the guest's kernel needs the module virtiofs, and "
+        f"the mount point has to exist (tag {mount.volume})"
+    )
+    script = 'mountpoint -q "$1" || echo "$2" >/dev/console'
+    return ["sh", "-c", script, "sh", mount.path, text]
 
 
 def _file_systems(

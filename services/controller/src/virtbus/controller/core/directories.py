@@ -1,0 +1,37 @@
+"""Checks that a VM's namespace may use the directories of nodes in its spec (ADR 0083)."""
+
+from collections.abc import Iterable
+
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.filesystem import FILESYSTEMS, root_of
+from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.vm import VmSpec
+
+EVERY = "*"
+
+
+def check_directories(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord]) -> None:
+    """Raise 403 if nodes offer a directory of the spec, but no node opens it to the namespace."""
+    shared = spec.domain.devices.filesystems
+    if not shared:
+        return
+    roots = [node.directories for node in nodes]
+    details = []
+    for index, one in enumerate(shared):
+        found = [there[root] for there in roots if (root := root_of(one.directory, there))]
+        if found and not any({namespace, EVERY}.intersection(names) for names in found):
+            message = f"{one.directory!r} is not open to the namespace {namespace!r}"
+            hint = "its operator opens it in the setting directories_allowed of the nodes' agent"
+            path = f"{FILESYSTEMS}[{index}].directory"
+            details.append(Detail(path=path, message=message, hint=hint))
+    if details:
+        message = f"{details[0].path}: {details[0].message}; {details[0].hint}"
+        raise VirtbusError(Code.DENIED, "directory_closed", message, details=tuple(details))
+
+
+def not_offered(directories: Iterable[str], node: NodeRecord) -> str | None:
+    """Return the directories that a node does not offer, as a reason; None if it offers all."""
+    missing = sorted(one for one in directories if not root_of(one, node.directories))
+    if not missing:
+        return None
+    return f"does not offer the directory {', '.join(missing)} (directories_allowed)"

@@ -1,0 +1,51 @@
+"""Defines the port of directories that guests share with their host by virtiofs (ADR 0083)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import VmRecord
+
+
+class Shares(NamedTuple):
+    """What libvirt gets of a VM's directories."""
+
+    program: Path
+    """The program that libvirt runs as virtiofsd."""
+    points: Mapping[str, Path]
+    """An empty folder for each directory, by its tag."""
+
+
+NO_SHARES = Shares(Path(), {})
+
+
+class SharedDirectories(Protocol):
+    """The directories that guests share with their host."""
+
+    async def prepare(self, record: VmRecord) -> Shares:
+        """Return what libvirt needs for a start of the VM.
+
+        Raises:
+            VirtbusError: 403 `directory_closed`: the node does not give the VM a directory; 503
+                `state_write`.
+        """
+
+    async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
+        """Return the reason why a directory was refused as 409 `directory_refused`, or `error`."""
+
+    async def lost(self, record: VmRecord) -> tuple[str, ...]:
+        """Return the directories whose virtiofsd has ended, of a guest that runs."""
+
+
+class NoShares:
+    """Simulated guests have no directories."""
+
+    async def prepare(self, _record: VmRecord) -> Shares:
+        return NO_SHARES
+
+    async def explained(self, _record: VmRecord, error: VirtbusError) -> VirtbusError:
+        return error
+
+    async def lost(self, _record: VmRecord) -> tuple[str, ...]:
+        return ()
