@@ -31,7 +31,8 @@ def test_a_directory_belongs_to_the_longest_root_above_it() -> None:
 
 
 def test_names_are_unique_and_none_is_a_disk_for_cloud_init() -> None:
-    given = [Filesystem(name=name, directory="/srv") for name in ("a", "a", "root", "vdb", "data")]
+    names = ("a", "a", "root", "vdb", "data")
+    given = [Filesystem(name=name, directory=f"/srv/{n}") for n, name in enumerate(names)]
     found = {one.path: one.message for one in filesystem_problems(given, ["data"])}
     at = "spec.domain.devices.filesystems[{}].name".format
     assert found == {
@@ -40,3 +41,24 @@ def test_names_are_unique_and_none_is_a_disk_for_cloud_init() -> None:
         at(3): "cloud-init takes 'vdb' for a disk; give it another name",
         at(4): "'data' is the name of a volume, too",
     }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "readonly", "why"),
+    [
+        ("/srv/a", "/srv/a", False, "is at or below /srv/a of 'one'"),
+        ("/srv/a", "/srv/a/b", False, "is at or below /srv/a of 'one'"),
+        ("/srv/a/b", "/srv/a", False, "is above /srv/a/b of 'one'"),
+        ("/srv/a/b", "/srv/a", True, ""),
+        ("/srv/a", "/srv/ab", False, ""),
+    ],
+)
+def test_directories_of_one_vm_do_not_overlap_unless_all_are_read(
+    first: str, second: str, why: str, *, readonly: bool
+) -> None:
+    given = [
+        Filesystem(name="one", directory=first, readonly=readonly),
+        Filesystem(name="two", directory=second, readonly=readonly),
+    ]
+    found = [one.message.partition(";")[0] for one in filesystem_problems(given, [])]
+    assert found == ([why] if why else [])

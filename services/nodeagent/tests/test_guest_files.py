@@ -146,4 +146,4 @@ def test_a_directory_is_mounted_by_its_tag_and_a_failure_is_on_the_console() -> 
     assert found["mounts"] == [["www", "/srv/www", "virtiofs", "ro,nofail", "0", "0"]]
     ((*_, path, text),) = found["runcmd"]
     assert path == "/srv/www"
-    assert "needs the module virtiofs" in text
+    assert "the kernel module virtiofs" in text

@@ -65,9 +65,13 @@ def filesystem_problems(
 
     The mounts of a seed name both, so the names differ.
     """
-    seen: set[str] = set()
+    seen: dict[str, Filesystem] = {}
     for index, one in enumerate(given):
         path = f"{FILESYSTEMS}[{index}].name"
+        for other in seen.values():
+            if (near := _near(one, other)) and not (one.readonly and other.readonly):
+                message = f"{near} of {other.name!r}; mount the upper one only, or both readonly"
+                yield Detail(path=f"{FILESYSTEMS}[{index}].directory", message=message)
         if one.name in seen:
             yield Detail(path=path, message=f"{one.name!r} is used twice")
         elif one.name in volumes:
@@ -75,4 +79,11 @@ def filesystem_problems(
         elif _DISK_OF_CLOUD_INIT.fullmatch(one.name):
             message = f"cloud-init takes {one.name!r} for a disk; give it another name"
             yield Detail(path=path, message=message)
-        seen.add(one.name)
+        seen.setdefault(one.name, one)
+
+
+def _near(one: Filesystem, other: Filesystem) -> str:
+    """Return how two directories overlap; empty if they do not."""
+    if is_below(one.directory, other.directory):
+        return f"is at or below {other.directory}"
+    return f"is above {other.directory}" if is_below(other.directory, one.directory) else ""

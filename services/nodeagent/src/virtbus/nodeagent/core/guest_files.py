@@ -97,8 +97,8 @@ def _check(mount: GuestMount) -> list[str]:
     The mounts have `nofail`, so that the guest boots without the module.
     """
     text = (
-        f"virtbus: {mount.path} is not mounted: the guest's kernel needs the module virtiofs, and "
-        f"the mount point has to exist (tag {mount.volume})"
+        f"virtbus: {mount.path} is not mounted (virtiofs, tag {mount.volume}): the guest needs "
+        "cloud-init and the kernel module virtiofs"
     )
     script = 'mountpoint -q "$1" || echo "$2" >/dev/console'
     return ["sh", "-c", script, "sh", mount.path, text]
