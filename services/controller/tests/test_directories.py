@@ -64,7 +64,7 @@ def test_a_pod_of_the_node_mounts_a_directory_that_is_open_to_no_namespace() -> 
             await offering(made)
             own = {"node_selector": {"kubernetes.io/hostname": "n1"}}
             ask = {"name": "pod", "image": "tiny", "uid": uid(1)}
-            pods = sharing("/srv/pods/a", **own)
+            pods = sharing("/srv/pods/a") | own
             assert await Asking(made, "bridge").refused("create", **ask, spec=pods) == (
                 "directory_closed"
             )

@@ -58,9 +58,7 @@ def root_of(directory: str, roots: Iterable[str]) -> str:
     return max((root for root in roots if is_below(directory, root)), key=len, default="")
 
 
-def filesystem_problems(
-    given: Iterable[Filesystem], volumes: Collection[str]
-) -> Iterator[Detail]:
+def filesystem_problems(given: Iterable[Filesystem], volumes: Collection[str]) -> Iterator[Detail]:
     """Yield the problems between the directories of a VM; `volumes` are the names of its volumes.
 
     The mounts of a seed name both, so the names differ.

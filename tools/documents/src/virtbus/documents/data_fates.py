@@ -59,9 +59,7 @@ _BACKUP_API = "services/controller/tests/test_backup_api.py"
 _POOLS = "services/imaged/tests/test_pools.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
 _DIRECTORIES = "services/controller/tests/test_directories.py"
-_STAY = (
-    f"{_DIRECTORIES}::test_a_vm_that_writes_to_a_directory_stays_and_one_that_reads_may_leave"
-)
+_STAY = f"{_DIRECTORIES}::test_a_vm_that_writes_to_a_directory_stays_and_one_that_reads_may_leave"
 _NOT_KEPT = f"{_DIRECTORIES}::test_a_directory_has_no_snapshots_and_no_backups"
 _SHARED = "tests/e2e/test_directories.py::test_a_guest_shares_directories_with_its_host"
 _TEMPLATES = "services/controller/tests/test_volume_templates.py"

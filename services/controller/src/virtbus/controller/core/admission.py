@@ -220,7 +220,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
     )
     found += _secret_size(data, volumes)
-    tags = {one.get("name") for one in _maps(devices.get("filesystems"))}
+    tags = [one.get("name") for one in _maps(devices.get("filesystems"))]
     found += mount_problems(_with_root(data, volumes), _maps(devices.get("disks")), tags)
     return found
 

@@ -3,7 +3,7 @@
 Directories are mounted by their tags.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from virtbus.schemas.disk import serial_of
@@ -15,27 +15,24 @@ Raw = Mapping[str, Any]
 
 
 def mount_problems(
-    volumes: Sequence[Raw], disks: Sequence[Raw], tags: Collection[Any] = ()
+    volumes: Sequence[Raw], disks: Sequence[Raw], tags: Sequence[Any] = ()
 ) -> list[Detail]:
     """Return the mounts and links of raw volumes that their guest would not find, or may not make.
 
     `tags` are the names of directories, which are mounted by virtiofs. A file system is made on an
     empty disk only.
     """
-    found = []
     if not (mounts := _mounts(volumes)):
         return []
+    found = [one for place in mounts if place[1].get("volume") in tags for one in _shared(*place)]
     names = [str(volume.get("name")) for volume in volumes]
     given = {str(disk.get("name")): disk.get("serial") for disk in disks}
     empty = {str(one.get("name")) for one in volumes if one.get("empty_disk") is not None}
     held = {name: str(given.get(name) or serial_of(name)) for name in (*names, *given)}
     for path, mount in mounts:
         name = mount.get("volume")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name in tags:
             continue  # its type is reported already
-        if name in tags:
-            found += _of_directory(path, mount)
-            continue
         if name not in names:
             why = f"no volume is named {name!r:.80}"
         else:
@@ -52,13 +49,14 @@ def mount_problems(
     return found
 
 
-def _of_directory(path: str, mount: Raw) -> list[Detail]:
-    """Return the properties of a mount that a directory cannot have."""
+def _shared(path: str, mount: Raw) -> Iterator[Detail]:
+    """Yield the properties of a mount or link that a directory cannot have."""
     if ".links[" in path:
-        return [Detail(path=f"{path}.volume", message="a directory has no device to link to")]
-    message = "is for disks; a directory is mounted as it is"
-    given = [name for name in ("partition", "make_filesystem", "filesystem") if mount.get(name)]
-    return [Detail(path=f"{path}.{name}", message=message) for name in given]
+        yield Detail(path=f"{path}.volume", message="a directory has no device to link to")
+    for name in ("partition", "make_filesystem", "filesystem"):
+        if mount.get(name):
+            message = "is for disks; a directory is mounted as it is"
+            yield Detail(path=f"{path}.{name}", message=message)
 
 
 def _can_be_made(mount: Raw) -> bool:

@@ -166,7 +166,9 @@ def problems(config: ContainerConfig) -> Iterator[Detail]:
             if mount.options is not None:
                 capacity_bytes(mount.options.get("capacity", ""))
         except ValueError as error:
-            message = f"the volume at {mount.container_path!r:.200} cannot be a disk: {reason_of(error)}"
+            message = (
+                f"the volume at {mount.container_path!r:.200} cannot be a disk: {reason_of(error)}"
+            )
             yield Detail(path=f"mounts[{index}]", message=message)
     for index, device in enumerate(config.devices):
         try:

@@ -258,8 +258,9 @@ def _seed(
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": inside.files,
-        "mounts": tuple(
-            mount for one in (*inside.disks, *inside.directories) for mount in one.mounts
+        "mounts": (
+            *(mount for one in inside.disks for mount in one.mounts),
+            *(mount for one in inside.directories for mount in one.mounts),
         ),
         "links": tuple(link for one in inside.disks for link in one.links),
     }

@@ -9,7 +9,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Shares(NamedTuple):
-    """What libvirt gets of a VM's directories."""
+    """The part of a VM's directories that libvirt gets."""
 
     program: Path
     """The program that libvirt runs as virtiofsd."""

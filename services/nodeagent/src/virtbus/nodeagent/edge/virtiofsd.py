@@ -6,6 +6,8 @@ of the agent; the file next to it names the directory. The mount is in a namespa
 so it ends with virtiofsd. Nothing is imported but the standard library of the host's Python.
 """
 
+from __future__ import annotations  # the host may have an older Python
+
 import ctypes
 import fcntl
 import json
@@ -24,7 +26,7 @@ class RefusedError(Exception):
     """The guest does not get the directory; the text says why."""
 
 
-def source_of(arguments):  # noqa: ANN001, ANN201  runs on any Python 3
+def source_of(arguments: list[str]) -> Path:
     """Return the folder that libvirt gives as the source: `-o source=PATH,…`."""
     for options in arguments:
         for option in options.split(","):
@@ -34,7 +36,7 @@ def source_of(arguments):  # noqa: ANN001, ANN201  runs on any Python 3
     raise RefusedError(msg)
 
 
-def opened(root, directory):  # noqa: ANN001, ANN201
+def opened(root: str, directory: str) -> list[int]:
     """Open all folders from `/` to a directory; return their descriptors.
 
     Links are followed in `root` only, which the operator of the host chose.
@@ -50,7 +52,7 @@ def opened(root, directory):  # noqa: ANN001, ANN201
     return found
 
 
-def lock(folders, *, readonly):  # noqa: ANN001, ANN201
+def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
     The folders above it are locked for reading. So no guest gets a directory that another guest
@@ -60,10 +62,10 @@ def lock(folders, *, readonly):  # noqa: ANN001, ANN201
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
     fcntl.flock(folders[-1], (fcntl.LOCK_SH if readonly else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     for folder in folders:
-        os.set_inheritable(folder, True)  # noqa: FBT003
+        os.set_inheritable(folder, True)
 
 
-def holder(source, directory):  # noqa: ANN001, ANN201
+def holder(source: Path, directory: str) -> str:
     """Return the VM of this host that has a directory at, above or below another; for messages."""
     for path in source.parents[2].glob("*/fs/*.json"):
         other = json.loads(path.read_text())["directory"]
@@ -73,36 +75,36 @@ def holder(source, directory):  # noqa: ANN001, ANN201
     return "another program of the host has locked it"
 
 
-def own_mounts():  # noqa: ANN201
+def own_mounts() -> None:
     """Give this process mounts of its own. Later mounts and unmounts of the host still arrive."""
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", MS_REC | MS_SLAVE)
 
 
-def mount(folder, point, *, readonly):  # noqa: ANN001, ANN201
+def mount(folder: int, point: Path, *, readonly: bool) -> None:
     """Mount a folder that was opened after `own_mounts` at `point`."""
     flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | (MS_RDONLY if readonly else 0)
     _mount(f"/proc/self/fd/{folder}", point, MS_BIND)
     _mount("none", point, flags)
 
 
-def _mount(source, target, flags):  # noqa: ANN001, ANN202
+def _mount(source: str, target: str | Path, flags: int) -> None:
     paths = os.fsencode(source), os.fsencode(target)
     _call("mount", *paths, None, ctypes.c_ulong(flags), None)
 
 
-def _call(name, *arguments):  # noqa: ANN001, ANN002, ANN202
+def _call(name: str, *arguments: object) -> None:
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def prepare(source):  # noqa: ANN001, ANN201
+def prepare(source: Path) -> None:
     """Mount the directory of a source, and lock it; raises RefusedError, OSError."""
     wanted = json.loads(source.with_suffix(".json").read_text())
     alive = os.open(source.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(alive, fcntl.LOCK_EX)  # while it is locked, virtiofsd lives
-    os.set_inheritable(alive, True)  # noqa: FBT003
+    os.set_inheritable(alive, True)
     own_mounts()
     folders = opened(wanted["root"], wanted["directory"])
     try:
@@ -113,7 +115,7 @@ def prepare(source):  # noqa: ANN001, ANN201
     mount(folders[-1], source, readonly=wanted["readonly"])
 
 
-def main(argv):  # noqa: ANN001, ANN201
+def main(argv: list[str]) -> None:
     """Become virtiofsd; on failure, leave the reason next to the source."""
     source = source_of(argv[1:])
     try:
