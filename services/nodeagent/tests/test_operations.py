@@ -40,7 +40,10 @@ class Machine:
     deleting: bool = False
     epoch: int = 1
     volumes: tuple[VolumeRef, ...] = ()
-    observed: Observed = field(default_factory=lambda: Observed(message="no such image"))
+
+    @property
+    def observed(self) -> Any:
+        return Observed(message="no such image")
 
     @property
     def record(self) -> VmRecord:
