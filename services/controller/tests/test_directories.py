@@ -128,3 +128,27 @@ def test_a_vm_that_writes_to_a_directory_stays_and_one_that_reads_may_leave() ->
 def test_a_directory_has_no_snapshots_and_no_backups() -> None:
     with pytest.raises(VirtbusError, match="no snapshots and no backups"):
         refuse_devices(VmSpec.model_validate(sharing("/srv/open/a")))
+
+
+def test_a_disk_in_a_file_of_the_node_follows_the_rules_of_directories() -> None:
+    async def body() -> None:
+        async with world(nodes=2) as made:
+            await offering(made)
+            people = Asking(made, "CLIENT")
+            for path, reason in {
+                "/srv/shop/a": "directory_closed",
+                "/etc/a": "no_capacity",
+            }.items():
+                wrong = {"volumes": [{"name": "data", "host_disk": {"path": path}}]}
+                assert await people.refused("create", name="web", spec=wrong) == reason
+            disk = {"name": "data", "host_disk": {"path": "/srv/open/a.img", "capacity": "1GiB"}}
+            await people.ask("create", name="web", uid=uid(1), spec={"volumes": [disk]})
+            stored = await made.stored(uid(1))
+            assert stored is not None
+            assert stored.node == "n1"
+            assert "/srv/open/a.img" in data_stays(stored)
+            with pytest.raises(VirtbusError, match="no snapshots"):
+                refuse_devices(stored.spec)
+            assert stored.spec.local_disks == ()
+
+    run(body)

@@ -94,6 +94,7 @@ class Host:
         emulator: str = QEMU,
         codes: Mapping[str, bytes] | None = None,
         shares: Shares = NO_SHARES,
+        disks: Mapping[str, DiskSource] | None = None,
     ) -> None:
         """Define a domain; `codes` has other boot sectors, by disk."""
         await self.files.write(record)
@@ -104,7 +105,8 @@ class Host:
             render(
                 DomainInputs(
                     record=record,
-                    disks={
+                    disks=disks
+                    or {
                         name: self.disk(record, name, (codes or {}).get(name, code))
                         for name in names
                     },

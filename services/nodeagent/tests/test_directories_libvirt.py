@@ -6,12 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.libvirt_host import Host, folder, host
+from services.nodeagent.tests.libvirt_host import HALTS, POWERS_OFF, Host, folder, heard, host
 
+from virtbus.nodeagent.core.disk_sources import DiskSource, lent_name
+from virtbus.nodeagent.core.ports import DomainChange
 from virtbus.nodeagent.edge.shared_directories import HostDirectories
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.filesystem import Filesystem
-from virtbus.schemas.vm import Devices, Domain, Memory, VmRecord, VmSpec
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.vm import Devices, Disk, Domain, Memory, VmRecord, VmSpec, Volume
+from virtbus.schemas.volume_ref import HostDisk
 
 __all__ = ["folder", "host"]  # fixtures
 
@@ -113,3 +117,33 @@ async def test_a_directory_of_another_guest_or_behind_a_link_is_refused_with_the
 
     await host.hypervisor.destroy(first.uid)
     await made.start(made.filesystem("www"))
+
+
+async def test_a_file_of_the_node_is_a_disk_of_one_guest_and_keeps_its_owner(host: Host) -> None:
+    made = Sharing(host)
+    path = made.root / "disk.img"
+    path.write_bytes((POWERS_OFF.ljust(510, b"\0") + b"\x55\xaa").ljust(2**20, b"\0"))
+    path.chmod(0o600)
+    halting = made.root / "halting.img"
+    halting.write_bytes((HALTS.ljust(510, b"\0") + b"\x55\xaa").ljust(2**20, b"\0"))
+
+    async def start(file: Path) -> VmRecord:
+        volume = Volume(name="data", host_disk=HostDisk(path=str(file)))
+        devices = Devices(disks=(Disk(name="data", boot_order=1),))
+        domain = Domain(memory=Memory(guest=32 * 2**20), devices=devices)
+        record = host.record(VmSpec(domain=domain, volumes=(volume,)))
+        lent = DiskSource(lent_name("data"), ImageFormat.RAW, lent=True)
+        await host.define(record, disks={"data": lent})
+        async with made.directories.disks(record) as files:
+            await host.hypervisor.start(record.uid, files=files)
+        return record
+
+    async with host.hypervisor.events() as events:
+        record = await start(path)
+        await heard(events, record.uid, DomainChange.SHUT_DOWN)
+    first = await start(halting)
+    with pytest.raises(VirtbusError, match="another process using the image"):
+        await start(halting)
+    await host.hypervisor.destroy(first.uid)
+    assert [os.stat(one).st_uid for one in (path, halting)] == [0, 0]
+    assert oct(path.stat().st_mode & 0o777) == "0o600"

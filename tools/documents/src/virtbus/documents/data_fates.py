@@ -21,7 +21,7 @@ class Data(StrEnum):
     SNAPSHOT = "a snapshot"
     LAYER = "a layer"
     BACKUP = "a backup"
-    DIRECTORY = "a directory of the host"
+    DIRECTORY = "a directory or file of the host"
 
 
 class Fate(StrEnum):

@@ -283,7 +283,7 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", "volume", "host_device", *_ISO)
+    kinds = ("image", "container_disk", "empty_disk", "volume", "host_device", "host_disk", *_ISO)
     named: set[str] = set()
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.filesystem import FILESYSTEMS, root_of
+from virtbus.schemas.filesystem import root_of
+from virtbus.schemas.host_paths import host_paths
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import VmSpec
 
@@ -12,18 +13,17 @@ EVERY = "*"
 
 def check_directories(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord]) -> None:
     """Raise 403 if nodes offer a directory of the spec, but no node opens it to the namespace."""
-    shared = spec.domain.devices.filesystems
-    if not shared:
+    used = list(host_paths(spec))
+    if not used:
         return
     roots = [node.directories for node in nodes]
     details = []
-    for index, one in enumerate(shared):
-        found = [there[root] for there in roots if (root := root_of(one.directory, there))]
+    for one in used:
+        found = [there[root] for there in roots if (root := root_of(one.path, there))]
         if found and not any({namespace, EVERY}.intersection(names) for names in found):
-            message = f"{one.directory!r} is not open to the namespace {namespace!r}"
+            message = f"{one.path!r} is not open to the namespace {namespace!r}"
             hint = "its operator opens it in the setting directories_allowed of the nodes' agent"
-            path = f"{FILESYSTEMS}[{index}].directory"
-            details.append(Detail(path=path, message=message, hint=hint))
+            details.append(Detail(path=one.field, message=message, hint=hint))
     if details:
         message = f"{details[0].path}: {details[0].message}; {details[0].hint}"
         raise VirtbusError(Code.DENIED, "directory_closed", message, details=tuple(details))

@@ -7,6 +7,7 @@ from virtbus.controller.core.demand import demand_of
 from virtbus.controller.core.placement import Candidate, Placement
 from virtbus.controller.core.pools import Needs, needs_of_shared
 from virtbus.controller.core.volume_placement import Home, place_near
+from virtbus.schemas.host_paths import host_paths
 from virtbus.schemas.node import Fence
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
@@ -43,11 +44,10 @@ def data_stays(record: VmRecord) -> str:
     Several nodes reach a volume of a pool on a server, so it keeps no VM. Nor does a directory
     that the guest only reads: each node that offers it has it.
     """
-    shared = record.spec.domain.devices.filesystems
-    if written := ", ".join(one.directory for one in shared if not one.readonly):
+    if written := ", ".join(one.path for one in host_paths(record.spec) if one.written):
         return (
-            f"it writes to directories of this node ({written}); delete it and create it again, or "
-            "make them readonly, to run it on another node"
+            f"it writes to directories or files of this node ({written}); create it again to run "
+            "it on another node"
         )
     refs = record.volume_refs.values()
     names = ", ".join(ref.name for ref in refs if not ABILITIES[ref.kind].shared)

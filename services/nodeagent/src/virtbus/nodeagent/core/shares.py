@@ -1,9 +1,11 @@
 """Defines the port of directories that guests share with their host by virtiofs (ADR 0083)."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from virtbus.nodeagent.core.ports import NO_FILES
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import VmRecord
 
@@ -31,6 +33,15 @@ class SharedDirectories(Protocol):
                 `state_write`.
         """
 
+    def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
+        """Open the files of the node that are disks of the VM, and close them at the end.
+
+        The value has their descriptors by the names in the domain.
+
+        Raises:
+            VirtbusError: as `prepare`; 409 `disk_refused`: a file is missing or no plain file.
+        """
+
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
         """Return the reason why a directory was refused as 409 `directory_refused`, or `error`."""
 
@@ -43,6 +54,10 @@ class NoShares:
 
     async def prepare(self, _record: VmRecord) -> Shares:
         return NO_SHARES
+
+    @asynccontextmanager
+    async def disks(self, _record: VmRecord) -> AsyncIterator[Mapping[str, int]]:
+        yield NO_FILES
 
     async def explained(self, _record: VmRecord, error: VirtbusError) -> VirtbusError:
         return error

@@ -10,13 +10,15 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from virtbus.bus.client.owners import node_of
+from virtbus.nodeagent.core.disk_sources import lent_name
 from virtbus.nodeagent.core.shares import NO_SHARES, Shares
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, writing
+from virtbus.nodeagent.edge.host_disks import open_disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.filesystem import Filesystem, root_of
 from virtbus.schemas.vm import VmRecord
@@ -48,7 +50,7 @@ class HostDirectories:
         shared = record.spec.domain.devices.filesystems
         if not shared:
             return NO_SHARES
-        roots = {one.name: self._root(record, one) for one in shared}
+        roots = {one.name: self._root(record, one.directory) for one in shared}
 
         def make() -> Shares:
             self._install()
@@ -68,15 +70,15 @@ class HostDirectories:
         with writing(self._vms):
             return await in_thread(make)
 
-    def _root(self, record: VmRecord, one: Filesystem) -> str:
-        """Return the allowed directory at or above that of the spec; raises VirtbusError 403."""
-        root = root_of(one.directory, self._allowed)
+    def _root(self, record: VmRecord, path: str) -> str:
+        """Return the allowed directory at or above a path of the spec; raises VirtbusError 403."""
+        root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))
         if not root or not (opened or node_of(record.owner) == self._node):
             message = (
-                f"{one.directory} is not among the directories of this node that VMs of the "
-                f"namespace {record.namespace} may mount; its operator adds it to "
-                "directories_allowed in nodeagent.toml"
+                f"{path} is not below the directories of this node that VMs of the namespace "
+                f"{record.namespace} may use; its operator adds one to directories_allowed in "
+                "nodeagent.toml"
             )
             raise VirtbusError(Code.DENIED, "directory_closed", message)
         return root
@@ -90,6 +92,26 @@ class HostDirectories:
         self._program.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         replace(self._program, text)
         self._program.chmod(0o755)
+
+    @contextlib.asynccontextmanager
+    async def disks(self, record: VmRecord) -> AsyncIterator[Mapping[str, int]]:
+        found: dict[str, int] = {}
+        fixed = {one.name for one in record.spec.domain.devices.disks if one.readonly}
+
+        def take() -> None:
+            for volume in record.spec.volumes:
+                if (disk := volume.host_disk) is not None:
+                    root = self._root(record, disk.path)
+                    opened = open_disk(root, disk, readonly=volume.name in fixed)
+                    found[lent_name(volume.name)] = opened
+
+        try:
+            if any(volume.host_disk for volume in record.spec.volumes):
+                await in_thread(take)
+            yield found
+        finally:
+            for descriptor in found.values():
+                os.close(descriptor)
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
         def read() -> VirtbusError:

@@ -58,9 +58,9 @@ async def start(
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
-                async with tools.logins.lent(logins):
+                async with tools.logins.lent(logins), tools.shares.disks(record) as files:
                     still = paused()
-                    await tools.hypervisor.start(record.uid, paused=still)
+                    await tools.hypervisor.start(record.uid, paused=still, files=files)
         except VirtbusError as failure:
             error = await tools.shares.explained(record, failure)
             later = error.code == Code.UNAVAILABLE
