@@ -1,16 +1,15 @@
 """A guest mounts directories of its host by virtiofs, and nothing else of it."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from tests.e2e.platform import Platform, Refused, until
+from tests.e2e.platform import Json, Platform, Refused, until
 
 pytestmark = pytest.mark.e2e
 
 SCRIPT = """#!/bin/sh
-mkdir /www /docs
-mount -t virtiofs www /www && mount -t virtiofs docs /docs || echo NOT-MOUNTED >/dev/console
 echo from-guest >/www/new && chown 1000:1000 /www/new
 cp /docs/page /www/copied
 touch /docs/forbidden 2>/www/error
@@ -28,6 +27,19 @@ def folders(platform: Platform) -> tuple[Path, Path]:
     return root / "www", root / "docs"
 
 
+def spec(www: Path, docs: Path) -> Json:
+    """Return a VM whose seed mounts both directories, and runs the script then."""
+    mounts = [{"volume": "www", "path": "/www"}, {"volume": "docs", "path": "/docs"}]
+    filesystems = [
+        {"name": "www", "directory": str(www)},
+        {"name": "docs", "directory": str(docs), "readonly": True},
+    ]
+    seed = {"name": "seed", "cloud_init_no_cloud": {"user_data": SCRIPT, "mounts": mounts}}
+    volumes = [{"name": "root", "image": {"ref": "tiny"}}, seed]
+    domain = {"memory": {"guest": "128MiB"}, "devices": {"filesystems": filesystems}}
+    return {"spec": {"domain": domain, "volumes": volumes}}
+
+
 def refused(platform: Platform, *argv: str) -> str:
     with pytest.raises(Refused) as caught:
         platform.cli(*argv, "-o", "json")
@@ -36,16 +48,15 @@ def refused(platform: Platform, *argv: str) -> str:
 
 def test_a_guest_shares_directories_with_its_host(platform: Platform, tmp_path: Path) -> None:
     www, docs = folders(platform)
-    seed = tmp_path / "seed.sh"
-    seed.write_text(SCRIPT)
-    share = ("--directory", f"www={www}", "--directory", f"docs={docs}:ro")
-    platform.create("sharing", *share, "--user-data", str(seed))
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps(spec(www, docs)))
+    platform.create("sharing", "-f", str(file))
     until(
         lambda: "SHARED-DONE" in platform.console_log("sharing"),
         lambda: platform.console_log("sharing")[-3000:],
         within_s=120,
     )
-    assert "NOT-MOUNTED" not in platform.console_log("sharing")
+    assert "is not mounted" not in platform.console_log("sharing")
     assert (www / "new").read_text() == "from-guest\n"
     assert os.stat(www / "new").st_uid == 1000, "the guest's root sets any owner"
     assert (www / "copied").read_text() == "of the host"

@@ -1,6 +1,5 @@
 """Directories of a node that a guest mounts by virtiofs (ADR 0083)."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated
 
@@ -11,10 +10,7 @@ from virtbus.schemas.model import StrictModel
 
 FILESYSTEMS_MAX = 16
 PATH_CHARS = 512
-VIRTIOFS = "virtiofs"
-"""The name of the file system in the guest's kernel."""
 FILESYSTEMS = "spec.domain.devices.filesystems"
-_DISK_OF_CLOUD_INIT = re.compile(r"x?[shv]d[a-z][0-9]*|sr[0-9]+|root|swap|ami|ephemeral.*")
 
 
 def check_host_path(path: str) -> str:
@@ -74,9 +70,6 @@ def filesystem_problems(given: Iterable[Filesystem], volumes: Collection[str]) -
             yield Detail(path=path, message=f"{one.name!r} is used twice")
         elif one.name in volumes:
             yield Detail(path=path, message=f"{one.name!r} is the name of a volume, too")
-        elif _DISK_OF_CLOUD_INIT.fullmatch(one.name):
-            message = f"cloud-init takes {one.name!r} for a disk; give it another name"
-            yield Detail(path=path, message=message)
         seen.setdefault(one.name, one)
 
 
