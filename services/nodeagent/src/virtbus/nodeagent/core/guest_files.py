@@ -92,7 +92,7 @@ def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterato
     """Yield the commands that mount directories at each boot.
 
     cloud-init's list `mounts` ignores a tag, because it is no block device (measured: 22.4). A
-    failure is told on the console, so that a guest without the module boots.
+    failure is printed on the console, so a guest without the module boots.
     """
     for mount in mounts:
         if mount.volume not in tags:
