@@ -19,7 +19,6 @@ from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding
 from virtbus.netd.core.hotplug import first_nics
 from virtbus.netd.core.plan import plan_of
-from virtbus.netd.core.published import check_ports
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.hot_nics import HotNics, changed
 from virtbus.netd.network_check import examined
@@ -149,7 +148,6 @@ class Attachments:
         wanted = carried_over(plan, known, self._builder.insistent)
         attachment = self._doors.attachers.plan(wanted, others)
         check_macs(attachment, others)
-        check_ports(attachment, others)
         entry = self._entries[plan.uid] = NetworkEntry(attachment, NetPhase.BEGUN)
         try:
             async with self._builds:
@@ -320,6 +318,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
+        await in_thread(self._doors.ports.settle)
         self.recovering = False
         self.untidy.set()
 

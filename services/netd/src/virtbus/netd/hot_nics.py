@@ -17,7 +17,6 @@ from virtbus.netd.core.address_assignment import (
 )
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.hotplug import differs, grown, not_attached, of_name
-from virtbus.netd.core.published import check_ports
 from virtbus.netd.edge import hot_taps
 from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
@@ -92,7 +91,6 @@ class HotNics:
             attachment = replaced(attachment, nic)
             keep(attachment)
         check_macs(attachment.with_nics((nic,)), others)
-        check_ports(attachment.with_nics((nic,)), others)
         if nic.publish:
             await in_thread(lambda: self._doors.ports.claim(attachment))
         attachment = await self._builder.connect(attachment, nic, keep)

@@ -155,8 +155,8 @@ def has_ports_table(bridge: str) -> NetlinkCall:
 
 
 def no_ports_table(bridge: str) -> list[NetlinkCall]:
-    """Return the transaction that removes the table (ENOENT if there is none)."""
-    return nft_tables.batch([nft_tables.delete_table(_FAMILY, table_name(bridge))])
+    """Return the transaction that removes the table, if there is one."""
+    return nft_tables.batch(nft_tables.ended(_FAMILY, table_name(bridge)))
 
 
 def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -> str:
