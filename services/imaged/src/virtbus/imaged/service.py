@@ -129,7 +129,10 @@ class Imaged:
     async def _work(self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders) -> None:
         threads, limits = self._threads, self._settings.limits
         downloads = Downloads(limits, threads)
-        names = AliasFiles(self._settings.names_dir, self._settings.names, self._settings.roots)
+        settings = self._settings
+        names = AliasFiles(
+            settings.names_dir, settings.names, settings.roots, settings.run_dir / "image-names"
+        )
         images = Images(
             group,
             store=store,
