@@ -200,7 +200,7 @@ class Informers:
             self.released.put_nowait(uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return what is cached of the bucket `vm`, with revisions; 0 if no revision decides."""
+        """Return the revisions of the cached values of `vm`; 0 for those that any list replaces."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),
