@@ -22,7 +22,7 @@ class Guest:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Listen on a free port of the loopback."""
+        """Listen on a free port of the loopback; a later time on the same one."""
         guest = self
 
         class Login(asyncssh.SSHServer):
@@ -37,7 +37,7 @@ class Guest:
         server = await asyncssh.create_server(
             Login,
             "127.0.0.1",
-            0,
+            0 if self.port == 1 else self.port,
             server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
             process_factory=self._run,
             encoding=None,

@@ -334,6 +334,17 @@ async def test_calls_out_of_order_are_refused(kubelet: Kubelet) -> None:
     assert code is failed
 
 
+async def test_a_second_container_of_a_pod_does_not_start_while_the_first_one_runs(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id = await kubelet.sandbox()
+    first, second = [await kubelet.container(sandbox_id, attempt) for attempt in (0, 1)]
+    await kubelet.call("StartContainer", container_id=first)
+    code, text = await kubelet.refused("StartContainer", container_id=second)
+    assert (code, "stop it" in text) == (StatusCode.FAILED_PRECONDITION, True)
+    assert len(fleet.asked("vm.start")) == 1
+
+
 async def test_lists_have_each_filter_of_cri(fleet: Fleet, kubelet: Kubelet) -> None:
     sandbox_id, container_id = await kubelet.running()
     other = {"name": "db", "uid": "77", "namespace": "default"}

@@ -63,6 +63,8 @@ class Fleet:
             memory_bytes=2**32,
             labels={"kubernetes.io/hostname": "worker-1"},
         )
+        self.started_ns = 0
+        """The time at which each guest is started; 0: long ago."""
         self.away = False
         self.links: list[MemoryBus] = []
         self._watchers: set[asyncio.Queue[WatchReply | None]] = set()
@@ -229,7 +231,7 @@ class Fleet:
                 view.uid,
                 state=VmState.RUNNING,
                 power_observed=True,
-                started_ns=self.tick(),
+                started_ns=self.started_ns or self.tick(),
                 interfaces=(self._nic(),),
             )
         return asked
