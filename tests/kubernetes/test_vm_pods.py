@@ -1,5 +1,6 @@
 """Executes docs/howto/vm-pods.md with a real kubelet, containerd and guest, and then kills each."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -7,11 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from tests.e2e import host
 from tests.e2e.platform import until
 from tests.kubernetes.cluster import ROOT, Cluster
-from tests.kubernetes.container_host import NAME, ContainerHost
-from tests.kubernetes.pod_node import PodNode
+from tests.kubernetes.container_host import BOX, NAME, ContainerHost
+from tests.kubernetes.pod_node import PodNode, guest
 from tests.kubernetes.test_howto import BLOCK
+
+from virtbus.cli.cri.host_files import UNITS, HostFiles
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -89,6 +94,39 @@ def test_pods_of_both_runtimes_survive_the_kill_of_each_program(
     cluster.kubectl("delete", "pod", "guest", "box", "--timeout=120s")
     assert time.monotonic() - began < GRACE_S, "the guest did not shut down by itself"
     until(lambda: not here.platform.vms(), "the VM is gone with its pod", within_s=120)
+
+
+def test_a_daemon_set_installs_and_neither_its_upgrade_nor_its_end_ends_a_guest(
+    pod_node: PodNode,
+) -> None:
+    root = pod_node.platform.base / "installed"
+    (root / "run/containerd").mkdir(parents=True)
+    (root / "run/containerd/containerd.sock").symlink_to(pod_node.host.containerd_socket)
+    for unit in UNITS:
+        HostFiles(root).unit(unit).parent.mkdir(parents=True, exist_ok=True)
+        HostFiles(root).unit(unit).touch()
+    manifest = yaml.safe_load((ROOT / "deploy/vm-nodes/daemonset.yaml").read_text())
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    command = f"{Path(sys.executable).parent}/virtbus cri install --root {root}"
+    container["args"] = [container["args"][0].replace("virtbus cri install", command)]
+    container["command"].insert(0, "/bin/busybox")
+    container["image"] = BOX
+    daemons = ("-n", "kube-system")
+    rollout = ("rollout", "status", "daemonset/virtbus-vm-nodes", "--timeout=120s")
+    with pod_node.apart("daemon-set") as own:
+        own.apply(guest("guest"))
+        own.wait("condition=Ready", "pod/guest")
+        before = own.pods()
+        emulators = host.qemu_pids(own.vms()[0]["uid"])
+        own.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        own.cluster.kubectl(*daemons, *rollout)
+        until(HostFiles(root).runtime_class.exists, "the command has written its files")
+        own.cluster.kubectl(*daemons, "rollout", "restart", "daemonset/virtbus-vm-nodes")
+        own.cluster.kubectl(*daemons, *rollout)
+        own.cluster.kubectl(*daemons, "delete", "daemonset", "virtbus-vm-nodes", "--timeout=60s")
+        assert own.pods() == before
+        assert host.qemu_pids(own.vms()[0]["uid"]) == emulators
+        assert HostFiles(root).runtime_class.exists()
 
 
 def _follows(cluster: Cluster, pod: str, word: str) -> None:
