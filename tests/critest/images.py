@@ -19,7 +19,7 @@ from tests.kubernetes.cluster import ROOT
 
 BUSYBOX = Path("/usr/bin/busybox")
 APPLETS = (
-    *("sh", "echo", "top", "sleep", "ls", "cat", "hostname", "pgrep", "mkdir", "seq", "sync"),
+    *("sh", "echo", "top", "sleep", "ls", "cat", "hostname", "mkdir", "seq", "sync"),
     *("httpd", "touch", "id", "grep", "ps", "test", "true", "mount", "tty", "nproc", "env"),
 )
 USERS = b"root:x:0:0::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\ndefault-user:x:1000:1000::/:/bin/sh\n"
@@ -27,6 +27,11 @@ GROUPS = b"root:x:0:\nwww-data:x:33:\ndefault-user:x:1000:\ngroup-in-image:x:500
 STAGING = "k8s-staging-cri-tools"
 WEB = {"Entrypoint": ["httpd", "-f", "-p", "80", "-h", "/www"]}
 SERVE = "mkdir -p /run/www && echo welcome >/run/www/index.html && httpd -p 80 -h /run/www\n"
+PGREP = """\
+#!/bin/sh
+for one in /proc/[0-9]*; do [ "$(cat "$one/comm" 2>/dev/null)" != "$1" ] || echo "${one##*/}"; done
+"""
+"""Debian's busybox has no such applet."""
 BOOTED: Mapping[str, Mapping[str, object]] = {
     "e2e-test-images/busybox:1.29-2": {},
     "e2e-test-images/nginx:1.14-2": WEB,
@@ -70,12 +75,16 @@ def served_tiny(folder: Path) -> bytes:
     raw, script, small = folder / "guest.raw", folder / "boot", folder / "guest.qcow2"
     _run("qemu-img", "convert", "-O", "raw", str(tiny_image()), str(raw))
     script.write_text((ROOT / "images/guest/lib/tiny/boot").read_text() + SERVE)
+    program = folder / "pgrep"
+    program.write_text(PGREP)
     table = json.loads(_run("sfdisk", "--json", str(raw)))["partitiontable"]
     offset = table["partitions"][-1]["start"] * 512
     for change in (
         "rm /lib/tiny/boot",
         f"write {script} /lib/tiny/boot",
         "sif /lib/tiny/boot mode 0100755",
+        f"write {program} /bin/pgrep",
+        "sif /bin/pgrep mode 0100755",
     ):
         _run("debugfs", "-w", "-R", change, f"{raw}?offset={offset}")
     _run("qemu-img", "convert", "-c", "-O", "qcow2", str(raw), str(small))
@@ -120,7 +129,8 @@ def _tree() -> bytes:
     links = [(f"bin/{name}", "busybox") for name in APPLETS]
     users = [("etc/passwd", USERS), ("etc/group", GROUPS)]
     page = ("www/index.html", b"welcome\n")
-    return _layer(("bin/busybox", BUSYBOX.read_bytes()), *links, *users, page, ("tmp/", b""))
+    programs = (("bin/busybox", BUSYBOX.read_bytes()), ("bin/pgrep", PGREP.encode()))
+    return _layer(*programs, *links, *users, page, ("tmp/", b""))
 
 
 def _layer(*members: tuple[str, bytes | str]) -> bytes:

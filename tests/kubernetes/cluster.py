@@ -271,6 +271,7 @@ class Cluster:
             f"--tls-private-key-file={serving.key}",
             f"--client-ca-file={self.authority.certificate}",
             "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",
             f"--kubelet-client-certificate={kubelets.certificate}",
             f"--kubelet-client-key={kubelets.key}",
             "--kubelet-preferred-address-types=Hostname",

@@ -169,9 +169,10 @@ class ContainerHost:
 
     def power_on(self) -> None:
         """Start the node's programs; virtbus runs already."""
-        for program in (self.containerd, self.cri, self.proxy, self.kubelet):
+        for program in (self.containerd, self.cri, self.proxy):
             program.start()
         until(self.answers, "the proxy answers with both runtimes")
+        self.kubelet.start()  # without a runtime it would end, and systemd would start it again
 
     def _unmount(self) -> None:
         """End what containerd's shims still run, and undo all mounts in the node's folder."""

@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.e2e.platform import until
@@ -160,6 +160,19 @@ class PodNode:
         with urllib.request.urlopen(METRICS, timeout=30, context=tls) as answer:
             text: bytes = answer.read()
         return text.decode()
+
+    def restart_kubelet(self) -> None:
+        """Kill kubelet, start it again, and wait until it answers and the Node is Ready."""
+        self.host.kubelet.kill()
+        self.host.kubelet.start()
+
+        def answers() -> bool:
+            with suppress(OSError):
+                return bool(self.measurements())
+            return False
+
+        until(answers, "kubelet answers")
+        until(self.ready, "the Node is Ready with its next kubelet")
 
     def ready(self) -> bool:
         """Return True if the Node is Ready."""

@@ -22,8 +22,6 @@ pytestmark = [
     pytest.mark.timeout(2400),
 ]
 
-SETTLED_S = 60.0
-"""Within this after a start of kubelet the Node may be not Ready: it asks its runtime first."""
 PIECES = ("nats-server", "controller", "imaged", "netd", "nodeagent")
 
 
@@ -83,9 +81,7 @@ def test_a_bus_that_is_away_is_no_node_that_is_away(own: PodNode, away_s: int) -
             assert own.delete("leaves") < 60
             own.host.cri.kill()
             own.host.cri.start()
-        own.host.kubelet.kill()
-        own.host.kubelet.start()
-        until(own.ready, "the Node is Ready with its next kubelet", within_s=SETTLED_S)
+        own.restart_kubelet()
         with _watched(own, stays, containers, began + away_s):
             until(lambda: "the bus is away" in own.events("late"), "the reason", within_s=60)
             assert own.kubectl("exec", "guest", "--", "echo", "here") == "here\n"

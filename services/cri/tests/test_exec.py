@@ -139,6 +139,16 @@ async def test_a_command_waits_for_a_guest_that_boots(tmp_path: Path, fleet: Fle
                 assert (await streams).url
 
 
+async def test_a_command_that_ends_at_its_timeout_ends_in_the_guest(
+    fleet: Fleet, kubelet: Kubelet, container_id: str
+) -> None:
+    fleet.agent.refuses = "guest_agent_absent"
+    await kubelet.refused("ExecSync", container_id=container_id, cmd=["sleep", "50"], timeout=1)
+    async with asyncio.timeout(10):
+        while fleet.guest.signals != ["KILL"]:
+            await asyncio.sleep(0.02)
+
+
 async def test_exec_has_streams_and_an_exit_code(kubelet: Kubelet, container_id: str) -> None:
     want = {"stdin": True, "stdout": True, "stderr": True}
     words = ["sh", "-c", "cat; echo done >&2; exit 5"]

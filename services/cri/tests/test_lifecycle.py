@@ -233,6 +233,24 @@ async def test_an_old_view_does_not_end_a_starting_container(
     assert (await kubelet.status(container_id)).state == RUNNING
 
 
+async def test_a_view_of_the_vm_before_its_start_does_not_end_a_starting_container(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    """The view arrives between the request of the start and its answer."""
+    container_id = await kubelet.container(await kubelet.sandbox())
+    fleet.answers = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(kubelet.call("StartContainer", container_id=container_id))
+        while not fleet.asked("vm.start"):
+            await asyncio.sleep(0.01)
+        fleet.put(fleet.vm)
+        await kubelet.call("ListContainers")
+        await asyncio.sleep(0.05)
+        fleet.answers.set()
+        await start
+    assert (await kubelet.status(container_id)).state == RUNNING
+
+
 async def test_an_unreachable_node_ends_no_container(fleet: Fleet, kubelet: Kubelet) -> None:
     _, container_id = await kubelet.running()
     fleet.show(fleet.vm.uid, state=VmState.UNKNOWN)

@@ -63,6 +63,8 @@ class Fleet:
             memory_bytes=2**32,
             labels={"kubernetes.io/hostname": "worker-1"},
         )
+        self.answers: asyncio.Event | None = None
+        """A start is done and answered once it is set."""
         self.started_ns = 0
         """The time at which each guest is started; 0: long ago."""
         self.away = False
@@ -167,6 +169,8 @@ class Fleet:
             self.requests.append((name, request.data))
             if name in self.errors:
                 raise self.errors[name]
+            if name == "vm.start" and self.answers is not None:
+                await self.answers.wait()
             return handler(request.data)
 
         return Endpoint(name.replace(".", "-"), subjects.api(*name.split(".")), answer)

@@ -117,7 +117,12 @@ class GuestShell:
             _running(connection, words, tty=False) as process,
         ):
             process.stdin.write_eof()
-            exit_code = await _outcome(process, take)
+            try:
+                exit_code = await _outcome(process, take)
+            except asyncio.CancelledError:
+                with suppress(OSError):  # it has just ended
+                    process.kill()  # at its time limit, it ends in the guest, too
+                raise
         return Outcome(exit_code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
 
     @asynccontextmanager
