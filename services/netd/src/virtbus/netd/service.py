@@ -175,6 +175,7 @@ class Netd:
     def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             record = validate(Ensure, request.data).record
+            self._attachments.refuse_while_recovering()  # no failure of the VM, so no event
             ready = await work.attempt(record)
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)
