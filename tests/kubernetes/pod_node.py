@@ -130,7 +130,7 @@ class PodNode:
         return [one for one in self.platform.vms() if one["labels"].get(named) == self.namespace]
 
     def booted(self, *pods: str) -> None:
-        """Wait until the guests of pods have told that they are ready."""
+        """Wait until the guests of pods have reported that they are ready."""
 
         def told() -> bool:
             return all("GUEST-READY" in self.kubectl("logs", pod) for pod in pods)

@@ -1,4 +1,4 @@
-"""The commands of kubectl on a pod that is a VM, beside one that is a container."""
+"""The commands of kubectl on a pod that is a VM, next to one that is a container."""
 
 import re
 import socket
