@@ -1,4 +1,4 @@
-"""Directories of a node that a guest mounts by virtiofs (ADR 0083)."""
+"""Directories of a node that a guest mounts by virtiofs (ADR 0076)."""
 
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated

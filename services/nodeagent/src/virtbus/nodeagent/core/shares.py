@@ -1,4 +1,4 @@
-"""Defines the port of directories that guests share with their host by virtiofs (ADR 0083)."""
+"""Defines the port of directories that guests share with their host by virtiofs (ADR 0076)."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

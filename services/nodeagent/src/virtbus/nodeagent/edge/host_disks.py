@@ -1,4 +1,4 @@
-"""Opens files of the node that are disks of VMs, and makes those that are missing (ADR 0083).
+"""Opens files of the node that are disks of VMs, and makes those that are missing (ADR 0076).
 
 QEMU gets the descriptor, so nobody can give it another file by a link or a rename, and libvirt
 changes no owner.
