@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,6 @@ def test_a_guest_boots_from_its_root_after_each_move(platform: Platform, tmp_pat
     with volume_of_tiny(platform, tmp_path) as spec:
         for pool in ("local", DEVICE_POOL):
             platform.cli("volume", "move", "raw", "--pool", pool)
-            until(lambda pool=pool: moved(pool), f"the move to {pool}", within_s=120)
+            until(partial(moved, pool), f"the move to {pool}", within_s=120)
             assert any(platform.device.read_bytes()) == (pool == DEVICE_POOL)
             boot(platform, spec)
