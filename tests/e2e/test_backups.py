@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.platform import POOL, Platform, Refused, until
+from tests.e2e.platform import Platform, Refused, until
 from tests.e2e.test_live_snapshots import starts, writing, written
-
-from virtbus.schemas.pool import LOCAL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -51,7 +49,7 @@ def ended(platform: Platform, *vms: str) -> None:
 def test_an_increment_is_verified_and_restored_with_one_instant_of_all_disks(
     platform: Platform, tmp_path: Path
 ) -> None:
-    writing(platform, tmp_path, pools=(LOCAL, POOL))
+    writing(platform, tmp_path)
     first = backup(platform)
     assert first["full_because"] == "it is the first backup of the VM"
     taken = written(platform)
