@@ -155,6 +155,7 @@ async def test_a_request_during_the_comparison_is_refused_without_a_failure_even
     async with asyncio.TaskGroup() as group:
         group.create_task(early())
         async with serving(host, server) as desk:
+            await desk.put(record)
             await desk.ask("ensure", Ensure(record=record))
             assert EventKind.NETWORK_FAILED not in await desk.kinds()
     assert refused[0].reason == "recovering"
@@ -185,6 +186,7 @@ async def eventually_kinds(desk: Desk, wanted: list[EventKind]) -> None:
 
 
 async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
+    await desk.put(make_record(A))
     for _time in range(2):
         answer = NetReady.model_validate(await desk.ask("ensure", Ensure(record=make_record(A))))
         assert answer.phase is NetPhase.READY
@@ -278,6 +280,25 @@ async def test_an_impossible_network_is_reported_with_its_reason(desk: Desk) -> 
     async with asyncio.timeout(5):
         while (await desk.ready()).phase is not NetPhase.READY:
             pass
+
+
+async def test_a_record_whose_groups_may_be_on_their_way_gets_no_network_yet(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CATCH_UP_S", 0.05)
+    await desk.put(make_record(A))
+    await desk.ready()
+    with pytest.raises(VirtbusError, match="has not received this record"):
+        await desk.ask("ensure", Ensure(record=make_record(A, generation=2)))
+    with pytest.raises(VirtbusError, match="has not received this record"):
+        await desk.ask("ensure", Ensure(record=make_record(B)))
+
+
+async def test_a_late_agent_undoes_no_change(desk: Desk) -> None:
+    await desk.put(make_record(A, generation=2))
+    await desk.ready()
+    answer = NetReady.model_validate(await desk.ask("ensure", Ensure(record=make_record(A))))
+    assert answer.generation == 2
 
 
 async def test_an_unreadable_record_stops_no_other_vm(desk: Desk) -> None:

@@ -60,6 +60,12 @@ _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
 """`NODE/UID` or `NODE`: the host's copy of one VM's record, or of all its VMs' records."""
 
+_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+HostGroup = Annotated[
+    str, StringConstraints(max_length=192, pattern=rf"^{_NAME}(/{_NAME}/{_NAME})?$")
+]
+"""`NODE/NAMESPACE/NAME` or `NODE`: the host's copy of one security group, or of all its groups."""
+
 
 def name_token(name: str) -> str:
     """Return the subject token of a VM name: lower-case base32 without padding."""

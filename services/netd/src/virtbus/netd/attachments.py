@@ -318,6 +318,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
+        await in_thread(self._doors.ports.settle)
         self.recovering = False
         self.untidy.set()
 
