@@ -13,8 +13,10 @@ from services.netd.tests.pretended_host import Host, eventually, make_record
 
 from virtbus.bus.client import service_report
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.errors import BusError
 from virtbus.netd import service
 from virtbus.netd.__main__ import host_ports
+from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -121,6 +123,43 @@ async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+async def test_a_request_during_the_comparison_is_refused_without_a_failure_event(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VM that is created directly after netd's start waits; nothing of it has failed."""
+    compare, original = asyncio.Event(), Attachments.recover
+
+    async def slow(attachments: Attachments) -> None:
+        await compare.wait()
+        await original(attachments)
+
+    monkeypatch.setattr(Attachments, "recover", slow)
+    server, record = MemoryServer(), make_record(A)
+    refused: list[VirtbusError] = []
+
+    async def early() -> None:
+        desk = Desk(MemoryBus(server, "early"), settings_on(host))
+        await eventually(lambda: bool(server.subscribed))
+        while not refused:
+            try:
+                await desk.ask("ensure", Ensure(record=record))
+            except VirtbusError as error:
+                refused.append(error)
+            except BusError:
+                await asyncio.sleep(0.01)  # it does not listen yet
+        assert await desk.kinds() == []
+        compare.set()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(early())
+        async with serving(host, server) as desk:
+            await desk.put(record)
+            await desk.ask("ensure", Ensure(record=record))
+            assert EventKind.NETWORK_FAILED not in await desk.kinds()
+    assert refused[0].reason == "recovering"
+    await teardown(desk.settings, host_ports(desk.settings))
 
 
 @pytest.fixture

@@ -73,6 +73,6 @@ def name_token(name: str) -> str:
 
 
 def token_name(token: str) -> str:
-    """Return the name of a subject token by `name_token`; raises ValueError."""
+    """Return the name from which `name_token` made the token; raises ValueError."""
     padding = "=" * (-len(token) % 8)
     return base64.b32decode(f"{token.upper()}{padding}").decode()

@@ -179,6 +179,7 @@ class Netd:
     def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             asked = validate(Ensure, request.data).record
+            self._attachments.refuse_while_recovering()  # no failure of the VM, so no event
             ready = await work.attempt(await _newest(work, asked))
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)

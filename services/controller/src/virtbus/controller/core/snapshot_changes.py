@@ -59,8 +59,8 @@ def refuse_devices(spec: VmSpec) -> None:
     for volume in spec.volumes:
         if volume.host_device is not None:
             message = (
-                f"the disk {volume.name} is a device of the node, which has no snapshots; use "
-                "those of its storage"
+                f"the disk {volume.name} is a device of the node, of which virtbus makes no "
+                "snapshots; use those of its storage"
             )
             raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 
@@ -108,7 +108,7 @@ def kept_name(record: SnapshotRecord, uid: str) -> str:
 
 
 def ref_of_snapshot(record: SnapshotRecord) -> SnapshotRef:
-    """Return the snapshot as requests to its node name it."""
+    """Return the reference to a snapshot for requests to its node."""
     return SnapshotRef(uid=record.uid, namespace=record.namespace, name=record.name)
 
 
@@ -130,7 +130,7 @@ def operation_of(
 
 
 def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
-    """Return the snapshot that a node has, from the node's description."""
+    """Return the record of a snapshot that a node describes, and that has none."""
     fields: dict[str, object] = {
         "resource": held.resource,
         "name": held.name,
@@ -225,7 +225,7 @@ def refuse_another(record: SnapshotRecord, uid: object) -> None:
     if uid != record.source_uid:
         message = (
             f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "
-            f"is {uid} now; `--to {record.source}` restores into it all the same"
+            f"is {uid} now; `--to {record.source}` restores into it nevertheless"
         )
         raise VirtbusError(Code.CONFLICT, "source_gone", message)
 
