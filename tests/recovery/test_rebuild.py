@@ -14,6 +14,7 @@ from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.api import BusRebuilt
 from virtbus.schemas.node import Drain, NodeSpec, NodeState
 from virtbus.schemas.vm import NameClaim, VmRecord
@@ -168,6 +169,37 @@ async def test_an_empty_bus_is_rebuilt_with_the_volumes_of_its_vms(tmp_path: Pat
         assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add")]
         view = await ask(client, "volume.get", name="data")
         assert (view["uid"], view["state"], view["holder"]) == (uid(9), "InUse", A)
+
+
+async def test_an_empty_bus_is_rebuilt_with_the_networks_and_addresses_of_its_vms(
+    tmp_path: Path,
+) -> None:
+    node, address = Node(tmp_path), "10.9.0.7"
+    network = {"kind": "isolated", "subnet": "10.9.0.0/24", "pool": "fleet"}
+    target = {"uid": uid(9), "namespace": "default", "name": "blue", "spec": network}
+    spec = {
+        "networks": [{"name": "net0", "network": "blue"}],
+        "domain": {"devices": {"interfaces": [{"name": "net0"}]}},
+    }
+    claims = {"net0": {"network": uid(9), "addresses": [address]}}
+    await node.join()
+    await node.put(record(1, network_targets={"blue": target}, address_claims=claims, spec=spec))
+    async with node.agent():
+
+        async def running() -> bool:
+            return await states(node, A) == ["Running"]
+
+        await eventually(running)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client)
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add")]
+        view = await ask(client, "network.get", name="blue")
+        assert (view["uid"], view["user_count"], view["given"]) == (uid(9), 1, 1)
+        claim = await node.bus.get(subjects.address_claim(uid(9), address))
+        assert claim is not None
+        assert read(AddressClaim, claim.value).vm == A
 
 
 async def test_a_single_lost_record_is_restored_and_its_vm_resumes(tmp_path: Path) -> None:
