@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,12 +85,17 @@ def test_a_bus_that_is_away_is_no_node_that_is_away(own: PodNode, away_s: int) -
         own.restart_kubelet()
         with _watched(own, stays, containers, began + away_s):
             until(lambda: "the bus is away" in own.events("late"), "the reason", within_s=60)
-            assert own.kubectl("exec", "guest", "--", "echo", "here") == "here\n"
+            until(lambda: _runs(own, "true"), "kubelet has listed its pods")
             assert "GUEST-READY" in own.kubectl("logs", "guest")
     own.wait("condition=Ready", "pod/late")
     assert {name: own.pods()[name] for name in stays} == stays
     until(lambda: uids["leaves"] not in {one["uid"] for one in own.vms()}, "its VM is gone, too")
     assert uids["guest"] in {one["uid"] for one in own.vms()}
+
+
+def _runs(own: PodNode, *command: str) -> bool:
+    argv = own.words("exec", "guest", "--", *command)
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 def _bus(own: PodNode) -> bool:
