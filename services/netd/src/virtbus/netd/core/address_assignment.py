@@ -158,8 +158,8 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
     address = lease.address.ip
     if address in reach.hosts or not is_host(address):
         message = (
-            f"a DHCP server of the network '{nic.network}' gave the guest {address}, which belongs "
-            "to a host of the fleet or is no host's; correct the server's range"
+            f"a DHCP server of the network '{nic.network}' gave the guest {address}, which is the "
+            "address of a host of the fleet, or no address for a host; correct the server's range"
         )
         raise VirtbusError(Code.DENIED, "lease_refused", message)
     gateway = str(lease.router) if lease.router is not None else ""
@@ -204,7 +204,7 @@ def refused_mac(nic: Nic, mac: str) -> VirtbusError:
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",
-        f"the plugins of '{nic.network}' gave {mac} where {nic.mac} was asked; the next try "
+        f"the plugins of '{nic.network}' chose the MAC {mac} instead of {nic.mac}; the next try "
         "attaches this network before the start and takes their MAC",
         retry=Retry.LATER,
         after_ms=0,

@@ -88,8 +88,8 @@ class GuestLinks:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
 
         Makes a network without CNI interfaces, and completes the parts around existing CNI links.
-        With `keeps_running`, a guest that runs keeps its network if the host cannot apply its
-        security groups, for example because a module is missing. A comparison reports that.
+        With `keeps_running`, a guest that runs keeps its links if the host cannot apply its
+        security groups because a module is missing. They are closed, and a comparison reports it.
 
         Raises:
             VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
