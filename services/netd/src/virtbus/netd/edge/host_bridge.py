@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection
 from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
+from typing import NamedTuple
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
@@ -32,6 +33,20 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
+
+
+class _Written(NamedTuple):
+    """The table that this netd has written last."""
+
+    reach: ReachRules
+    rules: int
+
+
+def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
+    """Return True if the table has the number of rules that this netd has written."""
+    if filters.ask(has_host_table(bridge)) is None:
+        return False
+    return written is None or written.rules == len(filters.dump(list_host_rules(bridge)))
 
 
 class HostBridge:
@@ -57,7 +72,7 @@ class HostBridge:
         self._target = target
         self.kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
         self.reach = reach
-        self._applied: ReachRules | None = None
+        self._written: _Written | None = None
         self.name = name
         self.gateways = gateways
         self.memo = BridgeMemo(memo)
@@ -68,8 +83,6 @@ class HostBridge:
         self.index = 0
         """The bridge's link index since the last `ensure`; 0 if it was removed."""
         self.times_made = 0
-        self._rules = 0
-        """The rules of the table that this netd has written; 0 if it has written none."""
 
     def ensure(self, host: Netlink) -> int:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
@@ -119,7 +132,7 @@ class HostBridge:
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
-            whole = self._has_all_rules(filters)
+            whole = _has_all_rules(filters, self.name, self._written)
             connected = link is None or _connects(host, link, self._own)
         has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
         if not needed:
@@ -195,7 +208,7 @@ class HostBridge:
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
-                gone = not self._has_all_rules(filters)
+                gone = not _has_all_rules(filters, self.name, self._written)
             if gone:
                 self._apply()
             with Netlink() as host:
@@ -213,7 +226,7 @@ class HostBridge:
         """Set the reach rules, and apply them to an existing bridge."""
         with self._lock:
             self.reach = reach
-            if self._applied == reach or not self.made:
+            if (self._written and self._written.reach == reach) or not self.made:
                 return
             with Netlink(NETLINK_NETFILTER) as filters:
                 there = filters.ask(has_host_table(self.name)) is not None
@@ -226,14 +239,7 @@ class HostBridge:
         calls = host_table(self.name, self.gateway, self.reach, self.kind, self.gateways.six)
         with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(calls)
-        self._applied = self.reach
-        self._rules = rules_in(calls)
-
-    def _has_all_rules(self, filters: Netlink) -> bool:
-        """Return True if the table has the number of rules that this netd has written."""
-        if filters.ask(has_host_table(self.name)) is None:
-            return False
-        return self._rules in {0, len(filters.dump(list_host_rules(self.name)))}
+        self._written = _Written(self.reach, rules_in(calls))
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
         """Return the addresses by which other hosts reach this host.
@@ -272,7 +278,7 @@ class HostBridge:
         """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
             self.index = 0
-            self._applied = None
+            self._written = None
             with Netlink() as host:
                 link = links.find(host, self.name)
                 if link is None or not _is_foreign(link, self.mark):
