@@ -4,6 +4,8 @@ import subprocess
 
 import pytest
 from services.netd.tests.pretended_host import Node
+from services.netd.tests.segment import BRIDGE, run
+from services.netd.tests.test_network_objects import target
 
 from virtbus.netd.core.names import host_link
 from virtbus.netd.orphan_audit import OrphanAudit
@@ -14,6 +16,11 @@ pytestmark = pytest.mark.integration
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 TWO = ("default", "default")
+WITHOUT_A_RULE = (
+    "chain=$(nft list ruleset | grep -o 'tap0-[0-9a-f]*' | head -n 1); "
+    "handle=$(nft -a list chain netdev virtbus $chain | grep -o 'handle [0-9]*$' | tail -n 1); "
+    "nft delete rule netdev virtbus $chain $handle"
+)
 
 
 async def look(node: Node, *, check: bool = True) -> NetworkView:
@@ -43,6 +50,9 @@ async def test_the_path_names_each_link_from_the_guest_outwards(node: Node) -> N
         ("ip link set eth1 nomaster", "net1", "eth1 is not on br1"),
         ("nft delete table netdev virtbus", "net0", "the filter of tap0 is gone"),
         ("ip link set br1 down", "net1", "br1 is down"),
+        ("ip link set eth1 down", "net1", "eth1 is down"),
+        ("ip link set tap1 down", "net1", "tap1 is down"),
+        (WITHOUT_A_RULE, "net0", "the filter of tap0 has 9 rules of 10"),
     ],
 )
 async def test_a_check_finds_what_somebody_broke_in_the_namespace(
@@ -64,6 +74,8 @@ async def test_a_check_finds_what_somebody_broke_in_the_namespace(
         ("ip link set virtbus0 down", "bridge virtbus0: down"),
         ("nft delete table inet virtbus", "nftables virtbus: gone"),
         ("sysctl -qw net.ipv4.ip_forward=0", "ip_forward: off"),
+        ("nft flush chain inet virtbus forward", "rules of nftables virtbus: gone or added"),
+        (f"ip link set {host_link(A, 0)} down", f"{host_link(A, 0)}: down"),
     ],
 )
 async def test_a_check_finds_what_somebody_broke_on_the_host(
@@ -90,3 +102,25 @@ async def test_a_check_finds_interfaces_that_pass_no_frames(node: Node) -> None:
         node.host.namespaces.remove(f"vb-{A}")
         broken, *_ = (await look(node)).faults or ()
         assert broken.what == f"vb-{A}: gone"
+
+
+@pytest.mark.parametrize("kind", ["bridge", "macvtap"])
+async def test_a_check_names_a_link_of_the_host_that_is_down(lan_node: Node, kind: str) -> None:
+    link = BRIDGE if kind == "bridge" else "und0"
+    if kind == "macvtap":
+        run("ip link add und0 type veth peer name und1")
+        run("ip link set und0 up")
+        lan_node.links_allowed = (link,)
+        await lan_node.restart()
+    try:
+        await lan_node.attach(A, **target(kind, link=link))
+        assert (await look(lan_node)).faults == ()
+        run(f"ip link set {link} down")
+        await lan_node.attachments.compare()
+        (fault,) = (await look(lan_node)).faults or ()
+        assert fault.what == f"eth0: {link} of the host is down"
+        assert fault.next_step == "set the link up on the host"
+        assert fault.interface == "net0"
+        await lan_node.attachments.release(A, 1)
+    finally:
+        subprocess.run(["ip", "link", "del", "und0"], check=False, capture_output=True)

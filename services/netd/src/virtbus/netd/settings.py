@@ -117,7 +117,12 @@ class Settings(ServiceSettings):
         ),
     )
     lease_s: int = Field(
-        3600, ge=120, description="DHCP lease in seconds: how long guests tolerate a stopped netd"
+        3600,
+        ge=120,
+        description=(
+            "for at least so many seconds, guests keep their addresses while netd is stopped; "
+            "DHCP leases are twice as long, and renewed at half"
+        ),
     )
     emulator: Path = Field(
         Path("/usr/bin/qemu-system-x86_64"), description="the QEMU that vmwrapper becomes"
@@ -187,5 +192,5 @@ class Settings(ServiceSettings):
             ntp=self.ntp,
             domain=self.domain,
             search=self.search,
-            lease_s=self.lease_s,
+            lease_s=2 * self.lease_s,
         )

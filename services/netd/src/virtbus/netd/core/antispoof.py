@@ -221,6 +221,11 @@ def list_rules(tap: Tap) -> NetlinkCall:
     return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap))
 
 
+def rule_count(tap: Tap) -> int:
+    """Return the number of rules that the filter of `tap` has."""
+    return len(_rules(tap))
+
+
 def has_table() -> NetlinkCall:
     """Return the query for the table in a namespace (ENOENT if there is none)."""
     return nft_tables.get_table(nft.Family.NETDEV, TABLE)

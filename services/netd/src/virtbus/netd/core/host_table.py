@@ -6,7 +6,7 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
-from virtbus.netd.core import nft, nft_tables
+from virtbus.netd.core import nft, nft_counters, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4, of_ipv6
@@ -220,6 +220,11 @@ def _opened6(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule
 def has_host_table(bridge: str) -> NetlinkCall:
     """Return the query for the table."""
     return nft_tables.get_table(_FAMILY, table_of(bridge))
+
+
+def list_host_rules(bridge: str) -> NetlinkCall:
+    """Return the call that lists the rules of the table."""
+    return nft_counters.list_rules(_FAMILY, table_of(bridge))
 
 
 def no_host_table(bridge: str) -> list[NetlinkCall]:

@@ -1,4 +1,4 @@
-"""Reads the counters of nftables rules from netlink messages."""
+"""Lists nftables rules, and reads their counters from netlink messages."""
 
 import struct
 
@@ -18,9 +18,10 @@ _TABLE, _CHAIN, _EXPRESSIONS = 1, 2, 4
 _NAME, _DATA, _PACKETS = 1, 2, 2
 
 
-def list_rules(family: Family, table: str, chain: str) -> NetlinkCall:
-    """Return the call that lists the rules of a chain, in their order."""
-    body = _FAMILY_HEADER.pack(family, 0, 0) + text(_TABLE, table) + text(_CHAIN, chain)
+def list_rules(family: Family, table: str, chain: str = "") -> NetlinkCall:
+    """Return the call that lists the rules of a chain, in their order; by default of a table."""
+    body = _FAMILY_HEADER.pack(family, 0, 0) + text(_TABLE, table)
+    body += text(_CHAIN, chain) if chain else b""
     return NetlinkCall(f"list {table} {chain}", _GETRULE, NLM_F_DUMP, body, acked=False)
 
 

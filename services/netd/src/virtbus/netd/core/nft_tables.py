@@ -92,6 +92,11 @@ def replace_table(
     return batch([*ended(family, name), *contents(family, name, chains, rules, sets)])
 
 
+def rules_in(calls: Sequence[NetlinkCall]) -> int:
+    """Return the number of rules that a transaction adds."""
+    return sum(call.type == _SUBSYSTEM << 8 | _NEWRULE for call in calls)
+
+
 def ended(family: Family, name: str) -> list[NetlinkCall]:
     """Return the calls that remove a table, if there is one, for use inside `batch`."""
     return [_table(family, name), delete_table(family, name)]

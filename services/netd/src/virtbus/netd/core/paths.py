@@ -10,6 +10,9 @@ from virtbus.schemas.security_group import Direction
 
 _WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
 RESTART = "`virtbus vm restart` gives the guest its network again"
+OF_HOST_DOWN = "of the host is down"
+"""The end of a message about a link that virtbus does not change."""
+_SET_UP = "set the link up on the host"
 MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
 
 
@@ -54,7 +57,12 @@ def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -
     """Return messages about links as faults, with the interface whose link they name."""
     step = MENDED if mendable else RESTART
     return [
-        PathFault(interface=_owner(attachment, what), what=what, next_step=step) for what in found
+        PathFault(
+            interface=_owner(attachment, what),
+            what=what,
+            next_step=_SET_UP if what.endswith(OF_HOST_DOWN) else step,
+        )
+        for what in found
     ]
 
 

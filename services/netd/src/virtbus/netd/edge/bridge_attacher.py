@@ -13,7 +13,9 @@ from virtbus.netd.core.address_assignment import on_segment
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.bridge_ports import bridge_full, refuse_full
 from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.paths import OF_HOST_DOWN
 from virtbus.netd.edge import links
+from virtbus.netd.edge.host_ends import wrong_end
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
 from virtbus.netd.edge.segments import SegmentLink, Segments
 from virtbus.schemas.errors import VirtbusError
@@ -56,18 +58,18 @@ class HostBridgeAttacher:
         found = []
         with Netlink() as host:
             for nic in nics:
-                end = links.find(host, nic.host_link)
                 try:
                     link = self.segments.of(host, nic)
                 except VirtbusError as error:
                     found.append(f"{nic.host_link}: {error}")
                     continue
-                if end is None or end.master == link.index:
-                    found += [f"{nic.host_link}: gone"] if end is None else []
-                elif mend:
+                found += is_down(host, nic, link)
+                wrong = wrong_end(host, nic.host_link, link.index, link.name)
+                end = links.find(host, nic.host_link)
+                if mend and wrong and end is not None:
                     _plug(host, end.alias, nic, link)
-                else:
-                    found.append(f"{nic.host_link}: not on {link.name}")
+                elif wrong:
+                    found.append(f"{nic.host_link}: {wrong}")
         return [] if mend else found
 
     def detach(self, left: Sequence[Nic]) -> None:
@@ -86,6 +88,12 @@ def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
     port = links.find(host, nic.host_link) if vlan else None
     if vlan and port is not None:
         host.do(vlan_calls(port.index, vlan, link.pvid or 0))
+
+
+def is_down(host: Netlink, nic: Nic, link: SegmentLink) -> list[str]:
+    """Return a message if the host's link of a segment is down. virtbus never changes it."""
+    found = links.find(host, link.name)
+    return [] if found is None or found.up else [f"{nic.eth}: {link.name} {OF_HOST_DOWN}"]
 
 
 def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:

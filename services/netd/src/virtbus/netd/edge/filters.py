@@ -11,6 +11,7 @@ from virtbus.netd.core.antispoof import (
     has_table,
     list_rules,
     refusals,
+    rule_count,
 )
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.nft_counters import counted_packets
@@ -33,13 +34,18 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
 
 
 def faults(nics: Sequence[Nic], reach: ReachRules) -> list[str]:
-    """Return a message for each tap of `nics` whose current filter is missing."""
+    """Return a message for each tap of `nics` whose current filter is missing or incomplete."""
     with Netlink(NETLINK_NETFILTER) as filters:
-        return [
-            f"the filter of {tap.name} is gone"
-            for tap in _taps(nics, reach)
-            if filters.ask(has_chain(tap)) is None
-        ]
+        found = [(tap, _wrong(filters, tap)) for tap in _taps(nics, reach)]
+    return [f"the filter of {tap.name} {wrong}" for tap, wrong in found if wrong]
+
+
+def _wrong(filters: Netlink, tap: Tap) -> str:
+    """Return what is wrong with the filter of a tap, in words; rules are counted only."""
+    if filters.ask(has_chain(tap)) is None:
+        return "is gone"
+    count = len(filters.dump(list_rules(tap)))
+    return "" if count == rule_count(tap) else f"has {count} rules of {rule_count(tap)}"
 
 
 def refused(nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
@@ -67,5 +73,5 @@ def guard(nics: Sequence[Nic], reach: ReachRules) -> None:
     taps = _taps(nics, reach)
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(has_table()) is not None
-        if not stands or any(filters.ask(has_chain(tap)) is None for tap in taps):
+        if not stands or any(_wrong(filters, tap) for tap in taps):
             filters.do(guest_filters(taps, replace=stands))

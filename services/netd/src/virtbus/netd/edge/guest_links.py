@@ -313,11 +313,16 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
     if bridge is None:
         return [f"{nic.bridge} is gone"]
     found = {name: links.find(inside, name) for name in (nic.eth, nic.tap)}
-    return [
-        f"{name} is {'gone' if link is None else f'not on {nic.bridge}'}"
-        for name, link in found.items()
-        if link is None or link.master != bridge.index
-    ]
+    wrong = {name: _wrong(link, bridge) for name, link in found.items()}
+    return [f"{name} is {what}" for name, what in wrong.items() if what]
+
+
+def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
+    if link is None:
+        return "gone"
+    if link.master != bridge.index:
+        return f"not on {bridge.name}"
+    return "" if link.up else "down"
 
 
 def _running(netlink: Netlink, name: str) -> bool:

@@ -8,14 +8,22 @@ names the state folder of the netd that made it. A bridge of another netd is nev
 import logging
 import threading
 from collections.abc import Collection
-from contextlib import suppress
 from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
+from typing import NamedTuple
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.gateways import Gateways
-from virtbus.netd.core.host_table import ROUTER, has_host_table, host_table, no_host_table, table_of
+from virtbus.netd.core.host_table import (
+    ROUTER,
+    has_host_table,
+    host_table,
+    list_host_rules,
+    no_host_table,
+    table_of,
+)
+from virtbus.netd.core.nft_tables import rules_in
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import forwarding, links
 from virtbus.netd.edge.bridge_memo import BridgeMemo
@@ -25,6 +33,20 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
+
+
+class _Written(NamedTuple):
+    """The table that this netd has written last."""
+
+    reach: ReachRules
+    rules: int
+
+
+def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
+    """Return True if the table has the number of rules that this netd has written."""
+    if filters.ask(has_host_table(bridge)) is None:
+        return False
+    return written is None or written.rules == len(filters.dump(list_host_rules(bridge)))
 
 
 class HostBridge:
@@ -50,7 +72,7 @@ class HostBridge:
         self._target = target
         self.kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
         self.reach = reach
-        self._applied: ReachRules | None = None
+        self._written: _Written | None = None
         self.name = name
         self.gateways = gateways
         self.memo = BridgeMemo(memo)
@@ -102,8 +124,7 @@ class HostBridge:
     def remove_former(self, name: str) -> None:
         """Remove a bridge that `former` returned, and its nftables table."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
-            with suppress(FileNotFoundError):
-                filters.do(no_host_table(name))
+            filters.do(no_host_table(name))
             host.do([links.delete_link(name)])
 
     def faults(self, *, needed: bool) -> list[str]:
@@ -111,11 +132,14 @@ class HostBridge:
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
+            whole = _has_all_rules(filters, self.name, self._written)
             connected = link is None or _connects(host, link, self._own)
         has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
         if not needed:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
         gone = [f"{what}: gone" for what, there in has.items() if not there]
+        if table and not whole:
+            gone.append(f"rules of nftables {table_of(self.name)}: gone or added")
         if link is not None and not link.up:
             gone.append(f"bridge {self.name}: down")
         elif not connected:
@@ -180,11 +204,11 @@ class HostBridge:
     def mend(self) -> None:
         """Restore the address, table and forwarding if another program removed them.
 
-        The rules in an existing table are not checked.
+        The rules in an existing table are counted, and not compared.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
-                gone = filters.ask(has_host_table(self.name)) is None
+                gone = not _has_all_rules(filters, self.name, self._written)
             if gone:
                 self._apply()
             with Netlink() as host:
@@ -194,7 +218,7 @@ class HostBridge:
         if gone or not self._forwards():
             if not self._forwards():
                 forwarding.begin(six=self.gateways.six is not None)
-            what = "the nftables table" if gone else "ip_forward"
+            what = "the nftables rules" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
@@ -202,7 +226,7 @@ class HostBridge:
         """Set the reach rules, and apply them to an existing bridge."""
         with self._lock:
             self.reach = reach
-            if self._applied == reach or not self.made:
+            if (self._written and self._written.reach == reach) or not self.made:
                 return
             with Netlink(NETLINK_NETFILTER) as filters:
                 there = filters.ask(has_host_table(self.name)) is not None
@@ -212,11 +236,10 @@ class HostBridge:
                 log.info("%d addresses are closed to guests", len(reach.hosts), extra=extra)
 
     def _apply(self) -> None:
+        calls = host_table(self.name, self.gateway, self.reach, self.kind, self.gateways.six)
         with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(
-                host_table(self.name, self.gateway, self.reach, self.kind, self.gateways.six)
-            )
-        self._applied = self.reach
+            filters.do(calls)
+        self._written = _Written(self.reach, rules_in(calls))
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
         """Return the addresses by which other hosts reach this host.
@@ -255,7 +278,7 @@ class HostBridge:
         """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
             self.index = 0
-            self._applied = None
+            self._written = None
             with Netlink() as host:
                 link = links.find(host, self.name)
                 if link is None or not _is_foreign(link, self.mark):

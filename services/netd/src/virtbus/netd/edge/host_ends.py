@@ -22,15 +22,21 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
 
 
 def unplugged(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> list[str]:
-    """Return a message for each host end of `nics` that is gone or not on the bridge."""
+    """Return a message for each host end of `nics` that is gone, down or not on the bridge."""
     master = links.find(host, bridge.name)
     index = master.index if master is not None else 0
-    found = {nic.host_link: links.find(host, nic.host_link) for nic in nics}
-    return [
-        f"{name}: {'gone' if link is None else f'not on {bridge.name}'}"
-        for name, link in found.items()
-        if link is None or link.master != index
-    ]
+    wrong = {nic.host_link: wrong_end(host, nic.host_link, index, bridge.name) for nic in nics}
+    return [f"{name}: {what}" for name, what in wrong.items() if what]
+
+
+def wrong_end(host: Netlink, name: str, index: int, bridge: str) -> str:
+    """Return what is wrong with a host end, in words; `index` is that of its bridge."""
+    link = links.find(host, name)
+    if link is None:
+        return "gone"
+    if link.master != index:
+        return f"not on {bridge}"
+    return "" if link.up else "down"
 
 
 def replug(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> None:
@@ -39,5 +45,5 @@ def replug(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> None:
     bridge.mend()
     for nic in nics:
         link = links.find(host, nic.host_link)
-        if link is not None and link.master != index:
+        if link is not None and (link.master != index or not link.up):
             host.do([links.set_link(nic.host_link, up=True, master=index)])

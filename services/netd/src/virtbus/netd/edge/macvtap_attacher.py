@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from virtbus.netd.core.address_assignment import on_segment
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.edge import links
+from virtbus.netd.edge.bridge_attacher import is_down
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
 from virtbus.netd.edge.segments import Segments
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -55,12 +56,12 @@ class MacvtapAttacher:
                 raise
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each interface of the host that is gone; nothing is mended here."""
+        """Return a message for each host's interface that is gone or down; nothing is mended."""
         found = []
         with Netlink() as host:
             for nic in nics:
                 try:
-                    self.segments.of(host, nic)
+                    found += is_down(host, nic, self.segments.of(host, nic))
                 except VirtbusError as error:
                     found.append(f"{nic.eth}: {error}")
         return [] if mend else found
