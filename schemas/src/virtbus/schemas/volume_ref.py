@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageTarget
+from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.snapshot_ref import SnapshotRef
@@ -21,14 +21,22 @@ DevicePath = Annotated[
 """A path below /dev without `..`."""
 
 
+DEVICE_END_BYTES = 1024**2
+"""The end of a device with content of imaged, which has its marks. A guest does not see it."""
+
+
 class HostDevice(StrictModel):
     """A block device of the node, by its path there: a PersistentVolume of a pod.
 
     Only the container runtime of a node may use it, and the node's agent opens only devices that
     its setting `devices_allowed` names. virtbus writes nothing to it.
+
+    With an `image`, imaged writes that once, and the content outlives the VM. The last MiB of the
+    device is virtbus' own then.
     """
 
     path: DevicePath
+    image: ImageRef | None = Field(None, exclude_if=lambda image: image is None)
 
 
 class NamedVolume(StrictModel):

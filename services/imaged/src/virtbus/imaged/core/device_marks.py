@@ -10,10 +10,10 @@ from typing import Literal
 
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import LenientModel
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import DEVICE_END_BYTES, VolumeRef
 from virtbus.schemas.wire import decode, encode_json, validate
 
-END_BYTES = 1024**2
+END_BYTES = DEVICE_END_BYTES
 BLOCK_BYTES = 4096
 MAGIC = b"VBMARK1\0"
 _HEAD = len(MAGIC) + 32 + 4

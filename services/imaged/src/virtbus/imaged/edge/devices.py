@@ -185,6 +185,12 @@ class Devices:
             ours = mark is not None and mark.ref.folder == ref.folder
             return mark.size_bytes if mark is not None and ours else None
 
+    def owner(self, ref: VolumeRef) -> VolumeRef | None:
+        """Return the volume that the device is claimed for; None for none."""
+        with self.opened(ref) as device:
+            mark = device.claim()
+            return mark.ref if mark is not None else None
+
     def begin(self, ref: VolumeRef, size_bytes: int) -> int:
         """Take the device; return the bytes that must become zero before it is written.
 

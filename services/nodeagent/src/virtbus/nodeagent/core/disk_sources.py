@@ -18,7 +18,7 @@ from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.pool import ABILITIES, LOCAL, PoolKind
 from virtbus.schemas.vm import VmRecord, Volume
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import DEVICE_END_BYTES, VolumeRef
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
@@ -62,6 +62,8 @@ class DiskSource:
     """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
     device: bool = False
     """The path is a device that the spec names, and it is not checked yet."""
+    reserved_bytes: int = 0
+    """The end of such a device that its guest does not see."""
 
     @property
     def is_file(self) -> bool:
@@ -102,8 +104,9 @@ def disk_sources(
         if volume.is_iso:
             continue
         if volume.host_device is not None:
-            path = volume.host_device.path
-            sources[volume.name] = DiskSource(path, ImageFormat.RAW, device=True)
+            path, end = volume.host_device.path, DEVICE_END_BYTES * bool(volume.host_device.image)
+            source = DiskSource(path, ImageFormat.RAW, device=True, reserved_bytes=end)
+            sources[volume.name] = source
             continue
         disk = made.get(volume.name)
         if disk is None:
