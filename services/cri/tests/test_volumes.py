@@ -149,6 +149,20 @@ async def refusal(kubelet: Kubelet, *mounts: Plain) -> str:
     return text
 
 
+async def test_mounts_with_the_same_last_part_are_different_disks(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    home = "/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~empty-dir"
+    mounts = [
+        {"host_path": f"{home}/{name}", "container_path": f"/{name}/data"} for name in ("a", "b")
+    ]
+    await kubelet.container(await kubelet.sandbox(), mounts=mounts)
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    found = {one.path: one.volume for one in seed.mounts}
+    assert found == {"/a/data": "a-disk", "/b/data": "b-disk"}
+
+
 async def test_a_wrong_size_of_an_empty_dir_is_refused_with_the_sandbox(kubelet: Kubelet) -> None:
     config = sandbox(annotations={"virtbus.io/empty-dir-sizes": "a=1Gi, b=much,c=1"})
     code, text = await kubelet.refused("RunPodSandbox", config=config)
