@@ -19,6 +19,7 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.edge.allowed_devices import open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.device_door import DeviceDoor
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
@@ -130,3 +131,14 @@ async def test_a_device_of_the_setting_is_opened_by_its_path_and_no_other(
         assert "is not among those" in await in_thread(lambda: opened("/dev/loop-control"))
         assert "is no block device" in await in_thread(lambda: opened(str(link)))
         assert "has nothing for" in await asked(door, "raw", REF.key)
+
+
+@pytest.mark.integration
+async def test_a_device_that_imaged_looks_at_is_opened_a_moment_later(loop: str) -> None:
+    held = os.open(loop, os.O_RDWR | os.O_EXCL)
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(in_thread(lambda: open_exclusively(loop)))
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+        os.close(held)
+    os.close(opening.result())

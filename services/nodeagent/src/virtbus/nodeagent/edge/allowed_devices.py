@@ -1,10 +1,13 @@
 """Checks a path of a spec against the devices of this host that VMs may have."""
 
+import errno
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 _DEVICES = Path("/dev")
+_BUSY_S, _AGAIN_S = 3.0, 0.05
 
 
 def allowed_device(path: str, patterns: Sequence[str]) -> str:
@@ -24,3 +27,18 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
         "devices_allowed in nodeagent.toml"
     )
     raise ValueError(msg)
+
+
+def open_exclusively(path: str) -> int:
+    """Open a device for reading, unless the host uses it; raises OSError.
+
+    It waits a moment for imaged, which opens devices with content of its own exclusively, too.
+    """
+    until_s = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > until_s:
+                raise
+            time.sleep(_AGAIN_S)

@@ -32,7 +32,7 @@ from virtbus.nodeagent.core.disk_sources import (
     volume_place,
 )
 from virtbus.nodeagent.edge import layer_files
-from virtbus.nodeagent.edge.allowed_devices import allowed_device
+from virtbus.nodeagent.edge.allowed_devices import allowed_device, open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS, STAGED, layer_name
@@ -235,7 +235,7 @@ class HostDiskFiles:
         except ValueError as error:
             raise refused(volume, str(error)) from None
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_exclusively(path)
         except OSError as error:
             raise refused(volume, f"{path} cannot be opened: {error.strerror}") from error
         with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as device:
