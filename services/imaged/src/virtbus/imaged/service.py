@@ -227,7 +227,9 @@ class Imaged:
         space = DiskSpace(files.root, self._settings.space)
         exported = ExportFiles(files.root, space)
         served, sources = self._settings.downloads, self._bus.sources
-        of_exports = ExportParts(locks, places, exported, threads, limits, served, sources)
+        of_exports = ExportParts(
+            *(locks, places, exported, threads, limits, disks.devices, served, sources)
+        )
         exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
         if served is not None:

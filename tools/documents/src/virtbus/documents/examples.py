@@ -135,6 +135,7 @@ _VALUES: dict[str, Any] = {
     "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
     "accelerator": "kvm",
     "accept_unsigned": [f"n1/{UID}", "n2"],
+    "accept_groups": ["n1/default/web", "n2"],
     "lose_volumes": ["shop/data"],
     "accelerators": ["kvm", "tcg"],
     "code": 503,

@@ -19,7 +19,7 @@ class PulledImage(StoredRecord):
     digest: str
     ref: str
     pinned: str = ""
-    """The digest in the pod's name: of the file, or of a container image's manifest."""
+    """The digest that the pod names: that of the file, or of a container image's manifest."""
     size_bytes: int
     virtual_bytes: int
     """The size of the disk in the image."""
