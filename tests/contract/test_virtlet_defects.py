@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.contract.virtlet_seeds import Case, block, seed_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/reference/virtlet-defects.md"
+PAGE = ROOT / "docs/explanation/virtlet-defects.md"
 
 
 def test_each_defect_names_tests_that_exist() -> None:
