@@ -62,7 +62,7 @@ async def test_an_example_becomes_a_vm(
     assert (KEY in whole) == any("KEY" in text for text in example.annotations.values())
 
 
-def test_four_of_five_examples_reach_a_login_and_the_table_names_each() -> None:
+def test_four_of_five_examples_become_vms_and_the_table_names_each() -> None:
     assert len(EXAMPLES) == 21
     assert len(REACHED) / len(EXAMPLES) >= 0.8
     table = (ROOT_OF_TREE / "docs/reference/cri.md").read_text()
