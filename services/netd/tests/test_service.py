@@ -155,6 +155,7 @@ async def test_a_request_during_the_comparison_is_refused_without_a_failure_even
     async with asyncio.TaskGroup() as group:
         group.create_task(early())
         async with serving(host, server) as desk:
+            await desk.put(record)
             await desk.ask("ensure", Ensure(record=record))
             assert EventKind.NETWORK_FAILED not in await desk.kinds()
     assert refused[0].reason == "recovering"

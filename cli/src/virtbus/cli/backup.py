@@ -234,9 +234,9 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
     for one in spec.get("volumes") or ():
         if one["name"] in kept:
             volumes.append({"name": one["name"], "volume": {"name": f"{name}-{one['name']}"}})
-        elif one.get("host_device"):
+        elif one.get("host_device") or one.get("host_disk"):
             raise usage(
-                f"the disk {one['name']} is a device of the node, which a restore cannot give",
+                f"the disk {one['name']} is a device or file of the node, which no restore gives",
                 "docs/howto/backups.md says how to copy one disk",
             )
         elif not one.get("volume"):

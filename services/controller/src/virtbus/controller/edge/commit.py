@@ -139,10 +139,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses for the uid; raises as `create`.
-
-        `renew`: write claims again that the uid has already.
-        """
+        """Claim name and addresses for the uid; raises as `create`. `renew` repeats its own."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)

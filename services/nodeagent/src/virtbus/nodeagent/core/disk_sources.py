@@ -64,11 +64,13 @@ class DiskSource:
     """The path is a device that the spec names, and it is not checked yet."""
     reserved_bytes: int = 0
     """The end of such a device that its guest does not see."""
+    lent: bool = False
+    """The agent opens the file for each start, and libvirt gets its descriptor by this name."""
 
     @property
     def is_file(self) -> bool:
         """Return True if imaged has made a file for the disk."""
-        return self.network is None and not self.device_bytes and not self.device
+        return self.network is None and not (self.device_bytes or self.device or self.lent)
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -83,6 +85,11 @@ def refused(volume: str, why: str) -> VirtbusError:
 def disk_name(volume: str) -> str:
     """Return the file name of a volume's disk in the VM's folder."""
     return f"{volume}.qcow2"
+
+
+def lent_name(volume: str) -> str:
+    """Return libvirt's name of an open file."""
+    return f"virtbus-{volume}"
 
 
 def disk_sources(
@@ -107,6 +114,9 @@ def disk_sources(
             path, end = volume.host_device.path, DEVICE_END_BYTES * bool(volume.host_device.image)
             source = DiskSource(path, ImageFormat.RAW, device=True, reserved_bytes=end)
             sources[volume.name] = source
+            continue
+        if volume.host_disk is not None:
+            sources[volume.name] = DiskSource(lent_name(volume.name), ImageFormat.RAW, lent=True)
             continue
         disk = made.get(volume.name)
         if disk is None:

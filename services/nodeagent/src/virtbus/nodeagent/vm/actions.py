@@ -161,7 +161,7 @@ class Actions:
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
         self._ended = asyncio.Event()
-        """Set once the guest that is being destroyed has ended, for any reason."""
+        """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -353,12 +353,16 @@ class Actions:
         self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             tools, uid = self._tools, record.uid
-            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes))
+            if self.tasks.running("destroy") is None:
+                self._ended = asyncio.Event()
+            ended = self._ended
+            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes, ended))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
     def _destroy(self) -> None:
+        self._ended.set()  # the guest is not asked again
         self._ended = asyncio.Event()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
