@@ -98,10 +98,11 @@ class Runtime:
 
 
 @contextmanager
-def block_device(folder: Path) -> Iterator[str]:
-    """A block device of the host with 8 MiB, whose content is the file `data` in `folder`."""
+def block_device(folder: Path, size_bytes: int = 8 * 1024**2) -> Iterator[str]:
+    """A block device of the host, whose content is the file `data` in `folder`."""
     path = folder / "data"
-    path.write_bytes(bytes(8 * 1024**2))
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
     argv = ["losetup", "--find", "--show", str(path)]
     device = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     try:
@@ -225,3 +226,36 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
             runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
             runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
         until(lambda: not platform.vms(), "the VM is gone with its pod")
+
+
+def test_a_root_disk_on_a_volume_of_kubernetes_outlives_its_pods(
+    patient: Platform, held: ExitStack
+) -> None:
+    platform, runtime = patient, Runtime(patient)
+    device = held.enter_context(block_device(platform.base, 1024**3))
+    at_the_root = {"host_path": device, "container_path": "/", "permissions": "mrw"}
+    runtime.volumes = {"devices": [at_the_root]}
+    with runtime.running(killed=False):
+        image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
+        found = []
+        for uid in ("1a", "1b"):
+            identity = {"name": "db-0", "uid": uid, "namespace": "default"}
+            sandbox = {"metadata": identity, "log_directory": str(runtime.pods / uid)}
+            sandbox_id = runtime.call("RunPodSandbox", config=sandbox).pod_sandbox_id
+            container_id = runtime.start(sandbox_id, image, 0)
+            (vm,) = platform.vms()
+            platform.uids.add(vm["uid"])
+            platform.wait_ready(vm["name"])
+            name, size_bytes = disks(runtime, container_id)["root"]
+            assert size_bytes == 1024**3 - 1024**2  # the end has the marks
+            end = f"/dev/{name} bs=1M count=1"
+            script = f"dd if={end} skip=900 | head -c 4; echo kept | dd of={end} seek=900; sync"
+            done = runtime.call(
+                "ExecSync", container_id=container_id, cmd=["sh", "-c", f"({script}) 2>/dev/null"]
+            )
+            found.append(done.stdout)
+            runtime.call("StopContainer", container_id=container_id, timeout=20)
+            runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+            runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+            until(lambda: not platform.vms(), "the VM is gone with its pod")
+    assert found == [bytes(4), b"kept"]

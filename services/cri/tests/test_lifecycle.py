@@ -337,6 +337,20 @@ async def test_a_sandbox_that_cannot_be_a_vm_is_refused(
     assert not (await kubelet.call("ListPodSandbox")).items
 
 
+async def test_a_removal_that_cannot_end_the_guest_fails_and_keeps_the_container(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    _, container_id = await kubelet.running()
+    fleet.errors["vm.stop"] = VirtbusError(Code.INTERNAL, "libvirt_failed", "the test says so")
+    code, text = await kubelet.refused("RemoveContainer", container_id=container_id)
+    assert (code, "the test says so" in text) == (StatusCode.INTERNAL, True)
+    (listed,) = (await kubelet.call("ListContainers")).containers
+    assert listed.id == container_id
+    del fleet.errors["vm.stop"]
+    await kubelet.call("RemoveContainer", container_id=container_id)
+    assert not (await kubelet.call("ListContainers")).containers
+
+
 async def test_calls_out_of_order_are_refused(kubelet: Kubelet) -> None:
     sandbox_id, container_id = await kubelet.running()
     failed = StatusCode.FAILED_PRECONDITION

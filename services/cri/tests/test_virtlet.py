@@ -9,6 +9,7 @@ from services.cri.tests.world import Fleet, Kubelet, sandbox
 from virtbus.cri.core import virtlet
 from virtbus.cri.core.virtlet import Wishes, wishes
 from virtbus.schemas.disk import DiskBus
+from virtbus.schemas.vm import CpuFeature
 
 GIB = 1024**3
 UUID = "53008994-44c0-4017-ad44-9c49758083da"
@@ -45,6 +46,12 @@ def test_every_annotation_is_known() -> None:
         ("VirtletCPUModel", "host-model", "cpu_model", None),
         ("VirtletLibvirtCPUSetting", "mode: host-passthrough", "cpu_model", None),
         ("VirtletLibvirtCPUSetting", "Model: {Value: Nehalem}", "cpu_model", "Nehalem"),
+        (
+            "VirtletLibvirtCPUSetting",
+            "{mode: custom, model: {value: Westmere}, features: [{name: avx, policy: disable}]}",
+            "cpu_features",
+            (CpuFeature(name="avx", policy="disable"),),
+        ),
         ("VirtletCloudInitMetaData", "local-hostname: db", "hostname", "db"),
         ("VirtletCloudInitMetaData", f"public-keys: ['{KEY}']", "ssh_keys", (KEY,)),
         ("VirtletCloudInitMetaData", "instance-id: foobar", "hostname", ""),
@@ -83,6 +90,9 @@ def test_an_annotation_has_virtlets_meaning(key: str, text: str, field: str, val
         ("VirtletCPUModel", "Nehalem"),
         ("VirtletLibvirtCPUSetting", "features: [{name: vmx, policy: disable}]"),
         ("VirtletLibvirtCPUSetting", "mode: maximum"),
+        ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: [{name: vmx, policy: maybe}]}"),
+        ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: 7}"),
+        ("VirtletLibvirtCPUSetting", "cache: {level: 3}"),
         ("VirtletCloudInitUserDataSource", "configmap/data/key"),
         ("VirtletCloudInitUserDataSource", "pod/data"),
         ("VirtletCloudInitUserDataSourceKey", "key"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from grpc import StatusCode
-from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
+from services.cri.tests.world import DIGEST, Fleet, Kubelet, cri, sandbox
 
 from virtbus.cri.edge.volume_files import in_memory
 
@@ -147,6 +147,20 @@ async def refusal(kubelet: Kubelet, *mounts: Plain) -> str:
     code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
     assert code is StatusCode.INVALID_ARGUMENT
     return text
+
+
+async def test_mounts_with_the_same_last_part_are_different_disks(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    home = "/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~empty-dir"
+    mounts = [
+        {"host_path": f"{home}/{name}", "container_path": f"/{name}/data"} for name in ("a", "b")
+    ]
+    await kubelet.container(await kubelet.sandbox(), mounts=mounts)
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    found = {one.path: one.volume for one in seed.mounts}
+    assert found == {"/a/data": "a-disk", "/b/data": "b-disk"}
 
 
 async def test_a_wrong_size_of_an_empty_dir_is_refused_with_the_sandbox(kubelet: Kubelet) -> None:
@@ -321,11 +335,24 @@ async def test_a_qcow2_flexvolume_with_a_path_is_an_empty_disk(
     assert fleet.vm.spec.volumes[2].empty_disk is not None
 
 
+async def test_a_device_at_the_root_is_the_root_disk_with_the_image(
+    fleet: Fleet, kubelet: Kubelet, device: Path
+) -> None:
+    devices = [{"host_path": str(device), "container_path": "/", "permissions": "mrw"}]
+    notes = {"VirtletRootVolumeSize": "4Gi"}
+    await kubelet.container(await kubelet.sandbox(annotations=notes), devices=devices)
+    spec = fleet.vm.spec
+    assert [one.name for one in spec.domain.devices.disks] == ["root", "cloudinit"]
+    root = spec.volumes[0].host_device
+    assert root is not None
+    assert (root.path, root.image) == ("/dev/dm-3", f"tiny@{DIGEST}")
+
+
 async def test_devices_that_cannot_be_disks_are_refused_together(
     kubelet: Kubelet, device: Path
 ) -> None:
     devices = [
-        {"host_path": str(device), "container_path": "/"},
+        {"host_path": str(device), "container_path": "/", "permissions": "mr"},
         {"host_path": "/dev/null", "container_path": "/dev/a"},
         {"host_path": str(device), "container_path": "relative"},
     ]
@@ -334,7 +361,7 @@ async def test_devices_that_cannot_be_disks_are_refused_together(
     config = {"metadata": {"name": "vm"}, "image": {"image": "tiny"}, "devices": devices}
     code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
     assert code is StatusCode.INVALID_ARGUMENT
-    assert "cannot be the root disk" in text
+    assert "root disk cannot be read-only" in text
     assert "2 more" in text
 
 

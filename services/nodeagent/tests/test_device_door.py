@@ -1,5 +1,6 @@
 """imaged gets the devices of the pools, and only those, from the agent."""
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -12,12 +13,13 @@ from services.nodeagent.tests.pretended_node import record
 from services.nodeagent.tests.test_network_disks import REF
 from services.nodeagent.tests.test_volume_disks import MADE, SPEC
 
-from virtbus.bus.runtime.device_socket import open_device
+from virtbus.bus.runtime.device_socket import open_device, open_host_device
 from virtbus.bus.runtime.pool_settings import BlockPool
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.edge.allowed_devices import open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.device_door import DeviceDoor
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
@@ -103,3 +105,40 @@ async def test_the_guest_sees_the_size_of_the_volume_and_not_the_marks(tmp_path:
         '<driver name="qemu" type="raw" discard="unmap"',
     ):
         assert part in text, text
+
+
+@pytest.mark.integration
+async def test_a_device_of_the_setting_is_opened_by_its_path_and_no_other(
+    tmp_path: Path, loop: str
+) -> None:
+    door = tmp_path / "devices.sock"
+    (tmp_path / "disks").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+
+    def opened(path: str) -> str:
+        try:
+            os.close(open_host_device(door, path))
+        except OSError as error:
+            return error.strerror or "closed"
+        return ""
+
+    async with background() as tasks:
+        tasks.start(DeviceDoor(door, tmp_path / "disks", {}, (loop, "/dev/null")).serve())
+        while not door.exists():
+            await asyncio.sleep(0.01)
+        assert await in_thread(lambda: opened(loop)) == ""
+        assert "is not among those" in await in_thread(lambda: opened("/dev/loop-control"))
+        assert "is no block device" in await in_thread(lambda: opened(str(link)))
+        assert "has nothing for" in await asked(door, "raw", REF.key)
+
+
+@pytest.mark.integration
+async def test_a_device_that_imaged_looks_at_is_opened_a_moment_later(loop: str) -> None:
+    held = os.open(loop, os.O_RDWR | os.O_EXCL)
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(in_thread(lambda: open_exclusively(loop)))
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+        os.close(held)
+    os.close(opening.result())

@@ -21,6 +21,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Cpu,
+    CpuFeature,
     Devices,
     Disk,
     DiskBus,
@@ -101,7 +102,13 @@ SMALL = VmSpec(
 )
 LARGE = VmSpec(
     domain=Domain(
-        cpu=Cpu(sockets=2, cores=2, threads=2, model="EPYC"),
+        cpu=Cpu(
+            sockets=2,
+            cores=2,
+            threads=2,
+            model="EPYC",
+            features=(CpuFeature(name="avx", policy="disable"),),
+        ),
         memory=Memory(guest=4 * 2**30),
         firmware=Firmware(uuid="c3ecdb42-282e-44c3-8266-91b99ac91261", serial="A1.b-2"),
         devices=Devices(

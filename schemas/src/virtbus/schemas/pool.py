@@ -14,7 +14,7 @@ POOLS_MAX = 16
 """Pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
 END_BYTES = 1024**2
-"""The end of a device that virtbus keeps for its marks."""
+"""The end of a device that virtbus keeps for its marks. A guest does not see it."""
 ASSIGNED_MAX = 64
 """Volumes that the pools of one node have assigned. They share one message, too."""
 

@@ -11,6 +11,9 @@ from pydantic import Field, StringConstraints
 
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
+from virtbus.schemas.cpu import CORES_MAX as CORES_MAX
+from virtbus.schemas.cpu import Cpu as Cpu
+from virtbus.schemas.cpu import CpuFeature as CpuFeature
 from virtbus.schemas.disk import BOOT_ORDER_MAX, IoThreads
 from virtbus.schemas.disk import DISK_MAX as DISK_MAX
 from virtbus.schemas.disk import DISK_MIN as DISK_MIN
@@ -51,7 +54,6 @@ from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
-CORES_MAX = 256
 LabelKey = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
 ]
@@ -88,21 +90,6 @@ class EvictionStrategy(StrEnum):
     """Like None, as long as virtbus has no live migration."""
     EXTERNAL = "External"
     """It stays; an external controller moves it with `vm.move`."""
-
-
-class Cpu(StrictModel):
-    """The guest's CPU topology; vCPUs = sockets * cores * threads."""
-
-    sockets: Count = Field(1, ge=1, le=256)
-    cores: Count = Field(1, ge=1, le=CORES_MAX)
-    threads: Count = Field(1, ge=1, le=8)
-    model: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None
-    ) = None
-
-    @property
-    def vcpus(self) -> int:
-        return self.sockets * self.cores * self.threads
 
 
 class Memory(StrictModel):
@@ -218,7 +205,9 @@ class Volume(StrictModel):
 
     @property
     def image_ref(self) -> str:
-        """Return the image that the disk is an overlay of, or an empty string."""
+        """Return the image that the disk begins with, or an empty string."""
+        if self.host_device is not None:
+            return self.host_device.image or ""
         source = self.image or self.container_disk
         return source.ref if source is not None else ""
 

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from virtbus.schemas.disk import DISK_MAX, DISK_MIN
 from virtbus.schemas.filesystem import HostPath
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageTarget
+from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.quantity import Bytes
@@ -29,9 +29,13 @@ class HostDevice(StrictModel):
 
     Only the container runtime of a node may use it, and the node's agent opens only devices that
     its setting `devices_allowed` names. virtbus writes nothing to it.
+
+    With an `image`, imaged writes that once, and the content outlives the VM. The last MiB of the
+    device is virtbus' own then.
     """
 
     path: DevicePath
+    image: ImageRef | None = Field(None, exclude_if=lambda image: image is None)
 
 
 class HostDisk(StrictModel):

@@ -17,10 +17,19 @@ def open_device(path: Path, pool: str, volume: str) -> int:
     Raises:
         OSError: the agent does not answer, or refuses with the reason as text.
     """
+    return _asked(path, {"pool": pool, "volume": volume})
+
+
+def open_host_device(path: Path, device: str) -> int:
+    """Return an open device that the agent's `devices_allowed` names; raises as `open_device`."""
+    return _asked(path, {"device": device})
+
+
+def _asked(path: Path, request: dict[str, str]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(TIMEOUT_S)
         asking.connect(str(path))
-        asking.sendall(json.dumps({"pool": pool, "volume": volume}).encode())
+        asking.sendall(json.dumps(request).encode())
         answer, devices, _, _ = socket.recv_fds(asking, MAX_BYTES, 1)
     if answer[:1] == GRANTED and devices:
         os.set_inheritable(devices[0], False)

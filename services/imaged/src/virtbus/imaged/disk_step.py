@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from virtbus.bus.client.record_worker import Ensured
 from virtbus.imaged.core.disk_requests import brings_secret, refs_of
+from virtbus.imaged.device_roots import DeviceRoots
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.reporter import DiskReporter
+from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
@@ -20,8 +22,11 @@ class DiskStep:
     first_retry_s = 1.0
     interrupts = True
 
-    def __init__(self, disks: Disks, waits: FillWaits, reporter: DiskReporter) -> None:
+    def __init__(
+        self, disks: Disks, waits: FillWaits, reporter: DiskReporter, roots: DeviceRoots
+    ) -> None:
         self._disks = disks
+        self._roots = roots
         self.waits = waits
         self._reporter = reporter
         self.refs: dict[str, frozenset[str]] = {}
@@ -37,8 +42,13 @@ class DiskStep:
         self.refs.pop(uid, None)
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
-        """Ensure every disk of the record, after the copies into its volumes; errors as `Disks`."""
+        """Ensure every disk of the record, after the copies into its volumes.
+
+        Errors are those of `Disks` and `DeviceRoots`.
+        """
         await self.waits.wait(record)
+        asker = Asker(self._reporter.listener(record), record.uid, record.namespace)
+        await self._roots.ensure(record, asker)
         done = await self._disks.ensure(record, self._reporter.listener(record), logins)
         return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 

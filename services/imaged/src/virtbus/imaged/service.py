@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
@@ -18,6 +19,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.expiry import ExpiryLimits
+from virtbus.imaged.device_roots import DeviceRoots
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_step import DiskStep
@@ -129,10 +131,7 @@ class Imaged:
     async def _work(self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders) -> None:
         threads, limits = self._threads, self._settings.limits
         downloads = Downloads(limits, threads)
-        settings = self._settings
-        names = AliasFiles(
-            settings.names_dir, settings.names, settings.roots, settings.run_dir / "image-names"
-        )
+        names = self._names()
         images = Images(
             group,
             store=store,
@@ -150,7 +149,8 @@ class Imaged:
         now_ns, max_bytes = self._bus.sources.time_ns, limits.max_virtual_bytes
         disks = Disks(images, store, pools, threads, max_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
-        step = DiskStep(disks, FillWaits(pools, threads), reporter)
+        roots = DeviceRoots(images, store, pools, threads, limits, self._door)
+        step = DiskStep(disks, FillWaits(pools, threads), reporter, roots)
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
@@ -181,9 +181,18 @@ class Imaged:
         async with self._bus.node_watch(node, "imaged", self._gate) as watch:
             await work.follow(watch, node)
 
+    def _names(self) -> AliasFiles:
+        settings, cluster = self._settings, self._settings.run_dir / "image-names"
+        return AliasFiles(settings.names_dir, settings.names, settings.roots, cluster)
+
+    @property
+    def _door(self) -> Path:
+        """The agent's socket for open devices."""
+        return self._settings.run_dir / device_socket.NAME
+
     def _measured_pools(self, group: asyncio.TaskGroup, files: DiskFolders) -> Pools:
         settings = self._settings
-        door = partial(open_device, settings.run_dir / device_socket.NAME)
+        door = partial(open_device, self._door)
         pools = Pools(files, load_pools(settings.pools_file), settings.space, door)
         self._pools = PoolProbes(pools, self._changed.set)
         group.create_task(self._pools.run())

@@ -125,7 +125,11 @@ async def serve(settings: Settings) -> None:
             group.create_task(hypervisor.logins.sweep())
             group.create_task(report_devices(pools, liveness.pools.tell))
             door = settings.run_dir / device_socket.NAME
-            group.create_task(DeviceDoor(door, settings.state_dir / "disks", pools).serve())
+            group.create_task(
+                DeviceDoor(
+                    door, settings.state_dir / "disks", pools, settings.devices_allowed
+                ).serve()
+            )
             ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
             async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
                 await agent.run()

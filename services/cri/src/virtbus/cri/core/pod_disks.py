@@ -67,7 +67,14 @@ def disks(
             size_bytes = capacity_bytes(mount.options.get("capacity", ""))
         known = found.get(name, PodDisk(name, size_bytes, mount.block_path))
         found[name] = known._replace(mounts=(*known.mounts, _mount(name, mount)))
-    return (*found.values(), *map(_device, config.devices))
+    more = (one for one in config.devices if one.container_path != pod_volumes.ROOT_PATH)
+    return (*found.values(), *map(_device, more))
+
+
+def root_device(config: ContainerConfig) -> str:
+    """Return the device that is the root disk; empty if the VM has one of its own."""
+    roots = (one for one in config.devices if one.container_path == pod_volumes.ROOT_PATH)
+    return next((one.block_path for one in roots), "")
 
 
 def _device(device: Device) -> PodDisk:

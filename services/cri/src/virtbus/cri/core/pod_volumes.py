@@ -22,7 +22,7 @@ EMPTY_DIR = "kubernetes.io~empty-dir"
 FLEXVOLUME = "virtlet~flexvolume_driver"
 QCOW2, RAW = "qcow2", "raw"
 ROOT_PATH = "/"
-"""The path of a block volume that was the root disk of a pod of Virtlet."""
+"""The devicePath of a block volume that is the root disk, as in Virtlet."""
 NAMES = {
     "kubernetes.io~csi": "a PersistentVolume with a file system",
     "kubernetes.io~local-volume": "a PersistentVolume with a file system",
@@ -94,11 +94,8 @@ def refusals(mounts: tuple[Mount, ...], devices: tuple[Device, ...]) -> Iterator
         if not usable and mount not in files:
             yield Detail(path=f"mounts[{index}]", message=_why(mount))
     for index, device in enumerate(devices):
-        if device.container_path == ROOT_PATH:
-            message = (
-                "a PersistentVolume cannot be the root disk of a VM pod; give it another "
-                "devicePath, or use a VM with a volume of the bus"
-            )
+        if device.container_path == ROOT_PATH and "w" not in device.permissions:
+            message = "a root disk cannot be read-only; remove readOnly from the volume"
             yield Detail(path=f"devices[{index}]", message=message)
         elif not device.block_path:
             message = (

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from virtbus.cri.core import virtlet_sources
 from virtbus.cri.core.virtlet_sources import Contents, Source
 from virtbus.schemas.disk import DiskBus
@@ -18,6 +20,7 @@ from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import check_id, check_uid
 from virtbus.schemas.quantity import parse_bytes
+from virtbus.schemas.vm import Cpu, CpuFeature
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
 TARGET, TARGET_RUNTIME = "kubernetes.io/target-runtime", "virtlet.cloud"
@@ -63,6 +66,7 @@ class Wishes:
 
     vcpus: int | None = None
     cpu_model: str | None = None
+    cpu_features: tuple[CpuFeature, ...] = ()
     disk_bus: DiskBus = DiskBus.VIRTIO
     root_bytes: int = 0
     config_drive: bool = False
@@ -136,10 +140,11 @@ def wishes(
                 virtlet_sources.parse(reader.text(key), with_key=key == SSH_SOURCE)
         except ValueError as error:
             reader.refuse(key, str(error))
-    meta = reader.mapping(META_DATA)
+    meta, cpu = reader.mapping(META_DATA), _cpu(reader)
     found = Wishes(
         vcpus=_vcpus(reader),
-        cpu_model=_cpu_model(reader),
+        cpu_model=cpu.model,
+        cpu_features=cpu.features,
         disk_bus=_disk_bus(reader),
         root_bytes=_root_bytes(reader),
         config_drive=_config_drive(reader),
@@ -167,22 +172,30 @@ def _vcpus(reader: _Reader) -> int | None:
     return max(1, count)
 
 
-def _cpu_model(reader: _Reader) -> str | None:
-    """Return the CPU model; None is the best that the host has, also for `host-model`."""
+def _cpu(reader: _Reader) -> Cpu:
+    """Return the CPU; without a model it is the best that the host has, also for `host-model`."""
     if reader.text(CPU_MODEL) not in {"", HOST_MODEL}:
         reader.refuse(CPU_MODEL, f"must be empty or {HOST_MODEL}")
-    wanted = {name.lower(): value for name, value in reader.mapping(CPU).items()}
+    wanted = _lowered(reader.mapping(CPU))
     model = wanted.pop("model", None)
     mode = wanted.pop("mode", "custom" if model else HOST_MODEL)
+    features = wanted.pop("features", None) or []
     wanted.pop("match", None)
-    if isinstance(model, dict):
-        named = {str(name).lower(): value for name, value in model.items()}
-        model = named.get("value", "")
     if wanted or mode not in {"custom", HOST_MODEL, "host-passthrough"}:
-        known = "mode, match and model"
+        known = "mode, match, model and features"
         reader.refuse(CPU, f"has other fields than {known}, which a VM here cannot have")
-        return None
-    return str(model) if model and mode == "custom" else None
+        return Cpu()
+    named = _lowered(model).get("value", "") if isinstance(model, dict) else model
+    try:
+        found = [CpuFeature.model_validate(_lowered(one)) for one in features]
+        return Cpu(model=named if mode == "custom" else None, features=tuple(found))
+    except (ValidationError, TypeError, AttributeError) as error:
+        reader.refuse(CPU, f"is not usable: {str(error).splitlines()[-1]:.200}")
+        return Cpu()
+
+
+def _lowered(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name).lower(): value for name, value in fields.items()}
 
 
 def _disk_bus(reader: _Reader) -> DiskBus:

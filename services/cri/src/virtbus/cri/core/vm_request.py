@@ -48,6 +48,7 @@ from virtbus.schemas.vm import (
     VmSpec,
     Volume,
 )
+from virtbus.schemas.volume_ref import HostDevice
 from virtbus.schemas.wire import invalid, problems
 
 POD_NAME, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
@@ -231,14 +232,17 @@ def _spec(
 ) -> VmSpec:
     resources = config.linux.resources
     wanted = inside.wanted
-    root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
     more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
     shared = pod_directories.directories(config)
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
-            cpu=Cpu(cores=wanted.vcpus or vcpus(resources), model=wanted.cpu_model),
+            cpu=Cpu(
+                cores=wanted.vcpus or vcpus(resources),
+                model=wanted.cpu_model,
+                features=wanted.cpu_features,
+            ),
             memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
             devices=Devices(
                 disks=(
@@ -252,7 +256,7 @@ def _spec(
             firmware=Firmware(uuid=wanted.system_uuid),
         ),
         volumes=(
-            Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
+            _root(config, image, wanted),
             _seed(sandbox, config, inside._replace(disks=more, directories=shared)),
             *(one.volume for one in more),
         ),
@@ -260,6 +264,14 @@ def _spec(
         node_selector={HOSTNAME: place.hostname},
         eviction_strategy=EvictionStrategy.EXTERNAL,
     )
+
+
+def _root(config: ContainerConfig, image: PulledImage, wanted: Wishes) -> Volume:
+    """Return the root disk: a device that begins with the image, or a disk of the VM's own."""
+    if device := pod_disks.root_device(config):
+        return Volume(name=ROOT, host_device=HostDevice(path=device, image=image.ref))
+    size_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
+    return Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=size_bytes))
 
 
 def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Volume:

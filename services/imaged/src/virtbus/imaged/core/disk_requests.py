@@ -1,5 +1,6 @@
 """Derives the disks that imaged makes from a VM's record."""
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,9 +9,13 @@ from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageSource, is_sealed, parse_image_ref, sealed_ref
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
+
+_ROOTS = uuid.UUID("5c0b7c1e-6c1d-4d62-9a39-2f6f5a0c7e11")
+"""The namespace of `device_root_ref`. A change makes all such devices foreign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,31 @@ def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
     """Return the image of a volume that has one, and the query of its URL."""
     ref, query = sealed_ref(record.image_of(volume))
     return parse_image_ref(ref)._replace(target=record.target_of(volume)), query
+
+
+def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
+    """Return the devices of the host that begin with an image: their paths, and the images."""
+    devices = ((one, one.host_device) for one in record.spec.volumes)
+    return tuple(
+        (device.path, _source(record, volume)[0])
+        for volume, device in devices
+        if device is not None and device.image
+    )
+
+
+def device_root_ref(digest: str) -> VolumeRef:
+    """Return the volume in the marks of a device that begins with an image, by its digest.
+
+    It is the same for each VM that gets the device with this image.
+    """
+    return VolumeRef(
+        uid=str(uuid.uuid5(_ROOTS, digest)),
+        namespace="device-root",
+        name="root",
+        size_bytes=0,
+        image=digest,
+        kind=PoolKind.BLOCK,
+    )
 
 
 def _policy(source: ImageSource) -> ImagePullPolicy:

@@ -189,6 +189,12 @@ class Devices:
         mark = self.filled(ref)
         return None if mark is None else mark.size_bytes
 
+    def owner(self, ref: VolumeRef) -> VolumeRef | None:
+        """Return the volume that the device is claimed for; None for none."""
+        with self.opened(ref) as device:
+            mark = device.claim()
+            return mark.ref if mark is not None else None
+
     def begin(self, ref: VolumeRef, size_bytes: int) -> int:
         """Take the device; return the bytes that must become zero before it is written.
 

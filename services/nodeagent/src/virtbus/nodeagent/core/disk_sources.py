@@ -16,7 +16,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import ABILITIES, LOCAL, PoolKind
+from virtbus.schemas.pool import ABILITIES, END_BYTES, LOCAL, PoolKind
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -62,6 +62,8 @@ class DiskSource:
     """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
     device: bool = False
     """The path is a device that the spec names, and it is not checked yet."""
+    reserved_bytes: int = 0
+    """The end of such a device that its guest does not see."""
     lent: bool = False
     """The agent opens the file for each start, and libvirt gets its descriptor by this name."""
 
@@ -109,8 +111,9 @@ def disk_sources(
         if volume.is_iso:
             continue
         if volume.host_device is not None:
-            path = volume.host_device.path
-            sources[volume.name] = DiskSource(path, ImageFormat.RAW, device=True)
+            path, end = volume.host_device.path, END_BYTES * bool(volume.host_device.image)
+            source = DiskSource(path, ImageFormat.RAW, device=True, reserved_bytes=end)
+            sources[volume.name] = source
             continue
         if volume.host_disk is not None:
             sources[volume.name] = DiskSource(lent_name(volume.name), ImageFormat.RAW, lent=True)

@@ -126,9 +126,9 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
     cpu = spec.domain.cpu
     topology = el("topology", sockets=cpu.sockets, cores=cpu.cores, threads=cpu.threads)
     if cpu.model is not None:
-        return el(
-            "cpu", el("model", cpu.model, fallback="forbid"), topology, mode="custom", match="exact"
-        )
+        model = el("model", cpu.model, fallback="forbid")
+        features = (el("feature", policy=one.policy, name=one.name) for one in cpu.features)
+        return el("cpu", model, topology, *features, mode="custom", match="exact")
     if accelerator == "kvm":
         return el("cpu", topology, mode="host-passthrough", check="none", migratable="on")
     return el(

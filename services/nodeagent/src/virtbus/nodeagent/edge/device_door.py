@@ -1,7 +1,8 @@
 """Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
-A request names a pool and a volume, never a path. The answer has the open device, or the reason of
-a refusal. Only root and the owner of the disks' folder get an answer.
+A request names a pool and a volume, or a device of the setting `devices_allowed`. The answer has
+the open device, or the reason of a refusal. Only root and the owner of the disks' folder get an
+answer.
 """
 
 import asyncio
@@ -10,12 +11,13 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
 from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
+from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
 
 TIMEOUT_S, APPEARS_S = 5.0, 0.5
@@ -25,14 +27,21 @@ _PEER = struct.Struct("3i")
 class DeviceDoor:
     """Answers on a UNIX socket."""
 
-    def __init__(self, path: Path, disks: Path, pools: Mapping[str, PoolSettings]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        disks: Path,
+        pools: Mapping[str, PoolSettings],
+        devices_allowed: Sequence[str] = (),
+    ) -> None:
         self._path = path
         self._disks = disks
         self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
+        self._devices_allowed = devices_allowed
 
     async def serve(self) -> None:
-        """Serve until cancelled. Without a pool of devices there is no socket."""
-        if not self._pools:
+        """Serve until cancelled. Without any device there is no socket."""
+        if not self._pools and not self._devices_allowed:
             return
         loop = asyncio.get_running_loop()
         self._path.unlink(missing_ok=True)
@@ -83,13 +92,21 @@ class DeviceDoor:
             msg = "only imaged may open devices"
             raise ValueError(msg)
         want = json.loads(asked)
-        pool, volume = self._pools.get(want["pool"]), want["volume"]
-        if pool is None or volume not in pool.volumes:
-            msg = f"the pool {want['pool']} of this node has nothing for {volume} (pools.toml)"
-            raise ValueError(msg)
-        device = os.open(pool.volumes[volume], os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        if "device" in want:
+            path = allowed_device(str(want["device"]), self._devices_allowed)
+        else:
+            path = self._assigned(want["pool"], want["volume"])
+        device = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
         if not stat.S_ISBLK(os.fstat(device).st_mode):
             os.close(device)
-            msg = f"{pool.volumes[volume]} is no block device"
+            msg = f"{path} is no block device"
             raise ValueError(msg)
         return device
+
+    def _assigned(self, name: str, volume: str) -> str:
+        """Return the path of a volume in a pool; raises ValueError."""
+        pool = self._pools.get(name)
+        if pool is None or volume not in pool.volumes:
+            msg = f"the pool {name} of this node has nothing for {volume} (pools.toml)"
+            raise ValueError(msg)
+        return pool.volumes[volume]

@@ -32,6 +32,7 @@ from virtbus.nodeagent.core.disk_sources import (
     volume_place,
 )
 from virtbus.nodeagent.edge import layer_files
+from virtbus.nodeagent.edge.allowed_devices import allowed_device, open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS, STAGED, layer_name
@@ -44,7 +45,6 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking, so that opening a FIFO cannot hang."""
-_DEVICES = Path("/dev")
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
 BACKUP_PIN = "backup-"
@@ -67,7 +67,7 @@ class HostDiskFiles:
     ) -> None:
         self._state = state_dir
         self._pools = pools or {}
-        self._devices_allowed = tuple(one.removeprefix("/dev/") for one in devices_allowed)
+        self._devices_allowed = devices_allowed
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
@@ -228,26 +228,21 @@ class HostDiskFiles:
     def _device(self, volume: str, source: DiskSource) -> DiskSource:
         """Return the source of a device of the node, with its size.
 
-        The real path counts, so a link cannot lead elsewhere. A device that the host uses, for
-        example as a mounted file system, is refused.
+        A device that the host uses, for example as a mounted file system, is refused.
         """
-        path = os.path.realpath(source.path)
-        found = (one for each in self._devices_allowed for one in _DEVICES.glob(each))
-        if not any(os.path.realpath(one) == path for one in found):
-            why = (
-                f"the device {path} is not among those of this node's agent; its operator adds it "
-                "to devices_allowed in nodeagent.toml"
-            )
-            raise refused(volume, why)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK)
+            path = allowed_device(source.path, self._devices_allowed)
+        except ValueError as error:
+            raise refused(volume, str(error)) from None
+        try:
+            descriptor = open_exclusively(path)
         except OSError as error:
             raise refused(volume, f"{path} cannot be opened: {error.strerror}") from error
         with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)) as device:
             if not stat.S_ISBLK(os.fstat(device.fileno()).st_mode):
                 raise refused(volume, f"{path} is no block device")
-            size_bytes = device.seek(0, os.SEEK_END)
-        if not size_bytes:
+            size_bytes = device.seek(0, os.SEEK_END) - source.reserved_bytes
+        if size_bytes <= 0:
             raise refused(volume, f"{path} has no medium")
         return dataclasses.replace(source, path=path, device_bytes=size_bytes)
 

@@ -1,0 +1,81 @@
+"""Writes an image to a device of the host, once: the root disk of a pod that outlives the pod.
+
+The marks at the device's end are those of volumes on devices (ADR 0060): the claim is the first
+write, and the mark of complete content the last one. So a crash at any time leaves a device that
+is written again, or one that is complete.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from virtbus.bus.runtime.device_socket import open_host_device
+from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.imaged.core.disk_requests import device_root_ref, device_roots
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.device_volumes import DeviceVolumes
+from virtbus.imaged.disk_jobs import Job
+from virtbus.imaged.edge.devices import Devices
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.images import Images
+from virtbus.imaged.single_flight import Asker
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageSource
+from virtbus.schemas.vm import VmRecord
+
+
+class DeviceRoots:
+    """The devices of the host whose content begins with an image."""
+
+    def __init__(
+        self,
+        images: Images,
+        store: ImageStore,
+        pools: Pools,
+        threads: DiskThreads,
+        limits: TransferLimits,
+        door: Path,
+    ) -> None:
+        """`door` is the agent's socket for open devices."""
+        self._images = images
+        self._store = store
+        self._pools = pools
+        self._threads = threads
+        self._limits = limits
+        self._door = door
+        self._locks = KeyedLock()
+
+    async def ensure(self, record: VmRecord, asker: Asker) -> None:
+        """Write the devices of a record that have no content yet; the others stay as they are.
+
+        Raises:
+            VirtbusError: 400 `disk_too_large`; 409 `device_other_image`, `device_taken`,
+                `device_not_blank`, `disk_damaged`; 503 `pool_gone`; as `Images.ensure`.
+        """
+        for path, source in device_roots(record):
+            async with self._locks.of(path):
+                await self._ensure(path, source, asker)
+
+    async def _ensure(self, path: str, source: ImageSource, asker: Asker) -> None:
+        devices = Devices(lambda _pool, _volume: open_host_device(self._door, path))
+        digest = source.file_digest or (await self._images.ensure(source, asker)).digest
+        ref = device_root_ref(digest)
+        if await self._threads.run(devices.filled_bytes, ref) is not None:
+            return
+        there = await self._threads.run(devices.owner, ref)
+        if there is not None and there.image and there.folder != ref.folder:
+            message = (
+                f"the device {path} has the root disk of the image {there.image}, and the pod has "
+                f"{digest}; use that image, another PersistentVolume, or clear the device's first "
+                "and last MiB to lose its content"
+            )
+            raise VirtbusError(Code.CONFLICT, "device_other_image", message)
+        image = await self._images.ensure(source, asker)
+        path_of_image, size_bytes = self._store.path(image.digest), image.virtual_size_bytes
+        opening = partial(OpenedSource, path_of_image, None, size_bytes, "", image.format)
+        volumes = DeviceVolumes(devices, self._threads, self._pools.files.root)
+        with self._store.lease(image.digest), await self._threads.run(opening) as opened:
+            await self._threads.run(self._pools.check_room, ref, 0, opened.used_bytes)
+            await volumes.fill(ref, size_bytes, opened, self._limits, Job())
