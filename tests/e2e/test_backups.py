@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.platform import Platform, Refused, until
+from tests.e2e.platform import POOL, Platform, Refused, until
 from tests.e2e.test_live_snapshots import starts, writing, written
+from tests.e2e.test_volumes import make_pool, remove_pool
+
+from virtbus.schemas.pool import LOCAL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -35,12 +38,14 @@ def restored(platform: Platform, id_: str, vm: str) -> tuple[int, int]:
     return next(iter(found.values()))
 
 
-def ended(platform: Platform, *vms: str) -> None:
-    """Delete the VMs with their volumes and operations; nothing of them is left."""
+def ended(platform: Platform, *vms: str, pool: Path | None = None) -> None:
+    """Delete the VMs with their volumes, operations and pool; nothing of them is left."""
     for vm in vms:
         platform.delete(vm)
     volumes = json.loads(platform.cli("volume", "list", "-o", "json"))["items"]
     platform.cli("volume", "delete", *(one["name"] for one in volumes))
+    if pool is not None:
+        remove_pool(pool)
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
@@ -49,7 +54,8 @@ def ended(platform: Platform, *vms: str) -> None:
 def test_an_increment_is_verified_and_restored_with_one_instant_of_all_disks(
     platform: Platform, tmp_path: Path
 ) -> None:
-    writing(platform, tmp_path)
+    pool = make_pool(platform)
+    writing(platform, tmp_path, pools=(LOCAL, POOL))
     first = backup(platform)
     assert first["full_because"] == "it is the first backup of the VM"
     taken = written(platform)
@@ -71,7 +77,7 @@ def test_an_increment_is_verified_and_restored_with_one_instant_of_all_disks(
     assert one - two in {0, 1}
     platform.cli("backup", "delete", second["id"], first["id"])
     assert not list((platform.base / "backups").iterdir())
-    ended(platform, "web", "web2")
+    ended(platform, "web", "web2", pool=pool)
 
 
 @pytest.mark.long

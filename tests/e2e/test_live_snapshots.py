@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.platform import Platform, until
 
+from virtbus.schemas.pool import LOCAL
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 WRITES = """#!/bin/sh
@@ -54,12 +56,14 @@ def found_by(platform: Platform, vm: str = "web") -> tuple[int, int]:
     return next(found[boot] for boot in found if boot not in before)
 
 
-def writing(platform: Platform, tmp_path: Path, vm: str = "web") -> None:
-    """Create a VM whose guest writes to two volumes."""
+def writing(
+    platform: Platform, tmp_path: Path, vm: str = "web", pools: tuple[str, str] = (LOCAL, LOCAL)
+) -> None:
+    """Create a VM whose guest writes to two volumes, in these pools."""
     user_data = tmp_path / "user-data"
     user_data.write_text(WRITES)
-    for name in ("data-1", "data-2"):
-        platform.cli("volume", "create", name, "--size", "64MiB")
+    for name, pool in zip(("data-1", "data-2"), pools, strict=True):
+        platform.cli("volume", "create", name, "--size", "64MiB", "--pool", pool)
     use = ("--image", "tiny", "--memory", "128MiB", "--volume", "data-1", "--volume", "data-2")
     platform.create(vm, *use, "--user-data", str(user_data), wait="ready")
     until(lambda: written(platform) > 3, "the guest writes")

@@ -28,6 +28,22 @@ def said(platform: Platform, name: str, what: str) -> str:
     return platform.console_log(name)
 
 
+def make_pool(platform: Platform) -> Path:
+    """Make the folder of the pool POOL, and wait until its node has seen it."""
+    pool = platform.state_dir / "disks" / "pools" / POOL
+    pool.mkdir(parents=True)
+    pool.chmod(0o711)
+    until(lambda: platform.pool(POOL)["state"] == "Ready", "the pool")
+    return pool
+
+
+def remove_pool(pool: Path) -> None:
+    """Remove the folder of a pool, once nothing is in it."""
+    until(lambda: not list(pool.iterdir()), "the data of the pool is removed")
+    pool.rmdir()
+    pool.parent.rmdir()
+
+
 def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
     platform: Platform, tmp_path: Path
 ) -> None:
@@ -68,10 +84,7 @@ def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
 
 def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: Path) -> None:
     platform.cli("volume", "create", "root-1", "--size", "256MiB", "--from-image", "tiny")
-    pool = platform.state_dir / "disks" / "pools" / POOL
-    pool.mkdir(parents=True)
-    pool.chmod(0o711)
-    until(lambda: platform.pool(POOL)["state"] == "Ready", "the pool")
+    pool = make_pool(platform)
     platform.cli("volume", "create", "copy", "--from-image", "tiny", "--pool", POOL)
     assert [path.name for path in pool.glob("default.copy.*/*.qcow2")] == ["disk.qcow2"]
     moved = json.loads(platform.cli("volume", "move", "copy", "--pool", "local", "-o", "json"))
@@ -86,8 +99,7 @@ def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: P
     platform.create("boots", "-f", str(file), wait="ready")
     platform.delete("boots")
     platform.cli("volume", "delete", "root-1", "copy")
-    pool.rmdir()
-    pool.parent.rmdir()
+    remove_pool(pool)
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
