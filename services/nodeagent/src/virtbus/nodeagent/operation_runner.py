@@ -275,12 +275,18 @@ class OperationRunner:
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
-        """Remove the file of an operation that was deleted. If this fails, the file expires."""
+        """Remove the file of an operation that was deleted. While imaged is away, try again.
+
+        A file that imaged cannot remove expires.
+        """
         try:
             work = ExportWork(id=id_, do="remove", uid=id_)
             subject = subjects.rpc(self._node, "imaged", "export")
             await self._bus.request(subject, work, timeout_s=ASK_S)
-        except (BusError, VirtbusError) as error:
+        except BusError as error:
+            log.info("export %s is removed later: %s", id_, error, extra={"code": "export_remains"})
+            return
+        except VirtbusError as error:
             log.info("export %s remains: %s", id_, error, extra={"code": "export_remains"})
         self._purged.pop(id_, None)
         self._removed[id_] = None
