@@ -74,6 +74,18 @@ async def test_a_wait_shows_the_path_or_the_failure(script: Script, cli: Cli) ->
     assert "web runs; stop it" in ended.err + ended.out
 
 
+async def test_a_wait_prints_its_reason_once(script: Script, cli: Cli) -> None:
+    waits = view(OperationPhase.ACCEPTED, message="web is starting")
+    left = [waits, waits, view()]
+
+    async def get(_: Request) -> OperationView:
+        return left.pop(0)
+
+    script.handlers["operation", "get"] = get
+    ended = await cli("operation", "watch", ID)
+    assert (ended.code, ended.err) == (0, "waits: web is starting\n")
+
+
 async def test_list_get_cancel_and_delete(script: Script, cli: Cli) -> None:
     running = view(OperationPhase.RUNNING, done_bytes=1, total_bytes=4)
     script.answer("operation", "list", OperationPage(items=(running,)))

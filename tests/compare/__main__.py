@@ -2,8 +2,9 @@
 
 In each round each program runs in both trees, one directly after the other. The order alternates
 with each program and each round. A figure of a round is the median of the program's own
-repetitions. Finished pairs are kept as JSON lines, so that an interrupted comparison can
-continue.
+repetitions. Finished turns are kept as JSON lines, so that an interrupted comparison can
+continue. With `--control` each turn measures the old tree twice. The second measurement shows which
+bounds this machine can reach at all: its true ratios are 1.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,15 @@ def say(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
-def order(number: int, place: int, old: Tree, new: Tree) -> tuple[Tree, Tree]:
-    """Old first, then new first: neither tree always finds the machine as the other left it."""
-    return (new, old) if (number + place) % 2 else (old, new)
+def order(number: int, place: int, measured: Sequence[Tree]) -> Sequence[Tree]:
+    """Begin each turn with another tree: none always finds the machine as the same one left it."""
+    first = (number + place) % len(measured)
+    return (*measured[first:], *measured[:first])
 
 
-def finished(path: Path, wanted: Sequence[Run]) -> list[Run]:
+def finished(path: Path, turns: Sequence[Sequence[Run]]) -> list[Run]:
     """Runs of the same trees and sizes that an earlier call has done."""
-    keys = [_key(run) for run in wanted]
+    keys = [_key(run) for turn in turns for run in turn]
     lines = path.read_text().splitlines() if path.exists() else []
     return [run for run in map(json.loads, lines) if _key(run) in keys]
 
@@ -48,46 +51,51 @@ def _key(run: Run) -> tuple[Any, ...]:
     return (run["round"], run["tree"], run["commit"], run["program"], run["arguments"])
 
 
-def planned(rounds: int, programs: Sequence[Program], old: Tree, new: Tree) -> list[Run]:
-    """Return all runs in their order, without their figures."""
+def planned(rounds: int, programs: Sequence[Program], measured: Sequence[Tree]) -> list[list[Run]]:
+    """Return all turns in their order: the runs of one program in one round, without figures."""
     return [
-        {
-            "round": number,
-            "tree": tree.name,
-            "commit": tree.commit,
-            "program": program.name,
-            "arguments": " ".join(program.arguments),
-        }
+        [
+            {
+                "round": number,
+                "tree": tree.name,
+                "commit": tree.commit,
+                "program": program.name,
+                "arguments": " ".join(program.arguments),
+            }
+            for tree in order(number, place, measured)
+        ]
         for number in range(1, rounds + 1)
         for place, program in enumerate(programs)
-        for tree in order(number, place, old, new)
     ]
 
 
-def comparisons(runs: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
-    """Return every figure of both trees, and the names of figures that only one tree has."""
+def comparisons(runs: Sequence[Run], tree: str = "new") -> tuple[list[Comparison], list[str]]:
+    """Return every figure of the old tree and `tree`, and the judged figures that `tree` lacks.
+
+    A figure that only the new tree has measures a new function. It has nothing to compare with.
+    """
     values: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
         for name, value in run["figures"].items():
-            by_tree = values.setdefault(name, {"old": {}, "new": {}})
-            by_tree[run["tree"]][run["round"]] = value
-    both, alone = [], []
+            values.setdefault(name, {}).setdefault(run["tree"], {})[run["round"]] = value
+    both, lost = [], []
     for name, by_tree in values.items():
         better = better_of(name) or Better.TOLD
-        found = compare(name, better, by_tree["old"], by_tree["new"])
+        found = compare(name, better, by_tree.get("old", {}), by_tree.get(tree, {}))
         if found is not None:
             both.append(found)
-        elif better is not Better.TOLD:
-            alone.append(f"{name} ({'old' if by_tree['old'] else 'new'} tree only)")
-    return both, alone
+        elif better is not Better.TOLD and "old" in by_tree:
+            lost.append(name)
+    return both, lost
 
 
-def table(found: Sequence[Comparison]) -> str:
+def table(found: Sequence[Comparison], control: Sequence[Comparison] = ()) -> str:
     """Format the result for people."""
-    rows = [("FIGURE", "OLD", "NEW", "RATIO", "UPPER 95 %", "N", "")]
+    uppers = {one.name: one.upper for one in control}
+    rows = [("FIGURE", "OLD", "NEW", "RATIO", "UPPER 95 %", "CONTROL", "N", "")]
     for one in found:
-        upper = "" if one.upper is None else f"{one.upper:.3f}"
-        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", upper)
+        upper, same = _bound(one.upper), _bound(uppers.get(one.name))
+        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", upper, same)
         rows.append((one.name, *numbers, str(len(one.ratios)), one.verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
@@ -96,9 +104,15 @@ def table(found: Sequence[Comparison]) -> str:
     )
 
 
+def _bound(upper: float | None) -> str:
+    return "" if upper is None else f"{upper:.3f}"
+
+
 def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
     """Print the table and write the JSON; True if every judged figure holds."""
-    found, alone = comparisons(runs)
+    found, lost = comparisons(runs)
+    control, _ = comparisons(runs, "control")
+    uppers = {one.name: one.upper for one in control}
     figures = [
         {
             "name": one.name,
@@ -107,19 +121,20 @@ def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
             "new": one.new,
             "ratio": _told(one.ratio),
             "upper": _told(one.upper),
+            "control": _told(uppers.get(one.name)),
             "holds": one.holds,
             "ratios": [_told(ratio) for ratio in one.ratios],
         }
         for one in found
     ]
     content = {"old": old.commit, "new": new.commit, "bound": BOUND, "figures": figures}
-    (BUILD_OUT / "compare.json").write_text(json.dumps(content | {"alone": alone}, indent=1) + "\n")
-    sys.stdout.write(table(found) + "\n")
-    for name in alone:
-        sys.stdout.write(f"not compared: {name}\n")
+    (BUILD_OUT / "compare.json").write_text(json.dumps(content | {"lost": lost}, indent=1) + "\n")
+    sys.stdout.write(table(found, control) + "\n")
+    for name in lost:
+        sys.stdout.write(f"not measured any more: {name}\n")
     sys.stdout.flush()
     judged = [one for one in found if one.better is not Better.TOLD]
-    return bool(judged) and all(one.holds for one in judged) and not alone
+    return bool(judged) and all(one.holds for one in judged) and not lost
 
 
 def _told(ratio: float | None) -> float | None:
@@ -149,26 +164,27 @@ def main() -> int:
     parser.add_argument(
         "--lock", type=Path, help="a file to lock while a program is measured in both"
     )
+    parser.add_argument("--control", action="store_true", help="measure the old tree twice")
     options = parser.parse_args()
     # A shell starts background jobs with SIGINT ignored; a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     programs = trees.chosen(options.only)
-    both = {tree.name: tree for tree in (trees.tree_of(options.old), trees.this_tree())}
-    old, new = both["old"], both["new"]
+    old, new = trees.tree_of(options.old), trees.this_tree()
+    control = [replace(old, name="control")] if options.control else []
+    by_name = {tree.name: tree for tree in (old, new, *control)}
     for tree in (old, new):
         say(f"{tree.name} tree: {tree.commit} in {tree.folder}")
         trees.prepare(tree)
-    wanted = planned(options.rounds, programs, old, new)
+    turns = planned(options.rounds, programs, [*by_name.values()])
     path = BUILD_OUT / "compare.jsonl"
-    runs = finished(path, wanted)
+    runs = finished(path, turns)
     done = {_key(run) for run in runs}
-    pairs = zip(wanted[::2], wanted[1::2], strict=True)
-    for pair in (pair for pair in pairs if _key(pair[0]) not in done):
+    for turn in (turn for turn in turns if not done.issuperset(map(_key, turn))):
         with trees.locked(options.lock):
-            runs += (one := [measured(run, both[run["tree"]]) for run in pair])
+            runs += (one := [measured(run, by_name[run["tree"]]) for run in turn])
         with path.open("a") as file:
             file.write("".join(json.dumps(run) + "\n" for run in one))
-        if pair[0]["program"] == programs[-1].name:
+        if turn[0]["program"] == programs[-1].name:
             tell(runs, old, new)
     return 0 if tell(runs, old, new) else 1
 

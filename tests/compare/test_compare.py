@@ -61,8 +61,8 @@ def test_figures_of_all_three_programs_are_read_and_judged_by_their_names() -> N
 
 
 def test_each_tree_is_first_as_often_as_the_other_and_in_turn() -> None:
-    runs = program.planned(2, chosen(""), OLD, NEW)
-    firsts = [run["tree"] for run in runs[::2]]
+    turns = program.planned(2, chosen(""), [OLD, NEW])
+    firsts = [turn[0]["tree"] for turn in turns]
     assert firsts.count("old") == firsts.count("new")
     half = len(firsts) // 2
     assert all(a != b for a, b in zip(firsts[:half], firsts[half:], strict=True))
@@ -74,11 +74,23 @@ def test_an_extra_program_runs_only_where_it_is_named() -> None:
     assert [one.name for one in chosen("netd")] == ["bench netd"]
 
 
-def test_a_judged_figure_that_one_tree_lacks_is_named() -> None:
+def test_a_judged_figure_that_the_new_tree_lost_is_named_and_one_that_it_gained_is_not() -> None:
     runs = [
         {"round": 1, "tree": "old", "figures": {"bench: a": 1.0, "bench: b": 2.0}},
-        {"round": 1, "tree": "new", "figures": {"bench: a": 1.0}},
+        {"round": 1, "tree": "new", "figures": {"bench: a": 1.0, "bench: c": 3.0}},
     ]
-    found, alone = program.comparisons(runs)
+    found, lost = program.comparisons(runs)
     assert [one.name for one in found] == ["bench: a"]
-    assert alone == ["bench: b (old tree only)"]
+    assert lost == ["bench: b"]
+
+
+def test_the_control_shows_the_bound_of_two_measurements_of_one_tree() -> None:
+    runs = [
+        {"round": number, "tree": tree, "figures": {"bench: a": value}}
+        for number in range(1, 6)
+        for tree, value in (("old", 10.0), ("new", 10.0), ("control", 10.0 + number))
+    ]
+    (found,), _ = program.comparisons(runs)
+    (control,), _ = program.comparisons(runs, "control")
+    assert (found.upper, control.upper) == (1.0, 1.5)
+    assert "1.500" in program.table([found], [control])

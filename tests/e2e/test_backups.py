@@ -88,7 +88,8 @@ def test_each_backup_says_why_it_is_full_and_damage_is_found(
 
     platform.cli("vm", "stop", "web", "--grace", "0", "--wait")
     third = backup(platform)
-    assert third["full_because"] == "the VM was off"
+    assert (third["parent"], third["depth"]) == (second["id"], 1)
+    assert third["size_bytes"] < second["size_bytes"] / 4
     one, two = restored(platform, third["id"], "web2")
     assert one - two in {0, 1}
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from services.controller.tests.fleets import uid
+from services.controller.tests.fleets import status, uid
 from services.controller.tests.test_operation_api import off
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.virtual import World
+from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
@@ -23,6 +23,7 @@ from virtbus.schemas.backup import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import read, validate
 
@@ -93,6 +94,30 @@ async def test_a_backup_is_an_operation_of_the_node_of_its_vm(made: World) -> No
     assert (op.uid, op.epoch, op.mode, op.chain) == (one.uid, one.epoch, "full", 3)
     asking = made.ask("create", "backup", vm="other", id=uid(91))
     assert (await refused(asking)).reason == "vm_not_found"
+
+
+@played()
+async def test_a_node_without_a_directory_refuses_a_backup_at_once(made: World) -> None:
+    await made.say(status(await off(made), VmState.FAILED))
+    await settle()
+
+    async def answer(_: Request) -> HeldBackups:
+        return HeldBackups(enabled=False)
+
+    endpoints = [Endpoint("backups", subjects.rpc("n1", "imaged", "backups"), answer)]
+    async with MemoryBus(made.server, "n1").serve(ServiceInfo("imaged", "1"), endpoints):
+        error = await refused(made.ask("create", "backup", vm="web", id=ID))
+    assert (error.code, error.reason) == (422, "backups_off")
+    assert "n1 has no directory for backups; set backup_dir" in error.body.message
+    assert await made.host.get(subjects.operation_record("n1", ID)) is None
+
+
+@played()
+async def test_a_node_that_does_not_say_if_it_makes_backups_refuses_none(made: World) -> None:
+    await off(made)
+    async with hanging(made, "n1"):
+        view = await made.ask("create", "backup", vm="web", id=ID)
+    assert view["id"] == ID
 
 
 @played()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from services.controller.tests.fleets import GIB, node, status, uid
@@ -16,6 +17,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.operation import OperationPhase, OperationStatus
 from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import encode, validate
@@ -119,13 +121,40 @@ async def test_a_copy_of_an_image_goes_to_a_node_with_the_pool(made: World) -> N
 
 
 @played()
-async def test_a_volume_of_another_pool_has_no_snapshots(made: World) -> None:
+async def test_a_volume_of_another_pool_has_snapshots_while_its_vm_is_off(made: World) -> None:
     await two_nodes(made)
     await make(made, spec=FAST)
-    await vm(made, 1, "data")
-    for of in ({"vm": "vm1"}, {"volume": "data"}):
-        error = await refused(made.ask("create", "snapshot", name="before", **of))
-        assert (error.code, error.reason) == (422, "no_snapshots")
+    one = await vm(made, 1, "data")
+    both: tuple[dict[str, Any], ...] = ({"vm": "vm1"}, {"volume": "data"})
+    for state, more in ((VmState.RUNNING, {}), (VmState.STOPPED, {"layered": True})):
+        await made.say(status(one, state))
+        await settle()
+        for of in both:
+            error = await refused(made.ask("create", "snapshot", name="s", **of, **more))
+            assert (error.code, error.reason) == (422, "no_snapshots")
+            assert "stop its VM" in error.body.message
+    for number, of in enumerate(both):
+        await made.ask("create", "snapshot", name=f"s-{number}", **of)
+    assert (await made.ask("create", "backup", vm="vm1", id=uid(90)))["kind"] == "backup"
+
+
+@played()
+async def test_a_volume_on_a_device_has_exports_and_copies_only(made: World) -> None:
+    await two_nodes(made)
+    raw = pool("raw", kind=PoolKind.BLOCK, assigned=("default.data",))
+    await tell(made, "n2", raw, pool())
+    view = await make(made, spec={"size": "1GiB", "pool": "raw"}, uid=uid(7))
+    done = OperationStatus(
+        id=view.fill_operation, node="n2", phase=OperationPhase.SUCCEEDED, ended_ns=1
+    )
+    await made.host.put(subjects.operation_status("n2", done.id), encode(done))
+    await asyncio.sleep(70)
+    assert (await shown(made)).state == "Bound"
+    for resource, asked in (("snapshot", {"volume": "data", "name": "s"}),):
+        error = await refused(made.ask("create", resource, **asked))
+        assert (error.reason, "--from-volume data" in str(error)) == ("no_snapshots", True)
+    assert (await made.ask("export", "operation", volume="data", id=uid(90)))["node"] == "n2"
+    await make(made, "copy", spec={"size": 0, "source": {"volume": "data"}})
 
 
 @played()

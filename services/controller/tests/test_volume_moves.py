@@ -299,10 +299,12 @@ async def test_a_restored_bus_continues_a_move_from_the_volumes_record(made: Wor
 
 
 # --- between pools ---------------------------------------------------------------------------
-async def two_pools(made: World, kind: PoolKind = PoolKind.LOCAL) -> None:
+async def two_pools(made: World, kind: PoolKind = PoolKind.LOCAL, *assigned: str) -> None:
     """n1 has a second pool; n2 has it, too."""
     for node in ("n1", "n2"):
-        fast = PoolReport(name="fast", kind=kind, state=PoolState.READY, size_bytes=10 * GIB)
+        fast = PoolReport(
+            name="fast", kind=kind, state=PoolState.READY, size_bytes=10 * GIB, assigned=assigned
+        )
         await made.host.put(subjects.node_pools(node), encode(NodePools(node=node, pools=(fast,))))
     await settle()
 
@@ -390,12 +392,38 @@ async def test_a_delete_while_it_moves_removes_the_data_of_both_pools(made: Worl
 async def test_a_pool_that_cannot_take_the_data_is_refused_with_the_next_step(made: World) -> None:
     await with_data(made)
     assert (await refused(to_pool(made))).reason == "no_pool"
+    await two_pools(made, PoolKind.NBD, "default.data")
+    error = await refused(to_pool(made))
+    assert (error.reason, "of the kind nbd" in str(error)) == ("no_pool", True)
     await two_pools(made, PoolKind.BLOCK)
     error = await refused(to_pool(made))
-    assert (error.reason, "of the kind block" in str(error)) == ("no_pool", True)
+    assert (error.reason, "nothing for default.data" in str(error)) == ("no_pool", True)
     await two_pools(made)
     await with_data(made, bound=False, node="")
     assert (await refused(to_pool(made))).reason == "no_data"
-    raw = VolumeSpec.model_validate({"size": GIB, "pool": "raw"})
-    await with_data(made, pool_kind="block", spec=raw)
-    assert (await refused(to_pool(made))).reason == "no_copies"
+
+
+@played(nodes=2)
+async def test_a_volume_goes_to_a_device_and_back(made: World) -> None:
+    nodes = Nodes()
+    await two_pools(made, PoolKind.BLOCK, "default.data")
+    await with_data(made)
+    async with nodes.serve(made):
+        await to_pool(made)
+        fill = await ends(made, "fill", virtual_size_bytes=GIB)
+        assert (fill.ref and fill.ref.kind, fill.source and fill.source.moved) == ("block", True)
+        await asyncio.sleep(10)
+        record = await stored(made)
+        assert (record.spec.pool, record.pool_kind, record.move) == ("fast", "block", None)
+        assert [(ref.pool, ref.kind) for ref in nodes.refs] == [("local", "local")]
+
+        await to_pool(made, "local")
+        move = (await stored(made)).move
+        assert move is not None
+        entry = None
+        while entry is None:
+            await asyncio.sleep(0.5)
+            entry = await made.host.get(subjects.operation_record("n1", move.fill))
+        back = read(OperationRecord, entry.value)
+        assert (back.ref and back.ref.kind, back.ref and back.ref.pool) == ("local", "local")
+        assert (back.source and back.source.volume and back.source.volume.kind) == "block"

@@ -83,10 +83,13 @@ def test_an_annotation_has_virtlets_meaning(key: str, text: str, field: str, val
         ("VirtletCPUModel", "Nehalem"),
         ("VirtletLibvirtCPUSetting", "features: [{name: vmx, policy: disable}]"),
         ("VirtletLibvirtCPUSetting", "mode: maximum"),
-        ("VirtletCloudInitUserDataSource", "configmap/data"),
+        ("VirtletCloudInitUserDataSource", "configmap/data/key"),
+        ("VirtletCloudInitUserDataSource", "pod/data"),
         ("VirtletCloudInitUserDataSourceKey", "key"),
-        ("VirtletSSHKeySource", "secret/keys"),
-        ("VirtletFilesFromDataSource", "secret/files"),
+        ("VirtletCloudInitUserDataSourceEncoding", "rot13"),
+        ("VirtletSSHKeySource", "secret"),
+        ("VirtletSSHKeySource", "secret/keys/../x"),
+        ("VirtletFilesFromDataSource", "secret/../configmaps"),
     ],
 )
 def test_a_wrong_annotation_is_refused_by_name(key: str, text: str) -> None:

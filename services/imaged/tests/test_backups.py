@@ -164,7 +164,7 @@ async def test_a_vm_that_is_off_is_copied_and_the_copy_describes_itself(
         await node.disks.ensure(vm)
         sizes = [{"name": "data"}, {"name": "more"}]
         state = await ended(made, work(disks=sizes))
-        assert "the VM was off" in state.message
+        assert "it is the first backup of the VM" in state.message
         found = (await held(made)).manifest
         assert found is not None
         assert (found.name, found.uid, found.bitmap, found.parent) == ("web", VM, "", "")

@@ -209,6 +209,43 @@ async def test_a_volume_is_filled_used_and_cleared_by_the_requests_of_its_node(
         assert not await node.disks.release_volume(raw())
 
 
+@pytest.mark.integration
+async def test_a_volume_moves_from_a_device_to_a_file_and_back(
+    make_node: NodeMaker, threads: DiskThreads, disk: Disk, tmp_path: Path
+) -> None:
+    async with make_node(open_device=disk) as node:
+        fill(Devices(disk), source(tmp_path))
+        here = ref(4 * MIB).model_copy(update={"copied": True})
+        async with filling(node, threads, pools=node.disks.pools) as fills:
+            state = await ended(fills, work(here, volume=raw(), moved=True))
+            assert (state.state, state.virtual_size_bytes) == ("done", 4 * MIB)
+            file = node.state / "disks" / "volumes" / here.folder / "disk.qcow2"
+            compare = ["qemu-img", "compare", "-f", "raw", "-F", "qcow2"]
+            files = [str(tmp_path / "raw"), str(file)]
+            subprocess.run([*compare, *files], check=True, capture_output=True)
+            back = work(raw(), volume=here, moved=True)
+            with pytest.raises(VirtbusError) as refused:
+                await ended(fills, back)  # the device has the content of an earlier time
+            assert refused.value.reason == "volume_exists"
+            assert await node.disks.release_volume(raw())
+            assert (await ended(fills, back)).virtual_size_bytes == 4 * MIB
+            assert complete(disk.path)
+            with pytest.raises(VirtbusError) as refused:
+                await ended(fills, back.model_copy(update={"id": uid(91)}))
+            assert refused.value.reason == "volume_exists"
+
+
+async def test_a_device_without_its_content_is_not_read(
+    make_node: NodeMaker, threads: DiskThreads, disk: Disk
+) -> None:
+    async with make_node(open_device=disk) as node:
+        here = ref(4 * MIB).model_copy(update={"copied": True})
+        async with filling(node, threads, pools=node.disks.pools) as fills:
+            with pytest.raises(VirtbusError) as refused:
+                await ended(fills, work(here, volume=raw(), moved=True))
+            assert refused.value.reason == "volume_empty"
+
+
 async def test_an_empty_volume_is_zeroes_and_a_long_release_is_repeated(
     make_node: NodeMaker, threads: DiskThreads, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

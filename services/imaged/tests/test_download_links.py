@@ -20,6 +20,7 @@ from virtbus.bus.runtime.sources import Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.imaged.core import download_requests as requests
 from virtbus.imaged.core.limits import DownloadLimits, SpaceLimits, TransferLimits
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders
@@ -65,11 +66,13 @@ class Site:
             self.files.publish(export, "part", part, result)
             part.close()
         self.server = DownloadServer(self.files, threads, limits, lambda: self.now_ns)
-        places = DiskPlaces(Pools(DiskFolders(root)), ImageStore(root / "i", SpaceLimits(0, 0.0)))
+        pools = Pools(DiskFolders(root))
+        places = DiskPlaces(pools, ImageStore(root / "i", SpaceLimits(0, 0.0)))
+        devices = DeviceVolumes(pools.devices, threads, root)
         self.exports = Exports(
             DiskJobs(asyncio.TaskGroup()),
             ExportParts(
-                *(DiskLocks(), places, self.files, threads, TransferLimits(), limits),
+                *(DiskLocks(), places, self.files, threads, TransferLimits(), devices, limits),
                 Sources(time_ns=lambda: self.now_ns),
             ),
         )

@@ -15,8 +15,9 @@ import pytest
 from services.imaged.tests.records import empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker, Web, qcow2_image
 
+from virtbus.imaged.core.device_marks import END_BYTES
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
-from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -27,6 +28,7 @@ from virtbus.imaged.exports import Converter, ExportParts, Exports
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import ExportFormat, ExportResult
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.wire import encode_json
 
 ID, VM = uid(90), uid(1)
@@ -68,7 +70,7 @@ async def exporting(
     root = node.files.root
     files = ExportFiles(root, DiskSpace(root, space or SpaceLimits(0, 0.0)))
     places = DiskPlaces(Pools(node.files), node.store)
-    parts = ExportParts(node.disks.locks, places, files, threads, FAST)
+    parts = ExportParts(node.disks.locks, places, files, threads, FAST, node.disks.devices)
     async with asyncio.TaskGroup() as group:
         exports = Exports(DiskJobs(group), parts, converter)
         yield exports
@@ -274,6 +276,28 @@ async def test_the_file_is_the_disk_with_its_image(
         data = Path(state.result.path).read_bytes()
         assert state.result.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
         assert b"backing" not in subprocess.check_output(["qemu-img", "info", state.result.path])
+
+
+@REAL
+async def test_a_volume_on_a_device_is_exported_from_a_copy(
+    make_node: NodeMaker, threads: DiskThreads, tmp_path: Path
+) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(bytes(8 * MIB + END_BYTES))
+    of = ref(4 * MIB).model_copy(update={"pool": "raw", "kind": PoolKind.BLOCK, "copied": True})
+    opened = lambda _pool, _volume: os.open(device, os.O_RDWR)  # noqa: E731
+    async with make_node(open_device=opened) as node, exporting(node, threads, convert) as exports:
+        want = work(uid=of.uid, disk=None, ref=of)
+        assert await refused(ended(exports, want)) == "volume_empty"
+        await node.disks.devices.fill(of, 4 * MIB, None, FAST, Job())
+        with device.open("r+b") as file:
+            file.seek(MIB)
+            file.write(b"written by a guest")
+        state = await ended(exports, want)
+        assert state.result is not None
+        run = ["qemu-img", "convert", "-O", "raw", state.result.path, str(tmp_path / "raw")]
+        subprocess.run(run, check=True)
+        assert (tmp_path / "raw").read_bytes() == device.read_bytes()[: 4 * MIB]
 
 
 @REAL

@@ -11,7 +11,7 @@ import pytest
 
 from virtbus.imaged.core.image_aliases import MAX_REGEXPS, ImageAliases, table_of
 from virtbus.imaged.core.name_patterns import NamePattern
-from virtbus.imaged.core.name_rules import read_rules, rules_of
+from virtbus.imaged.core.name_rules import Layer, read_rules, rules_of
 from virtbus.schemas.errors import VirtbusError
 
 IMAGES = r"""
@@ -100,8 +100,10 @@ def test_exact_names_then_the_longest_prefix_then_files_and_entries_in_order() -
 
 
 def test_files_precede_settings_and_those_our_own_guests() -> None:
-    settings = rules_of([("a", "http://h/setting"), ("b", f"http://h/setting@{PIN}")], 1)
-    guests = rules_of([(name, "http://h/guest") for name in "abc"], 2)
+    settings = rules_of(
+        [("a", "http://h/setting"), ("b", f"http://h/setting@{PIN}")], Layer.SETTING
+    )
+    guests = rules_of([(name, "http://h/guest") for name in "abc"], Layer.OWN)
     file = read_rules(rule("http://h/file", name="a"), "x.toml")
     for files in ([file, settings, guests], [guests, settings, file]):
         names = table_of(files)
@@ -210,7 +212,7 @@ def test_no_other_rule_takes_over_the_names_of_a_broken_one() -> None:
     names = table(x=broken, y=rule("http://h/other", regexp=".*"))
     assert reason(names, "a") == reason(names, "bcd") == "image_names_invalid"
     assert url_of(names, "c") == "http://h/other"
-    guests = rules_of([("a", "http://h/guest")], 2)
+    guests = rules_of([("a", "http://h/guest")], Layer.OWN)
     assert reason(table_of([read_rules(broken, "x"), guests]), "a") == "image_names_invalid"
 
 

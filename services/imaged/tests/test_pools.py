@@ -17,11 +17,20 @@ from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qco
 
 from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings, check_pools, load_pools
 from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.pool_probes import PoolProbes
+from virtbus.imaged.snapshot_parts import SnapshotParts
+from virtbus.imaged.snapshots import Snapshots
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
+from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
 
 A = uid(1)
@@ -145,6 +154,48 @@ async def test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byt
             await ensure(node, in_fast(8 * MIB))  # a VM with data there still starts
             assert await node.disks.release_volume(in_fast(8 * MIB))
             assert node.disks.pools.measure("fast").state is PoolState.READY
+
+
+@pytest.mark.integration
+async def test_a_snapshot_of_a_volume_in_another_file_system_is_a_copy(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        root, of = node.state / "disks" / "pools" / "fast", in_fast(8 * MIB)
+        parts = SnapshotParts(
+            node.disks.locks,
+            DiskPlaces(node.disks.pools, node.store),
+            SnapshotFolders(node.files.root),
+            DiskSpace(node.files.root, SpaceLimits(0, 0.0)),
+            threads,
+        )
+        want = SnapshotWork(
+            id=uid(7),
+            uid=A,
+            name="web",
+            snapshot=SnapshotRef(uid=uid(7), namespace="x", name="s"),
+            disks=(SnapshotDisk(name="data", ref=of),),
+        )
+        with mounted(root, 64):
+            await ensure(node, of)
+            disk = root / of.folder / "disk.qcow2"
+            write = ["qemu-io", "-f", "qcow2", "-c", "write -P 7 1M 3M", str(disk)]
+            subprocess.run(write, check=True, capture_output=True)
+            async with asyncio.TaskGroup() as group:
+                made = Snapshots(DiskJobs(group), parts)
+                with pytest.raises(VirtbusError) as refused:
+                    await taken(made, want.model_copy(update={"layered": True}))
+                assert refused.value.reason == "no_snapshots"
+                assert not list(root.glob("**/*layer*"))
+                await taken(made, want)
+            copy = node.state / "disks" / "snapshots" / want.snapshot.folder / "data.qcow2"
+            assert copy.read_bytes() == disk.read_bytes()
+
+
+async def taken(made: Snapshots, want: SnapshotWork) -> WorkState:
+    while (state := await made.do(want)).state == "working":
+        await asyncio.sleep(0.01)
+    return state
 
 
 async def test_the_sum_of_sizes_keeps_within_the_overcommit_limit(make_node: NodeMaker) -> None:

@@ -116,3 +116,29 @@ def test_the_folder_has_both_forms(tmp_path: Path) -> None:
     names = AliasFiles(tmp_path, {}, (str(tmp_path),))
     assert names.resolve("one").source.ref == "https://h/one"
     assert names.resolve("two").source.ref == "https://h/two"
+
+
+def test_the_folder_of_the_cluster_has_its_own_place_in_the_order(tmp_path: Path) -> None:
+    files, cluster = tmp_path / "images.d", tmp_path / "cluster"
+    for folder in (files, cluster):
+        folder.mkdir()
+    one = "{name: %s, url: 'https://h/%s'}"
+    rule = "kind: VirtletImageMapping\nspec: {translations: [%s]}"
+    plain = 'kind: ConfigMap\ndata: {a.yaml: "translations: [%s]"}'
+    (cluster / "1.yaml").write_text(rule % (one % ("a", "cluster")))
+    (files / "1.yaml").write_text(rule % (one % ("a", "file")))
+    (files / "2.yaml").write_text(plain % (one % ("b", "file")))
+    (cluster / "2.yaml").write_text(plain % f"{one % ('b', 'cluster')}, {one % ('c', 'cluster')}")
+    names = AliasFiles(files, {"c": "https://h/setting"}, (str(tmp_path),), cluster)
+    found = {name: names.resolve(name).source.ref for name in "abc"}
+    assert found == {"a": "https://h/cluster", "b": "https://h/file", "c": "https://h/cluster"}
+
+
+def test_an_expression_of_the_cluster_precedes_the_same_one_in_a_file(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster"
+    cluster.mkdir()
+    rule = "kind: VirtletImageMapping\nspec: {translations: [{regexp: 'x.*', url: '%s'}]}"
+    (tmp_path / "1.yaml").write_text(rule % "https://h/file")
+    (cluster / "1.yaml").write_text(rule % "https://h/cluster")
+    names = AliasFiles(tmp_path, {}, (str(tmp_path),), cluster)
+    assert names.resolve("xyz").source.ref == "https://h/cluster"

@@ -1,6 +1,7 @@
 """Volumes on a host: made with a VM's disks, kept after it, grown, and removed by release only."""
 
 import fcntl
+import json
 import shutil
 import subprocess
 from functools import partial
@@ -131,6 +132,25 @@ async def test_a_volume_grows_with_its_data_and_never_shrinks(make_node: NodeMak
             checked(disk(node))
         kept = await node.disks.ensure(holding(ref(8 * MIB), B))
         assert kept.ready.disks["data"].virtual_size_bytes == 600 * GIB
+
+
+@pytest.mark.integration
+async def test_a_disk_with_the_bitmap_of_a_backup_still_opens_after_it_grew(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node() as node:
+        await node.disks.ensure(holding(ref(8 * MIB)))
+        add = ["qemu-img", "bitmap", "--add", str(disk(node)), "virtbus-x"]
+        subprocess.run(add, check=True)
+        await node.disks.ensure(holding(ref(100 * GIB), B))
+        for part in ("write -P 7 99G 1M", "read -P 7 99G 1M"):
+            run = ["qemu-io", "-f", "qcow2", "-c", part, str(disk(node))]
+            done = subprocess.run(run, check=True, capture_output=True, text=True)
+            assert "failed" not in done.stdout
+        info = json.loads(subprocess.check_output(
+            ["qemu-img", "info", "--output=json", str(disk(node))]
+        ))  # fmt: skip
+        assert "bitmaps" not in info["format-specific"]["data"]
 
 
 async def test_a_disk_that_a_qemu_has_open_grows_by_that_qemu_or_later(

@@ -13,6 +13,7 @@ from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Entry, Request, ServiceInfo
 from virtbus.nodeagent.operation_runner import OperationRunner
 from virtbus.nodeagent.vm.machine import VmPhase
+from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
@@ -39,6 +40,10 @@ class Machine:
     deleting: bool = False
     epoch: int = 1
     volumes: tuple[VolumeRef, ...] = ()
+
+    @property
+    def observed(self) -> Any:
+        return Observed(message="no such image")
 
     @property
     def record(self) -> VmRecord:
@@ -189,6 +194,7 @@ async def test_operations_of_one_vm_run_one_after_the_other(site: Site) -> None:
         ({}, "Failed", "vm_left"),
         ({VM: Machine(epoch=2)}, "Failed", "vm_left"),
         ({VM: Machine(phase="running", powered=True)}, "Failed", "vm_runs"),
+        ({VM: Machine(phase="backing off", powered=True)}, "Failed", "vm_fails"),
         ({VM: Machine(phase="stopping")}, "Accepted", ""),
         ({VM: Machine(phase="new", powered=True)}, "Accepted", ""),
         ({VM: Machine(deleting=True)}, "Cancelled", ""),
@@ -205,6 +211,25 @@ async def test_an_export_needs_a_vm_that_is_off(
         assert (status.phase, status.error.reason if status.error else "") == (phase, reason)
         assert bool(status.message) == (phase != "Failed")
         assert site.imaged.asked == []
+
+
+@pytest.mark.parametrize("kind", ["export", "snapshot", "restore", "backup"])
+async def test_no_operation_waits_for_a_vm_that_never_starts(site: Site, kind: str) -> None:
+    site.vms = {VM: Machine(phase="backing off", powered=True)}
+    await site.put(kind=kind)
+    await site.runner.round()
+    status = await site.status()
+    assert status.error is not None
+    assert (status.phase, status.error.reason) == ("Failed", "vm_fails")
+    assert "web does not start (no such image); `virtbus vm stop web`" in status.error.message
+
+
+async def test_a_backup_waits_for_a_vm_that_starts(site: Site) -> None:
+    site.vms = {VM: Machine(phase="starting", powered=True)}
+    await site.put(kind="backup")
+    await site.runner.round()
+    status = await site.status()
+    assert (status.phase, status.message) == ("Accepted", "web is starting")
 
 
 async def test_a_stop_is_waited_for(site: Site) -> None:

@@ -141,8 +141,11 @@ def pauses_s() -> Iterator[float]:
 
 
 def show_progress(steps: Steps, view: Mapping[str, Any]) -> None:
-    """Show how far an operation is."""
-    what = str(view.get("message") or view.get("step") or view.get("phase"))
+    """Show how far an operation is, or why it waits."""
+    if waits := view.get("message"):
+        steps.wait(str(waits))
+        return
+    what = str(view.get("step") or view.get("phase"))
     done, total = int(view.get("done_bytes") or 0), int(view.get("total_bytes") or 0)
     steps.transfer(output.safe(what), done, total or None)
 

@@ -29,6 +29,7 @@ class Steps:
         self._status = ""
         self._drawn = 0.0
         self._progress_said = 0.0
+        self._waits = ""
 
     @property
     def elapsed_s(self) -> float:
@@ -63,6 +64,15 @@ class Steps:
         elif self._shown and time.monotonic() - self._progress_said > _QUIET_BETWEEN_S:
             self._progress_said = time.monotonic()
             self._stream.write(f"{text}\n")
+
+    def wait(self, why: str) -> None:
+        """Show the reason for a wait: in the status line, or as a line of its own."""
+        if self._live:
+            self.status(why)
+        elif self._shown and why != self._waits:
+            self._stream.write(f"waits: {output.safe(why)}\n")
+            self._stream.flush()
+        self._waits = why
 
     def tick(self) -> None:
         """Redraw the status line, so that its clock advances."""

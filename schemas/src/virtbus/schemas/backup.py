@@ -41,6 +41,8 @@ class BackupDisk(LenientModel):
 
     name: Id
     """The name of the disk in the VM's spec."""
+    volume_uid: Uid | Literal[""] = ""
+    """The volume that the disk was; empty for an own disk of the VM."""
     virtual_size_bytes: int = Field(ge=0)
     size_bytes: int = Field(0, ge=0)
     """The length of the file."""

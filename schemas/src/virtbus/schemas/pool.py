@@ -40,6 +40,10 @@ class Abilities(NamedTuple):
     shared: bool
     """Several hosts reach the same data."""
     snapshots: bool
+    """Snapshots of running guests, by layers, and restores in place."""
+    copied_snapshots: bool
+    """Snapshots of VMs that are off, as copies. A new volume restores one."""
+    backups: bool
     clones: bool
     """A volume on an image exists at once. Elsewhere, it is a full copy."""
     grow: bool
@@ -56,6 +60,8 @@ class Abilities(NamedTuple):
 _ON_SERVER = Abilities(
     shared=True,
     snapshots=False,
+    copied_snapshots=False,
+    backups=False,
     clones=False,
     grow=False,
     discard=True,
@@ -67,6 +73,8 @@ ABILITIES = {
     PoolKind.LOCAL: Abilities(
         shared=False,
         snapshots=False,
+        copied_snapshots=True,
+        backups=True,
         clones=False,
         grow=True,
         discard=True,
@@ -77,11 +85,13 @@ ABILITIES = {
     PoolKind.BLOCK: Abilities(
         shared=False,
         snapshots=False,
+        copied_snapshots=False,
+        backups=False,
         clones=False,
         grow=False,
         discard=True,
         copies=True,
-        exports=False,
+        exports=True,
         assigned=True,
     ),
     PoolKind.NBD: _ON_SERVER,

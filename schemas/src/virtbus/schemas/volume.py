@@ -57,7 +57,10 @@ class VolumeMove(LenientModel):
     pool: Id | None = None
     """The pool that gets the data; None: that of the same name."""
     former_pool: Id = LOCAL
-    """The pool that had the data, if `pool` is another one. Both are of the kind local."""
+    """The pool that had the data, if `pool` is another one."""
+    kind: PoolKind = PoolKind.LOCAL
+    former_kind: PoolKind = PoolKind.LOCAL
+    """The kinds of both."""
 
 
 class VolumeRecord(LenientModel):

@@ -6,6 +6,7 @@ expires names and makes room itself, and a VM's create fetches an image again if
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 
 from virtbus.cri.core import image_record, image_refs
 from virtbus.cri.core.answers import Plain
@@ -27,10 +28,18 @@ NO_LOGIN = AuthConfig()
 class Images:
     """The images that the CRI pulled, by the key of their file."""
 
-    def __init__(self, folder: RecordFolder[PulledImage], link: BusLink, node: str) -> None:
+    def __init__(
+        self,
+        folder: RecordFolder[PulledImage],
+        link: BusLink,
+        node: str,
+        scheme: Callable[[], str] = lambda: "https",
+    ) -> None:
+        """`scheme` is that of disk images that are named by their host and path."""
         self._folder = folder
         self._link = link
         self._node = node
+        self._scheme = scheme
         self._all: dict[str, PulledImage] = {}
 
     def load(self) -> None:
@@ -49,7 +58,7 @@ class Images:
                 of imaged; 503 `bus_away`.
         """
         wanted = image_refs.parse(text)
-        refs = image_refs.candidates(wanted)
+        refs = image_refs.candidates(wanted, self._scheme())
         asks = [
             ImagePull(
                 ref=ref,

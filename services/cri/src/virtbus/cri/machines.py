@@ -7,15 +7,16 @@ waits for is a duty: it is stored, and done as soon as the bus answers.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.cri.core import observation, vm_request
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
-from virtbus.cri.core.vm_request import Place
+from virtbus.cri.core.vm_request import Place, Read
 from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
@@ -39,6 +40,13 @@ END_S = 30.0
 AGAIN_S = (0.5, 30.0)
 
 
+class PodReads(NamedTuple):
+    """The readers of what a pod names: its volumes, and the objects of Virtlet's annotations."""
+
+    volumes: VolumeReads
+    virtlet: VirtletReads
+
+
 class Machines:
     """The VMs of this node's pods."""
 
@@ -49,7 +57,7 @@ class Machines:
         place: Callable[[], Place],
         new_key: Callable[[], ShellKey],
         end_here: Callable[[str, int], Awaitable[LocalEnded]],
-        volumes: VolumeReads,
+        reads: PodReads,
     ) -> None:
         """`end_here` ends a guest by its uid and grace, without the bus."""
         self._pods = pods
@@ -57,7 +65,7 @@ class Machines:
         self._place = place
         self._new_key = new_key
         self._end_here = end_here
-        self.volumes = volumes
+        self.volumes, self.virtlet = reads
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -68,21 +76,22 @@ class Machines:
         An attempt with another image gets another VM, because the root disk is made of the image.
 
         Raises:
-            VirtbusError: 400 the pod cannot be a VM; the errors of `VolumeReads.files` and
-                `vm.create`; 503 `bus_away`.
+            VirtbusError: 400 the pod cannot be a VM; the errors of `VolumeReads.files`,
+                `VirtletReads.contents` and `vm.create`; 503 `bus_away`.
         """
         machine = self._pods.all[key].machine
         known = machine is not None and machine.made and machine.image_id == image.digest
         if known and await self._relabel(key, vm_request.labels(sandbox, config)):
             return
-        files = await self.volumes.files(key, config)
+        contents = await self.virtlet.contents(sandbox)
+        read = Read(await self.volumes.files(key, config), contents)
         pod = self._pods.all[key]
         machine = pod.machine
         if machine is None or machine.made:
             uid = self._pods.sources.uuid7()
             fresh = vm_request.new_machine(sandbox, image, uid, self._new_key())
             pod = pod.model_copy(update={"machine": fresh})
-        request = vm_request.create_request(pod, sandbox, config, image, self._place(), files)
+        request = vm_request.create_request(pod, sandbox, config, image, self._place(), read)
         if machine is not None and machine.made:
             await self._pods.discard(machine.uid)
         await self._pods.put(pod)

@@ -31,15 +31,23 @@ class NodeKeeper:
         self._network = network
         self._known: KnownNode | None = None
         self._failure = ""
+        self._seen = asyncio.Event()
 
     @property
     def place(self) -> Place:
         """Return where this node's pods are placed."""
         return Place(self._known.hostname if self._known else self._name, self._network)
 
+    async def hostname(self) -> str:
+        """Return the node's label `kubernetes.io/hostname`, as soon as the node is known."""
+        await self._seen.wait()
+        return self.place.hostname
+
     def load(self) -> None:
         """Read the last answer from disk, before the first call."""
         self._known = self._folder.load().get(self._name)
+        if self._known is not None:
+            self._seen.set()
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -50,6 +58,7 @@ class NodeKeeper:
                 self._failure = ""
                 if seen != self._known:
                     self._known = seen
+                    self._seen.set()
                     await self._folder.put(self._name, seen)
             except VirtbusError as error:
                 self._failure = str(error)

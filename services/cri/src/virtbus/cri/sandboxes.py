@@ -24,13 +24,14 @@ class Sandboxes:
 
         Raises:
             VirtbusError: 400 `pod_refused`, `handler_unknown`; 409 `sandbox_stopped`,
-                `sandbox_ready`.
+                `sandbox_ready`; 422 `cluster_unread`.
         """
         if handler and handler not in self._handlers:
             known = ", ".join(self._handlers)
             message = f"the runtime handler {handler!r:.80} is not served here, only: {known}"
             raise VirtbusError(Code.INVALID, "handler_unknown", message)
         vm_request.check_sandbox(config)
+        self._machines.virtlet.check(config)
         key = pod_key(config.metadata)
         async with self._pods.lock(key):
             pod = self._pods.all.get(key) or Pod(key=key)

@@ -9,10 +9,12 @@ from virtbus.cri.containers import Containers
 from virtbus.cri.core.pod import Pod
 from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
+from virtbus.cri.edge.cluster import Cluster
 from virtbus.cri.edge.guest_shell import GuestShell
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.local_agent import LocalAgent
 from virtbus.cri.edge.store import Store
+from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.vm_watch import VmWatcher
 from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.event_streams import EventStreams
@@ -20,7 +22,7 @@ from virtbus.cri.guest_commands import GuestCommands
 from virtbus.cri.image_service import ImageService
 from virtbus.cri.images import Images
 from virtbus.cri.logs import ContainerLogs
-from virtbus.cri.machines import Machines
+from virtbus.cri.machines import Machines, PodReads
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.pods import Pods
 from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls, StreamCalls
@@ -28,6 +30,7 @@ from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
 from virtbus.cri.streaming import Streaming
+from virtbus.cri.virtlet_objects import VirtletObjects
 from virtbus.schemas.local_end import LocalEnd
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,13 @@ class Cri:
         self._events = EventStreams(sources)
         self._pods.changed = self._changed
         self._node = NodeKeeper(self._store.nodes, self._link, settings.node, settings.pod_network)
-        self._images = Images(self._store.images, self._link, settings.node)
+        cluster = Cluster(settings.kubeconfig) if settings.kubeconfig else None
+        self._virtlet = VirtletObjects(
+            cluster, self._store.cluster, settings.image_names, self._node.hostname
+        )
+        self._images = Images(
+            self._store.images, self._link, settings.node, lambda: self._virtlet.config.scheme
+        )
         local = LocalAgent(settings.run_dir / "agent.sock")
         self._machines = Machines(
             self._pods,
@@ -64,7 +73,10 @@ class Cri:
             lambda uid, grace_s: local.end(
                 LocalEnd(uid=uid, owner=f"cri-{settings.node}", grace_s=grace_s)
             ),
-            VolumeReads(settings.flexvolume_devices),
+            PodReads(
+                VolumeReads(lambda: settings.flexvolume_devices or self._virtlet.config.devices),
+                VirtletReads(cluster),
+            ),
         )
         self._watcher = VmWatcher(self._link, self._pods)
         commands = GuestCommands(self._link, shell, settings.node)
@@ -81,8 +93,10 @@ class Cri:
             self._pods.load()
             self._images.load()
             self._node.load()
+            await self._virtlet.load()
             async with asyncio.TaskGroup() as group:
-                for loop in (self._link, self._watcher, self._node, self._machines, self._logs):
+                loops = (self._link, self._watcher, self._node, self._machines, self._logs)
+                for loop in (*loops, self._virtlet):
                     group.create_task(loop.run())
                 async with (
                     self._streaming.server.serving(),

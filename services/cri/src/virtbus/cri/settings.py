@@ -45,6 +45,13 @@ class Settings(ServiceSettings):
             "patterns of paths; the agent's devices_allowed must permit them, too"
         ),
     )
+    kubeconfig: Path | None = Field(
+        None,
+        description=(
+            "kubeconfig for Virtlet's objects of the cluster, and for the ConfigMaps and Secrets "
+            "in Virtlet's annotations; unset: none is read"
+        ),
+    )
     emulators_dir: Path = Field(
         Path("/run/libvirt/qemu"), description="folder of the process ids of libvirt's emulators"
     )
@@ -53,3 +60,8 @@ class Settings(ServiceSettings):
     def socket(self) -> Path:
         """Return the path of the socket."""
         return self.listen or self.run_dir / "cri.sock"
+
+    @property
+    def image_names(self) -> Path:
+        """Return the folder in which imaged finds the cluster's image names."""
+        return self.run_dir / "image-names"

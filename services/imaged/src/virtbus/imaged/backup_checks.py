@@ -31,7 +31,7 @@ class BackupChecks:
         """Ensure or cancel the verification of a backup.
 
         Raises:
-            VirtbusError: 404 `backup_not_here`; 409 `backup_damaged`; 422 `backup_unreadable`; 501
+            VirtbusError: 404 `backup_not_here`; 409 `backup_damaged`; 422 `backup_unreadable`,
                 `backups_off`; 503 `store_error`.
         """
         _ = self._parts.directory

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from virtbus.bus.runtime.sources import REAL, Sources
+from virtbus.imaged.backup_parents import parent_of
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
@@ -21,7 +22,8 @@ from virtbus.imaged.edge.digests import Digester, freeze
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_conversion import convert
+from virtbus.imaged.edge.export_conversion import ExportSource, convert
+from virtbus.imaged.edge.increments import missing, push
 from virtbus.imaged.exports import Converter
 from virtbus.schemas.backup import (
     MAX_TEXT,
@@ -45,8 +47,12 @@ READ = STEPS["verify"][0].name
 KEEP_S = 25 * 3600.0
 """Age at which the remains of attempts are removed, whose operations the node did not see end."""
 EXPIRE_S = 600.0
-Write = Callable[[BackupWork, BackupDisk, Job], Awaitable[BackupDisk]]
-"""Writes a disk of a backup, and describes its file."""
+Write = Callable[[BackupWork, BackupDisk, Job, str], Awaitable[BackupDisk]]
+"""Writes a disk of a backup, and describes its file; the text is the bitmap of an increment."""
+Pusher = Callable[
+    [ExportSource, int, str, TransferLimits, Callable[[], Awaitable[None]]], Awaitable[None]
+]
+"""Writes an increment, as `increments.push`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class BackupParts:
 
     @property
     def directory(self) -> BackupFiles:
-        """Return the directory of backups; raises VirtbusError 501 `backups_off`."""
+        """Return the directory of backups; raises VirtbusError 422 `backups_off`."""
         if self.files is None:
             message = "this node has no directory for backups: set backup_dir in its imaged.toml"
             raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
@@ -75,10 +81,17 @@ class BackupParts:
 class Backups:
     """The backups of a node."""
 
-    def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter = convert) -> None:
+    def __init__(
+        self,
+        jobs: DiskJobs,
+        parts: BackupParts,
+        converter: Converter = convert,
+        pusher: Pusher = push,
+    ) -> None:
         self._jobs = jobs
         self._parts = parts
         self._convert = converter
+        self._push = pusher
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: BackupWork) -> WorkState:
@@ -87,7 +100,7 @@ class Backups:
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 404 `disk_missing`; 409 `backup_lost`, `backup_damaged`, `disk_damaged`,
-                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`; 501 `backups_off`;
+                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`, `backups_off`;
                 503 `disk_full`, `store_error`, `backup_dir_missing`.
         """
         files, threads = self._parts.directory, self._parts.threads
@@ -170,7 +183,8 @@ class Backups:
             if draft is None:
                 raise _lost(want)
             job.step = STORE if want.live else PUSH
-            disks = [await write(want, disk, job) for disk in draft.disks]
+            since = bitmap_name(draft.parent) if draft.parent else ""
+            disks = [await write(want, disk, job, since) for disk in draft.disks]
             more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark[:MAX_TEXT]}
             if want.live:
                 more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
@@ -182,25 +196,35 @@ class Backups:
             await threads.run(files.staging.remove if published else files.drop, want.id)
         log.info("backup %s stored", want.id, extra={"code": "backup_stored", "uid": want.uid})
 
-    async def _copy_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
+    async def _copy_disk(
+        self, want: BackupWork, disk: BackupDisk, job: Job, since: str
+    ) -> BackupDisk:
         threads = self._parts.threads
         ref = next(one.ref for one in want.disks if one.name == disk.name)
         async with AsyncExitStack() as opened:
             place = await threads.run(self._parts.places.of, want.uid, disk.name, ref)
             source = opened.enter_context(await threads.run(place.opened))
             done_bytes = job.done_bytes
-            job.total_bytes += source.used_bytes
-            await self._check_room(source.used_bytes)
-            target = await threads.run(self._parts.directory.new_disk, want.id, disk.name)
+            expected_bytes = 0 if since else source.used_bytes  # unknown for an increment
+            job.total_bytes += expected_bytes
+            await self._check_room(expected_bytes)
+            size_bytes = disk.virtual_size_bytes if since else 0
+            new_disk = self._parts.directory.new_disk
+            target = await threads.run(new_disk, want.id, disk.name, size_bytes)
             opened.push_async_callback(threads.run, target.close)
 
             async def look() -> None:
                 await self._check_room(0)
                 used = await threads.run(lambda: target.written_bytes)
-                job.done_bytes = min(done_bytes + used, job.total_bytes)
+                job.done_bytes = done_bytes + used
+                if job.total_bytes:
+                    job.done_bytes = min(job.done_bytes, job.total_bytes)
 
             into, limits = target.descriptor, self._parts.limits
-            await self._convert(source, into, ExportFormat.QCOW2, limits, look)
+            if since:
+                await self._push(source, into, since, limits, look)
+            else:
+                await self._convert(source, into, ExportFormat.QCOW2, limits, look)
             read = Digester(into)
             while await threads.run(read.step):
                 pass
@@ -223,7 +247,7 @@ class Backups:
         async with self._jobs.slots:
             await self._made(want, job, self._store_disk)
 
-    async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
+    async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job, _: str) -> BackupDisk:
         threads, files = self._parts.threads, self._parts.directory
         async with AsyncExitStack() as opened:
             source = await threads.run(files.staging.opened, want.id, disk.name)
@@ -258,7 +282,9 @@ class Backups:
             VirtbusError: 409 `no_parent`: an increment was requested, and is not possible.
         """
         disks = tuple(self._disk_now(want, one) for one in want.disks)
-        parent, why = self._parent(want, disks)
+        parent, why = parent_of(self._parts.directory, want, disks, self._bitmaps(want))
+        if parent is not None and not want.live and (lacks := missing()):
+            parent, why = None, lacks
         if parent is None and want.mode is BackupMode.INCREMENTAL:
             message = f"no increment is possible: {why}; leave --incremental out for a full backup"
             raise VirtbusError(Code.CONFLICT, "no_parent", message)
@@ -270,50 +296,20 @@ class Backups:
         self._parts.directory.begin(draft)
         return draft
 
+    def _bitmaps(self, want: BackupWork) -> frozenset[str]:
+        """Return the usable bitmaps that all disks have; no guest of a VM that is off has them."""
+        if want.live or want.mode is BackupMode.FULL:
+            return frozenset(want.bitmaps or ())
+        places = (self._parts.places.of(want.uid, one.name, one.ref) for one in want.disks)
+        found = [place.bitmaps() for place in places]
+        return frozenset.intersection(*found) if found else frozenset()
+
     def _disk_now(self, want: BackupWork, disk: BackedDisk) -> BackupDisk:
         place = self._parts.places.of(want.uid, disk.name, disk.ref)
         size = disk.size_bytes or place.overlay.virtual_size_bytes
-        return BackupDisk(name=disk.name, virtual_size_bytes=size, below=place.below)
-
-    def _parent(
-        self, want: BackupWork, disks: tuple[BackupDisk, ...]
-    ) -> tuple[BackupManifest | None, str]:
-        """Return the parent of an increment; without one, the reason for a full backup."""
-        if want.mode is BackupMode.FULL:
-            return None, "it was requested"
-        if not want.live:
-            return None, "the VM was off"
-        found = self._parts.directory.of_vm(want.uid)
-        if not found:
-            return None, "it is the first backup of the VM"
-        parent = next((one for one in found if one.bitmap in (want.bitmaps or ())), None)
-        if parent is None:
-            return None, (
-                "the guest has no bitmap of an earlier backup: it ended without a stop, or the "
-                "backup is gone"
-            )
-        return (None, why) if (why := self._unfit(parent, want, disks)) else (parent, "")
-
-    def _unfit(
-        self, parent: BackupManifest, want: BackupWork, disks: tuple[BackupDisk, ...]
-    ) -> str:
-        """Return why no increment can rest on a backup; empty if one can."""
-        if parent.depth + 1 >= want.chain:
-            return f"the chain has {parent.depth + 1} backups"
-        known = {one.name: one for one in parent.disks}
-        now = {one.name: one for one in disks}
-        if other := sorted(known.keys() ^ now.keys()):
-            return f"only one of both backups has the disk {other[0]}"
-        for name, disk in now.items():
-            if known[name].below != disk.below:
-                return f"the disk {name} has other layers since a snapshot or a restore"
-            if known[name].virtual_size_bytes > disk.virtual_size_bytes:
-                return f"the disk {name} was larger before"
-        try:
-            self._parts.directory.chain(parent.id)
-        except VirtbusError as error:
-            return str(error)
-        return ""
+        fields = {"name": disk.name, "virtual_size_bytes": size, "below": place.below}
+        volume = {} if disk.ref is None else {"volume_uid": disk.ref.uid}
+        return BackupDisk.model_validate(fields | volume)
 
 
 def _described(disk: BackupDisk, read: Digester) -> BackupDisk:

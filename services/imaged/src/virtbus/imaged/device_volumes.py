@@ -1,12 +1,15 @@
-"""Fills and releases volumes on devices; each step can be repeated after a crash (ADR 0060)."""
+"""Fills, reads and releases volumes on devices; steps can be repeated after a crash (ADR 0060)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from virtbus.imaged.core.device_marks import DeviceMark
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import Job
 from virtbus.imaged.edge.devices import ZERO_BYTES, Devices, raw_file
+from virtbus.imaged.edge.disk_copy import used_bytes
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.schemas.errors import Code, VirtbusError
@@ -29,9 +32,36 @@ class DeviceVolumes:
         self._wiped: dict[str, int] = {}
         """By folder of a volume: how far its release has come."""
 
-    async def filled_bytes(self, ref: VolumeRef) -> int | None:
-        """Return the volume's size, None without its content; raises as `Devices.opened`."""
-        return await self._threads.run(self._devices.filled_bytes, ref)
+    async def filled(self, ref: VolumeRef) -> DeviceMark | None:
+        """Return the mark of complete content, None without; raises as `Devices.opened`."""
+        return await self._threads.run(self._devices.filled, ref)
+
+    @asynccontextmanager
+    async def opened(
+        self, ref: VolumeRef, job: Job, check_room: Callable[[int], Awaitable[None]]
+    ) -> AsyncIterator[ExportSource]:
+        """Copy the content to an unnamed raw file, and yield that.
+
+        QEMU's programs run in a sandbox that has no devices. `check_room` raises an error if the
+        node's disk lacks room for that many bytes.
+
+        Raises:
+            VirtbusError: 409 `volume_empty`: the device lacks the complete content; as
+                `check_room` and `Devices.opened`.
+        """
+        mark = await self.filled(ref)
+        if mark is None:
+            message = f"the device of the volume {ref.name} does not have its content"
+            raise VirtbusError(Code.CONFLICT, "volume_empty", message)
+        size_bytes = job.total_bytes = mark.size_bytes
+        with raw_file(self._folder) as raw:
+            for at in range(0, size_bytes, ZERO_BYTES):
+                await check_room(0)
+                count = min(ZERO_BYTES, size_bytes - at)
+                await self._threads.run(self._devices.read_into, ref, raw, at, count)
+                job.done_bytes = at + count
+            used = await self._threads.run(used_bytes, raw)
+            yield ExportSource(raw, size_bytes, disk_format="raw", used_bytes=used)
 
     async def fill(
         self,
@@ -40,6 +70,7 @@ class DeviceVolumes:
         source: ExportSource | None,
         limits: TransferLimits,
         job: Job,
+        operation: str = "",
     ) -> None:
         """Write the content: zeroes, then the source. The mark of the device is written last.
 
@@ -60,7 +91,7 @@ class DeviceVolumes:
             if source is not None:
                 await convert(source, raw, ExportFormat.RAW, limits, look)
             copy = raw if source is not None else None
-            await self._threads.run(self._devices.finish, ref, copy, size_bytes)
+            await self._threads.run(self._devices.finish, ref, copy, size_bytes, operation)
 
     async def release(self, ref: VolumeRef) -> bool:
         """Remove the content, and give the device up; return False if it was not the volume's.

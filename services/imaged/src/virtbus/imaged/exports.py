@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,19 @@ from typing import Protocol
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.imaged.core.download_requests import path
 from virtbus.imaged.core.limits import DownloadLimits, TransferLimits
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
+from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
+from virtbus.schemas.pool import PoolKind
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class ExportParts:
     exports: ExportFiles
     threads: DiskThreads
     limits: TransferLimits
+    devices: DeviceVolumes
     downloads: DownloadLimits | None = None
     """None: this node serves no downloads."""
     sources: Sources = REAL
@@ -169,7 +172,7 @@ class Exports:
     async def _write(self, want: ExportWork, job: Job, part: ExportPart) -> None:
         threads, files = self._parts.threads, self._parts.exports
         job.step = CONVERT
-        with await threads.run(self._opened, want) as source:
+        async with self._opened(want, job) as source:
             job.total_bytes = source.used_bytes
             await threads.run(files.space.check_room, job.total_bytes)
 
@@ -199,7 +202,19 @@ class Exports:
             digest=f"sha256:{digest.hexdigest()}",
         )
 
-    # --- in a disk thread -------------------------------------------------------------------
-    def _opened(self, want: ExportWork) -> OpenedSource:
-        """Open the disk and its image; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
-        return self._parts.places.of(want.uid, want.disk or "", want.ref).opened()
+    @asynccontextmanager
+    async def _opened(self, want: ExportWork, job: Job) -> AsyncIterator[ExportSource]:
+        """Open the disk and its image.
+
+        Raises:
+            VirtbusError: as `DiskPlaces.of`, `DiskPlace.opened` and `DeviceVolumes.opened`.
+        """
+        threads, ref = self._parts.threads, want.ref
+        if ref is not None and ref.kind is PoolKind.BLOCK:
+            room = partial(threads.run, self._parts.exports.space.check_room)
+            async with self._parts.devices.opened(ref, job, room) as device:
+                yield device
+            return
+        place = await threads.run(self._parts.places.of, want.uid, want.disk or "", ref)
+        with await threads.run(place.opened) as source:
+            yield source

@@ -6,8 +6,8 @@ attempt replaces; after it, the volume has its disk, and every request finds tha
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack, closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,18 +95,22 @@ class Fills:
         """Return `done` if the volume has content, otherwise None; 409 `volume_exists`."""
         ref, threads = want.ref, self._parts.threads
         if ref.kind is PoolKind.BLOCK:
-            size_bytes = await self._parts.disks.devices.filled_bytes(ref)
-            done = WorkState(state="done", virtual_size_bytes=size_bytes or 0)
-            return None if size_bytes is None else done
-        folders = await threads.run(self._parts.pools.of, ref)
-        found = await threads.run(folders.read, ref.folder, DISK)
-        if found is None:
-            return None
-        if want.source.moved and await threads.run(folders.filled_by, ref.folder) != want.id:
+            mark = await self._parts.disks.devices.filled(ref)
+            if mark is None:
+                return None
+            size_bytes, by = mark.size_bytes, mark.operation
+        else:
+            folders = await threads.run(self._parts.pools.of, ref)
+            found = await threads.run(folders.read, ref.folder, DISK)
+            if found is None:
+                return None
+            by = await threads.run(folders.filled_by, ref.folder) if want.source.moved else ""
+            size_bytes = found.virtual_size_bytes
+        if want.source.moved and by != want.id:
             if want.do == "cancel":
                 return WorkState(state="none")
             raise _exists(ref)
-        return WorkState(state="done", virtual_size_bytes=found.virtual_size_bytes)
+        return WorkState(state="done", virtual_size_bytes=size_bytes)
 
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: FillWork, job: Job) -> None:
@@ -147,13 +151,9 @@ class Fills:
         threads, pools, ref = self._parts.threads, self._parts.pools, want.ref
         volumes = await threads.run(pools.of, ref)
         published = False
-        with await self._open(want.source, image) as source:
+        async with self._open(want.source, image, job) as source:
             await self._verify(want.source, source, job)
-            there = source.virtual_size_bytes
-            sized = ref
-            if want.source.moved:  # its record may not know how large it is
-                sized = ref.model_copy(update={"size_bytes": max(ref.size_bytes, there)})
-            size_bytes = fill_size(sized, there, self._parts.limits.max_virtual_bytes)
+            size_bytes = self._size(want, source.virtual_size_bytes)
             job.step, job.done_bytes, job.total_bytes = COPY, 0, source.used_bytes
             await threads.run(pools.check_room, ref, size_bytes, job.total_bytes)
             try:
@@ -182,29 +182,47 @@ class Fills:
 
     async def _fill_device(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
         threads, limits, ref = self._parts.threads, self._parts.limits, want.ref
-        devices, most_bytes = self._parts.disks.devices, limits.max_virtual_bytes
+        devices = self._parts.disks.devices
         job.step = COPY
         if want.source == FillSource():
-            await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
+            await devices.fill(ref, self._size(want, 0), None, limits, job, want.id)
             return
-        with await self._open(want.source, image) as source:
+        async with self._open(want.source, image, job) as source:
             await self._verify(want.source, source, job)
-            size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
+            size_bytes = self._size(want, source.virtual_size_bytes)
             on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
-            await devices.fill(ref, size_bytes, source, limits, job)
+            await devices.fill(ref, size_bytes, source, limits, job, want.id)
 
-    async def _open(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
-        """Open the source; errors as `_opened`.
+    def _size(self, want: FillWork, there: int) -> int:
+        """Return the size of the volume, whose source has `there` bytes; raises as `fill_size`."""
+        ref = want.ref
+        if want.source.moved:  # its record may not know how large it is
+            ref = ref.model_copy(update={"size_bytes": max(ref.size_bytes, there)})
+        return fill_size(ref, there, self._parts.limits.max_virtual_bytes)
+
+    @asynccontextmanager
+    async def _open(
+        self, source: FillSource, image: ImageInfo | None, job: Job
+    ) -> AsyncIterator[ExportSource]:
+        """Open the source; errors as `_opened` and `DeviceVolumes.opened`.
 
         Only the open needs the snapshot's lock: an open file keeps its data when its name goes. So
         linked clones of the snapshot, and its removal, do not wait for the copy.
         """
+        if source.volume is not None and source.volume.kind is PoolKind.BLOCK:
+            on_disk = source.volume.model_copy(update={"pool": LOCAL})
+            room = partial(self._parts.threads.run, self._parts.pools.check_room, on_disk, 0)
+            async with self._parts.disks.devices.opened(source.volume, job, room) as device:
+                yield device
+            return
         async with AsyncExitStack() as held:
             if source.snapshot is not None:
                 lock = self._parts.disks.locks.of(snapshot_lock(source.snapshot))
                 await held.enter_async_context(lock)
-            return await self._opened(source, image)
+            opened = await self._opened(source, image)
+        with opened as found:
+            yield found
 
     async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
         """Read an opened disk of a backup before it is used; raises VirtbusError 409."""
@@ -234,8 +252,11 @@ class Fills:
 
 
 def _exists(ref: VolumeRef) -> VirtbusError:
+    step = (
+        "clear its device" if ref.kind is PoolKind.BLOCK else "remove its folder in disks/volumes"
+    )
     message = (
         f"this node has data of {ref.name} of an earlier time; compare it with the present data, "
-        "then remove its folder in disks/volumes"
+        f"then {step}"
     )
     return VirtbusError(Code.CONFLICT, "volume_exists", message)

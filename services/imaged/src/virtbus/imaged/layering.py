@@ -21,6 +21,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.layer import MAX_LAYERS
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import STEPS
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 
@@ -184,6 +185,12 @@ class Layering:
         files = self._parts.files
         files.begin(note.ref.folder)
         for disk in note.disks:
+            if disk.ref is not None and disk.ref.pool != LOCAL:
+                message = (
+                    f"the volume {disk.ref.name} is in the pool {disk.ref.pool}, which has no "
+                    "layers; stop its VM, and repeat the snapshot"
+                )
+                raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
             place = self._parts.places.of(note.uid, disk.name, disk.ref)
             size_bytes = disk.size_bytes if note.live else place.overlay.virtual_size_bytes
             if size_bytes <= 0:

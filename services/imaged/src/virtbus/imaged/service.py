@@ -129,7 +129,10 @@ class Imaged:
     async def _work(self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders) -> None:
         threads, limits = self._threads, self._settings.limits
         downloads = Downloads(limits, threads)
-        names = AliasFiles(self._settings.names_dir, self._settings.names, self._settings.roots)
+        settings = self._settings
+        names = AliasFiles(
+            settings.names_dir, settings.names, settings.roots, settings.run_dir / "image-names"
+        )
         images = Images(
             group,
             store=store,
@@ -215,7 +218,9 @@ class Imaged:
         space = DiskSpace(files.root, self._settings.space)
         exported = ExportFiles(files.root, space)
         served, sources = self._settings.downloads, self._bus.sources
-        of_exports = ExportParts(locks, places, exported, threads, limits, served, sources)
+        of_exports = ExportParts(
+            *(locks, places, exported, threads, limits, disks.devices, served, sources)
+        )
         exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
         if served is not None:

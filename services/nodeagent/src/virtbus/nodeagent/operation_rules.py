@@ -44,9 +44,7 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
     if _leaves(vm):
         return Verdict(ends=GOING)
-    if vm.phase not in OFF and op.kind == "backup" and vm.record.powered:
-        return Verdict(waits=f"{vm.record.name} is starting")
-    return GO if vm.phase in OFF else _busy(vm)
+    return GO if vm.phase in OFF else _busy(op, vm)
 
 
 def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
@@ -61,12 +59,20 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
     return None
 
 
-def _busy(vm: ActorState) -> Verdict:
+def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
+    """Return the verdict on the disks of a VM that is not off, and whose guest is not copied."""
+    name = vm.record.name
     if vm.phase == "new":
         return Verdict(waits="the agent compares host and records")
-    if vm.record.powered:
-        return _failed("vm_runs", f"{vm.record.name} runs; stop it, then begin again")
-    return Verdict(waits=f"{vm.record.name} is being stopped")
+    if not vm.record.powered:
+        return Verdict(waits=f"{name} is being stopped")
+    if vm.phase == "backing off":  # its next start may take the disks at any time
+        why = vm.observed.message or "its start fails"
+        message = f"{name} does not start ({why}); `virtbus vm stop {name}`, then begin again"
+        return _failed("vm_fails", message)
+    if op.kind == "backup":
+        return Verdict(waits=f"{name} is starting")
+    return _failed("vm_runs", f"{name} runs; stop it, then begin again")
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:

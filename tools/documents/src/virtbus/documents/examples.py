@@ -162,6 +162,7 @@ _VALUES: dict[str, Any] = {
     "BackupManifest.id": OTHER_UID,
     "BackupManifest.spec": {"volumes": [{"name": "root"}]},
     "BackupCheck.operation": UID,
+    "BackupDisk.volume_uid": UID,
     "HeldBackup.id": OTHER_UID,
     "HeldBackup.children": [UID],
     "BackupWork.id": OTHER_UID,

@@ -13,6 +13,7 @@ from virtbus.documents import (
     kubevirt_fields,
     kubevirt_states,
     manifests,
+    pools,
     reference,
     states,
 )
@@ -60,6 +61,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "settings.md": reference.settings(),
         "data-fates.md": data_fates.page(),
         "disk-buses.md": disk_buses.page(),
+        "pools.md": pools.page(),
         "kubevirt-fields.md": kubevirt_fields.page(),
         "kubevirt-states.md": kubevirt_states.page(),
     }

@@ -67,6 +67,12 @@ def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationR
     )
 
 
+def backups_off(node: str) -> VirtbusError:
+    """Return the error 422 of a node that has no directory for backups."""
+    message = f"{node} has no directory for backups; set backup_dir in its imaged.toml"
+    return VirtbusError(Code.UNSUPPORTED, "backups_off", message)
+
+
 def not_found(id_: str, silent: list[str]) -> VirtbusError:
     """Return the error 404 of a missing backup; `silent` nodes did not answer and may have it."""
     message = f"no node has the backup {id_}; `virtbus backup list` shows what there is"

@@ -1,9 +1,11 @@
 """Makes the record of an export from a VM or a volume, or refuses it (ADR 0048)."""
 
 from virtbus.controller.core import resting
+from virtbus.controller.core.pools import no_copies
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import OperationExport
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -22,11 +24,14 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
     """Return the fields of an export of a VM's disk.
 
     Raises:
-        VirtbusError: 404 `no_disk`; 409 as `resting.of_vm`.
+        VirtbusError: 404 `no_disk`; 409 as `resting.of_vm`; 422 `no_copies`.
     """
     fields = resting.of_vm(vm, state)
     disk = _disk(want, vm)
-    return {**fields, "disk": disk, "ref": vm.volume_refs.get(disk)}
+    ref = vm.volume_refs.get(disk)
+    if ref is not None and not ABILITIES[ref.kind].exports:
+        raise no_copies(ref.pool)
+    return {**fields, "disk": disk, "ref": ref}
 
 
 def _disk(want: OperationExport, vm: VmRecord) -> str:

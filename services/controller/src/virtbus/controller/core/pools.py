@@ -102,7 +102,7 @@ class KnownPools:
             )
             raise VirtbusError(Code.UNSUPPORTED, "pool_unassigned", message)
         if record.spec.source != VolumeSource() and not ABILITIES[kind].copies:
-            raise no_copies(record)
+            raise no_copies(pool)
         return record.model_copy(update={"pool_kind": kind})
 
     def refuse_attach(self, node: str, record: VolumeRecord) -> None:
@@ -136,10 +136,10 @@ def _key(record: VolumeRecord) -> str:
     return f"{record.namespace}.{record.name}"
 
 
-def no_copies(record: VolumeRecord) -> VirtbusError:
+def no_copies(pool: str) -> VirtbusError:
     """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write."""
     message = (
-        f"virtbus does not copy data to or from the pool {record.spec.pool}: its operator makes "
+        f"virtbus does not copy data to or from the pool {pool}: its operator makes "
         "the content; or copy the files in a guest"
     )
     return VirtbusError(Code.UNSUPPORTED, "no_copies", message)

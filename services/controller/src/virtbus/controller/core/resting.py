@@ -66,7 +66,7 @@ def refuse_unready(record: VolumeRecord, running: str) -> None:
     refuse_deleting(record)
     name = record.name
     if not ABILITIES[record.pool_kind].exports:
-        raise no_copies(record)
+        raise no_copies(record.spec.pool)
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)

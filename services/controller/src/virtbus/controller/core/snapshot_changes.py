@@ -1,6 +1,7 @@
 """Decides about creates, restores and deletes of snapshots, and shows snapshots (ADR 0054)."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from virtbus.controller.core import named_creates
 from virtbus.controller.core.named_creates import CreateStep
@@ -8,7 +9,7 @@ from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.node_rpc import HeldSnapshot
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import abilities_of
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef, SnapshotState
 from virtbus.schemas.snapshot_api import (
     SnapshotAdopt,
@@ -31,15 +32,26 @@ def refuse_unclear(want: SnapshotCreate) -> None:
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
 
 
-def refuse_pools(refs: Iterable[VolumeRef]) -> None:
-    """Raise 422 if the pool of a volume has no snapshots."""
+Need = Literal["snapshots", "copied_snapshots", "backups"]
+
+
+def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
+    """Raise 422 if the pool of a volume lacks an ability."""
     for ref in refs:
-        if ref.pool != LOCAL:
-            message = (
-                f"the volume {ref.name} is in the pool {ref.pool}, which has no snapshots; copy it "
-                f"with `virtbus volume create NAME --from-volume {ref.name}`"
+        able = abilities_of(ref.pool, ref.kind)
+        if getattr(able, need):
+            continue
+        step = "use those of its storage"
+        if able.exports:
+            step = f"copy it with `virtbus volume create NAME --from-volume {ref.name}`"
+        if able.copied_snapshots:
+            step = (
+                "stop its VM, and take one without --layered; a new volume restores it "
+                "(`virtbus volume create NAME --from-snapshot`)"
             )
-            raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
+        what = "backups" if need == "backups" else "such snapshots"
+        message = f"the volume {ref.name} is in the pool {ref.pool}, which has no {what}; {step}"
+        raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 
 
 def refuse_devices(spec: VmSpec) -> None:

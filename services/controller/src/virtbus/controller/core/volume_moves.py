@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from virtbus.controller.core import resting
-from virtbus.controller.core.pools import no_copies, why_not
+from virtbus.controller.core.pools import why_not
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, VirtbusError
@@ -22,11 +22,26 @@ class Goal(NamedTuple):
 
     node: str
     pool: str
+    kind: PoolKind = PoolKind.LOCAL
+    """The kind of the pool."""
 
 
-def goal_of(record: VolumeRecord, node: str, pool: str | None) -> Goal:
-    """Return the goal of a request: `node` empty or `pool` None stay as they are."""
-    return Goal(node or record.node, pool or record.spec.pool)
+def goal_of(
+    record: VolumeRecord, node: str, pool: str | None, pools: Mapping[str, PoolReport]
+) -> Goal:
+    """Return the goal of a request: `node` empty or `pool` None stay as they are.
+
+    `pools` are those of the goal's node, by name.
+    """
+    name = pool or record.spec.pool
+    kind = record.pool_kind if name == record.spec.pool else _kind_at(pools, name)
+    return Goal(node or record.node, name, kind)
+
+
+def _kind_at(pools: Mapping[str, PoolReport], name: str) -> PoolKind:
+    """Return the kind of a pool; that of `local` without a report."""
+    there = pools.get(name)
+    return PoolKind.LOCAL if there is None else there.kind
 
 
 def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRecord:
@@ -34,7 +49,7 @@ def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRec
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
-            `volume_moving`, `no_data`; 422 `volume_shared`, `no_copies`.
+            `volume_moving`, `no_data`; 422 `volume_shared`.
     """
     refuse_deleting(record)
     _refuse_pools(record, goal)
@@ -53,12 +68,14 @@ def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRec
     resting.refuse_unready(record, "")
     new = VolumeMove(source=record.node, target=goal.node, export=export, fill=fill)
     if goal.pool != record.spec.pool:
-        new = new.model_copy(update={"pool": goal.pool, "former_pool": record.spec.pool})
+        kinds = {"kind": goal.kind, "former_kind": record.pool_kind}
+        pools = {"pool": goal.pool, "former_pool": record.spec.pool}
+        new = new.model_copy(update=pools | kinds)
     return record.model_copy(update={"move": new})
 
 
 def _here(record: VolumeRecord) -> Goal:
-    return Goal(record.node, record.spec.pool)
+    return Goal(record.node, record.spec.pool, record.pool_kind)
 
 
 def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
@@ -69,18 +86,14 @@ def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
             "each of its nodes reads; there is nothing to move"
         )
         raise VirtbusError(Code.UNSUPPORTED, "volume_shared", message)
-    if goal.pool == record.spec.pool:
-        return
-    if record.pool_kind is not PoolKind.LOCAL:
-        raise no_copies(record)
-    if not has_data(record):
+    if goal.pool != record.spec.pool and not has_data(record):
         message = f"{record.name} has no data yet; delete it, and create it in {goal.pool}"
         raise VirtbusError(Code.CONFLICT, "no_data", message)
 
 
 def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
     """Return the volume, whose move has this goal; raises 409 `volume_moving`."""
-    if record.is_moving and goal == (move.target, move.pool or record.spec.pool):
+    if record.is_moving and goal[:2] == (move.target, move.pool or record.spec.pool):
         return record
     what = f"is being moved to {_where(move)}" if record.is_moving else "has left data behind"
     message = f"{record.name} {what}; repeat when `virtbus volume get` shows no move"
@@ -89,8 +102,14 @@ def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord
 
 def moved_ref(record: VolumeRecord, move: VolumeMove) -> VolumeRef:
     """Return the description of the volume after the move: a copy that rests on no image."""
-    there = {"image": "", "target": None, "copied": True, "pool": move.pool or record.spec.pool}
-    return ref_of(record).model_copy(update=there)
+    there = {"pool": move.pool or record.spec.pool, "kind": _kind_of(record, move)}
+    copied = {"image": "", "target": None, "copied": True}
+    return ref_of(record).model_copy(update=there | copied)
+
+
+def _kind_of(record: VolumeRecord, move: VolumeMove) -> PoolKind:
+    """Return the kind of the pool that gets the data."""
+    return move.kind if move.pool else record.pool_kind
 
 
 def image_name(record: VolumeRecord, move: VolumeMove) -> str:
@@ -150,7 +169,8 @@ def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeR
     """Return the volume on its target, whose disk is complete and has `size_bytes`."""
     fill = VolumeFill(operation=move.fill, state=FillState.FILLED, source=FillSource(moved=True))
     spec = record.spec.model_copy(update={"pool": move.pool or record.spec.pool})
-    there = record.model_copy(update={"node": move.target, "spec": spec, "fill": fill})
+    place = {"node": move.target, "spec": spec, "pool_kind": _kind_of(record, move)}
+    there = record.model_copy(update=place | {"fill": fill})
     return sized(there, size_bytes) if size_bytes > record.spec.size else there
 
 
@@ -173,12 +193,13 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
     """Return the data that does not count: the place that the record does not name."""
-    places = {
-        Goal(move.source, move.former_pool if move.pool else record.spec.pool),
-        Goal(move.target, move.pool or record.spec.pool),
-    }
-    (other,) = places - {_here(record)}
-    return other.node, ref_of(record).model_copy(update={"pool": other.pool})
+    former, here = Goal(move.source, move.former_pool, move.former_kind), _here(record)
+    if not move.pool:
+        former = Goal(move.source, record.spec.pool, record.pool_kind)
+    new = Goal(move.target, move.pool or record.spec.pool, _kind_of(record, move))
+    other = former if here == new else new
+    there = {"pool": other.pool, "kind": other.kind}
+    return other.node, ref_of(record).model_copy(update=there)
 
 
 def _where(move: VolumeMove) -> str:
@@ -209,10 +230,11 @@ def shown(record: VolumeRecord, progress: str) -> str:
 
 def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]) -> None:
     """Raise 409 `no_pool` unless `pool`, among the `pools` of the target, can take the volume."""
-    why = why_not(pools, ((pool, record.spec.size, ()),))
-    there = pools.get(pool)
-    if there is not None and there.kind is not record.pool_kind:
-        why = f"its pool {pool} is of the kind {there.kind}"
+    kind = _kind_at(pools, pool)
+    keys = (f"{record.namespace}.{record.name}",) if ABILITIES[kind].assigned else ()
+    why = why_not(pools, ((pool, record.spec.size, keys),))
+    if not ABILITIES[kind].copies or (pool == record.spec.pool and kind is not record.pool_kind):
+        why = f"its pool {pool} is of the kind {kind}"
     if why:
         message = f"the node cannot take {record.name}: {why}; choose another node"
         raise VirtbusError(Code.CONFLICT, "no_pool", message)

@@ -58,9 +58,10 @@ class BackupApi:
         """Accept a backup. The node of the VM makes it."""
         want = validate(BackupCreate, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
-        snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")
         snapshot_changes.refuse_devices(vm.record.spec)
         fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
+        await self._directories.refuse_off(vm.record.node)
         id_ = want.id or self._bus.sources.uuid7()
         record = backup_changes.creating(want, fields, id_, self._bus.sources.time_ns())
         return await self._operations.begin(record, request.deadline_s)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.backup_changes import backups_off
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.schemas import subjects
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 ASK_S = 8.0
+ENABLED_S = 2.0
+"""Time limit of the question if a node makes backups; it reads no directory."""
 AT_ONCE = 32
 """Nodes that are asked at a time. The answer of each takes up to a page of memory."""
 PAGES = 200
@@ -81,7 +84,17 @@ class BackupDirectories:
                 return
             after = page.items[-1].id
 
-    async def ask(self, node: str, ask: BackupsAsk) -> HeldBackups:
+    async def refuse_off(self, node: str) -> None:
+        """Raise 422 `backups_off` if a node says that it has no directory for backups."""
+        try:
+            known = await self.ask(node, BackupsAsk(do="get"), ENABLED_S)
+        except (BusError, VirtbusError) as error:  # the operation waits for the node
+            log.info("%s may make no backups: %s", node, error, extra={"code": "backups_unknown"})
+            return
+        if not known.enabled:
+            raise backups_off(node)
+
+    async def ask(self, node: str, ask: BackupsAsk, timeout_s: float = ASK_S) -> HeldBackups:
         """Ask imaged of a node; raises BusError, VirtbusError."""
         subject = subjects.rpc(node, "imaged", "backups")
-        return validate(HeldBackups, await self._bus.request(subject, ask, timeout_s=ASK_S))
+        return validate(HeldBackups, await self._bus.request(subject, ask, timeout_s=timeout_s))

@@ -138,7 +138,7 @@ class BackupScheduleRuns:
         if vm is None or view is None or vm.record.owner != record.owner:
             message = f"there is no VM named {record.spec.vm}; create it, or delete the schedule"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
-        snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+        snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")
         snapshot_changes.refuse_devices(vm.record.spec)
         fields = resting.of_vm(vm.record, view.state, live=True)
         return backup_changes.scheduled(record, fields)

@@ -80,7 +80,7 @@ class SnapshotApi:
         snapshot_changes.refuse_unclear(want)
         resource, name = ("vm", want.vm) if want.vm else ("volume", want.volume or "")
         source = _Source(resource, name, want.namespace)
-        fields = await self._fields(source, request.account, in_place=False)
+        fields = await self._fields(source, request.account, layered=want.layered)
         uid = want.uid or self._sources.uuid7()
         now_ns, more = self._sources.time_ns(), {"protected": want.protected}
         record = snapshot_changes.made(want, uid, fields, now_ns, **more)
@@ -94,7 +94,7 @@ class SnapshotApi:
         snapshot_changes.refuse_incomplete(restored)
         name = want.to or restored.source
         source = _Source(restored.resource, name, restored.namespace)
-        fields = await self._fields(source, request.account, in_place=True)
+        fields = await self._fields(source, request.account, in_place=True, layered=True)
         if want.to is None:
             snapshot_changes.refuse_another(restored, fields["uid"])
         snapshot_changes.refuse_elsewhere(restored, name, fields["node"])
@@ -120,23 +120,28 @@ class SnapshotApi:
             self.tell(EventKind.SNAPSHOT_CREATED, held, f"adopted from {want.node}")
         return self.show(held)
 
-    async def _fields(self, source: _Source, account: str, *, in_place: bool) -> dict[str, object]:
+    async def _fields(
+        self, source: _Source, account: str, *, layered: bool, in_place: bool = False
+    ) -> dict[str, object]:
         """Return the fields of the operation; raises VirtbusError if there is nothing to copy."""
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
-            snapshot_changes.refuse_pools(vm.record.volume_refs.values())
+            state = self._vms.show(vm).state
+            need = _need(layered=layered or state in resting.UP_STATES)
+            snapshot_changes.refuse_pools(vm.record.volume_refs.values(), need)
             snapshot_changes.refuse_devices(vm.record.spec)
-            return resting.of_vm(vm.record, self._vms.show(vm).state, live=not in_place)
+            return resting.of_vm(vm.record, state, live=not in_place)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)
         if volume is None:
             raise volume_changes.not_found(ask)
         check_owner(account, volume.record.owner)
-        snapshot_changes.refuse_pools((ref_of(volume.record),))
-        if in_place:
-            snapshot_changes.refuse_protected(volume.record)
         now_s = asyncio.get_running_loop().time()
         holder = self._fleet.show(volume.record.holder, now_s)
+        used = holder is not None and holder.state in resting.UP_STATES
+        snapshot_changes.refuse_pools((ref_of(volume.record),), _need(layered=layered or used))
+        if in_place:
+            snapshot_changes.refuse_protected(volume.record)
         return resting.of_volume(
             volume.record, resting.running_holder(volume.record, holder, live=not in_place)
         )
@@ -256,3 +261,7 @@ class SnapshotApi:
         if not waits or not self._fleet.silent(record.node, now_s):
             return ""
         return f"{record.node} does not answer; this continues when it does"
+
+
+def _need(*, layered: bool) -> snapshot_changes.Need:
+    return "snapshots" if layered else "copied_snapshots"

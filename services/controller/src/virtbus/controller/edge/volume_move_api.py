@@ -29,10 +29,10 @@ class VolumeMoveApi:
         export, fill = self._sources.uuid7(), self._sources.uuid7()
 
         def change(record: VolumeRecord) -> VolumeRecord:
-            goal = volume_moves.goal_of(record, node, want.pool)
+            pools = self._fleet.pools.of(node or record.node)
+            goal = volume_moves.goal_of(record, node, want.pool, pools)
             moved = volume_moves.begun(record, goal, export, fill)
             if moved.is_moving or moved.node != record.node:
-                pools = self._fleet.pools.of(goal.node)
                 volume_moves.refuse_pool(record, goal.pool, pools)
             return moved
 

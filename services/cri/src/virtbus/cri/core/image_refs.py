@@ -49,8 +49,10 @@ def parse(text: str) -> ImageName:
     return ImageName(name, digest)
 
 
-def candidates(image: ImageName) -> tuple[str, ...]:
+def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
     """Return the references that the name may mean, in the order to try.
+
+    `scheme` is that of a disk image that is named by its host and path.
 
     Raises:
         VirtbusError: 400 `image_invalid`.
@@ -58,7 +60,7 @@ def candidates(image: ImageName) -> tuple[str, ...]:
     pin = f"@{image.digest}" if image.digest else ""
     if image.plain.startswith(PREFIX):
         rest = image.plain.removeprefix(PREFIX)
-        found = [rest, f"https://{rest}"] if _begins_with_host(rest) else [rest]
+        found = [rest, f"{scheme}://{rest}"] if _begins_with_host(rest) else [rest]
     elif _begins_with_host(image.plain):
         found = [f"{SCHEME}{image.name}"]
     else:

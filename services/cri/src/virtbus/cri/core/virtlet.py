@@ -1,7 +1,8 @@
 """Reads the annotations of Virtlet's pods. All problems of a pod are reported together.
 
 The keys, defaults and rules are Virtlet's. A pod counts as Virtlet's if it has one of the keys, or
-the target runtime. Contents of ConfigMaps and Secrets are refused: the CRI reads no API server.
+the target runtime. The contents of ConfigMaps and Secrets are read when the VM is made; before
+that, only the references to them are checked.
 """
 
 import json
@@ -10,8 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from virtbus.cri.core import virtlet_sources
+from virtbus.cri.core.virtlet_sources import Contents, Source
 from virtbus.schemas.disk import DiskBus
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import check_id, check_uid
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.yaml_text import YamlError, read_yaml
@@ -36,7 +40,8 @@ KEYS = frozenset(
     }
 )
 """All annotations. CHOWN and FORCE_DHCP have no effect: there is no 9p, and guests use DHCP."""
-FROM_CLUSTER = (SOURCE, SOURCE_KEY, SSH_SOURCE, FILES_SOURCE)
+FROM_CLUSTER = (SOURCE, SSH_SOURCE, FILES_SOURCE)
+"""The annotations that name a ConfigMap or a Secret."""
 MOUNT_SCRIPT = "@virtlet-mount-script@"
 """A word in scripts for the commands that mount volumes. cloud-init mounts them itself."""
 
@@ -46,6 +51,7 @@ YAML_VALUES = 2000
 DRIVERS = {"scsi": DiskBus.SCSI, "virtio": DiskBus.VIRTIO}
 IMAGE_TYPES = ("nocloud", "configdrive")
 HOST_MODEL = "host-model"
+TRUE = "true"
 HOSTNAMES = ("local-hostname", "hostname")
 INSTANCE_ID = "instance-id"
 """A key of meta-data that has no effect here: the instance id of a guest is its VM's uid."""
@@ -64,11 +70,14 @@ class Wishes:
     ssh_keys: tuple[str, ...] = ()
     hostname: str = ""
     system_uuid: str | None = None
+    files: tuple[GuestFile, ...] = ()
 
 
 @dataclass(slots=True)
 class _Reader:
     notes: Mapping[str, str]
+    contents: Contents | None
+    """None: not read yet."""
     problems: list[Detail] = field(default_factory=list)
 
     def text(self, key: str) -> str:
@@ -101,14 +110,32 @@ def is_virtlets(notes: Mapping[str, str]) -> bool:
     return notes.get(TARGET) == TARGET_RUNTIME or bool(notes.keys() & (KEYS - {TARGET}))
 
 
-def wishes(notes: Mapping[str, str]) -> tuple[Wishes, list[Detail]]:
-    """Return the wishes of a pod's annotations, and all their problems."""
+def named_sources(notes: Mapping[str, str]) -> dict[str, Source]:
+    """Return the objects that a pod's annotations name, by annotation; not the invalid ones."""
+    found = {}
+    for note in FROM_CLUSTER:
+        with suppress(ValueError):
+            if notes.get(note, "").strip():
+                found[note] = virtlet_sources.parse(notes[note], with_key=note == SSH_SOURCE)
+    return found
+
+
+def wishes(
+    notes: Mapping[str, str], contents: Contents | None = None
+) -> tuple[Wishes, list[Detail]]:
+    """Return the wishes of a pod's annotations, and all their problems.
+
+    `contents` are those of the objects that the annotations name; None: they are not read yet.
+    """
     if not is_virtlets(notes):
         return Wishes(), []
-    reader = _Reader(notes)
+    reader = _Reader(notes, contents)
     for key in FROM_CLUSTER:
-        if reader.text(key):
-            reader.refuse(key, "needs a ConfigMap or Secret, which is not read yet; put it inline")
+        try:
+            if reader.text(key).strip():
+                virtlet_sources.parse(reader.text(key), with_key=key == SSH_SOURCE)
+        except ValueError as error:
+            reader.refuse(key, str(error))
     meta = reader.mapping(META_DATA)
     found = Wishes(
         vcpus=_vcpus(reader),
@@ -120,6 +147,7 @@ def wishes(notes: Mapping[str, str]) -> tuple[Wishes, list[Detail]]:
         ssh_keys=(*_ssh_keys(reader), *_public_keys(reader, meta)),
         hostname=_hostname(reader, meta),
         system_uuid=_system_uuid(reader),
+        files=_files(reader),
     )
     return found, reader.problems
 
@@ -185,14 +213,68 @@ def _config_drive(reader: _Reader) -> bool:
 
 def _user_data(reader: _Reader) -> str | None:
     """Return the script, or the mapping as cloud-config; JSON is YAML, too."""
-    mapping = reader.mapping(USER_DATA)
-    if script := reader.text(SCRIPT):
+    inline, given = reader.mapping(USER_DATA), _source_texts(reader)
+    script = reader.text(SCRIPT) or _named_script(reader, given, inline)
+    if script:
         return script.replace(MOUNT_SCRIPT, "")
-    return f"#cloud-config\n{json.dumps(mapping, default=str)}\n" if mapping else None
+    if reader.text(SOURCE_KEY) or (inline and reader.text(OVERWRITE) == TRUE):
+        given = {}
+    whole: dict[str, Any] = {}
+    for name, text in given.items():
+        try:
+            whole[name] = read_yaml(text, max_values=YAML_VALUES)
+        except YamlError as error:
+            reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {error}")
+    whole = virtlet_sources.merged(whole, inline)
+    return f"#cloud-config\n{json.dumps(whole, default=str)}\n" if whole else None
+
+
+def _source_texts(reader: _Reader) -> dict[str, str]:
+    """Return the texts of the user data's source, by key."""
+    encoding = reader.text(SOURCE_ENCODING) or virtlet_sources.PLAIN
+    if encoding not in {virtlet_sources.PLAIN, virtlet_sources.BASE64}:
+        reader.refuse(SOURCE_ENCODING, "must be plain or base64")
+        return {}
+    found = {}
+    for name, value in (reader.contents or {}).get(SOURCE, {}).items():
+        try:
+            found[name] = virtlet_sources.decoded(value, encoding)
+        except ValueError as error:
+            reader.refuse(SOURCE, f"has the key {name!r:.80}, which {error}")
+    return found
+
+
+def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str, Any]) -> str:
+    """Return the script that is a value of the user data. It is not parsed, and stays as it is."""
+    key = reader.text(SOURCE_KEY)
+    if not key or (reader.contents is None and reader.text(SOURCE)):
+        return ""
+    script = given.get(key, inline.get(key))
+    if isinstance(script, str) and script:
+        return script
+    reader.refuse(SOURCE_KEY, f"names {key!r:.80}, which is no text of the user data")
+    return ""
 
 
 def _ssh_keys(reader: _Reader) -> Iterator[str]:
-    yield from filter(None, map(str.strip, reader.text(SSH_KEYS).splitlines()))
+    """Yield the keys of the source and then the inline ones, which may replace them."""
+    inline = reader.text(SSH_KEYS)
+    source = named_sources(reader.notes).get(SSH_SOURCE)
+    if source is not None and reader.contents is not None:
+        value = reader.contents.get(SSH_SOURCE, {}).get(source.key)
+        if value is None:
+            reader.refuse(SSH_SOURCE, f"names an object without the key {source.key!r:.80}")
+        elif not (inline and reader.text(OVERWRITE) == TRUE):
+            inline = f"{value.decode(errors='replace')}\n{inline}"
+    yield from filter(None, map(str.strip, inline.splitlines()))
+
+
+def _files(reader: _Reader) -> tuple[GuestFile, ...]:
+    try:
+        return virtlet_sources.files((reader.contents or {}).get(FILES_SOURCE, {}))
+    except ValueError as error:
+        reader.refuse(FILES_SOURCE, str(error)[:300])
+        return ()
 
 
 def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:

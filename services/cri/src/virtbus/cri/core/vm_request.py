@@ -22,6 +22,7 @@ from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod, ShellKey
 from virtbus.cri.core.pod_disks import PodDisk
 from virtbus.cri.core.virtlet import Wishes
+from virtbus.cri.core.virtlet_sources import Contents
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
@@ -70,8 +71,16 @@ class Inside(NamedTuple):
     """The platform's part of the guest's seed: the pod's key, and its volumes."""
 
     key: ShellKey
+    wanted: Wishes
     files: tuple[GuestFile, ...]
     disks: tuple[PodDisk, ...] = ()
+
+
+class Read(NamedTuple):
+    """The files of a pod's volumes, and the contents of the objects that its annotations name."""
+
+    files: tuple[GuestFile, ...] = ()
+    contents: Contents = {}  # noqa: RUF012  never changed
 
 
 class Place(NamedTuple):
@@ -81,6 +90,9 @@ class Place(NamedTuple):
     network: str
     empty_dir_bytes: int = 10 * 1024**3
     """The size of an emptyDir that the pod gives none."""
+
+
+NOTHING = Read()
 
 
 def check_sandbox(config: SandboxConfig) -> None:
@@ -108,7 +120,7 @@ def create_request(
     config: ContainerConfig,
     image: PulledImage,
     place: Place,
-    files: tuple[GuestFile, ...] = (),
+    read: Read = NOTHING,
 ) -> VmCreate:
     """Return the request for the pod's VM, which is created powered off.
 
@@ -116,6 +128,8 @@ def create_request(
         VirtbusError: 400 with each part of the pod that a VM cannot have.
     """
     check_container(config)
+    wanted, wrong = virtlet.wishes(sandbox.annotations, read.contents)
+    _refuse(wrong)
     machine = pod.machine
     assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
     try:
@@ -125,7 +139,7 @@ def create_request(
             uid=machine.uid,
             labels=labels(sandbox, config),
             annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
-            spec=_spec(sandbox, config, image, place, Inside(machine.key, files)),
+            spec=_spec(sandbox, config, image, place, Inside(machine.key, wanted, read.files)),
         )
     except ValidationError as error:
         raise invalid(problems(error, model=VmCreate)) from None
@@ -213,7 +227,7 @@ def _spec(
     inside: Inside,
 ) -> VmSpec:
     resources = config.linux.resources
-    wanted = virtlet.wishes(sandbox.annotations)[0]
+    wanted = inside.wanted
     root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
     more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
@@ -234,7 +248,7 @@ def _spec(
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted, inside._replace(disks=more)),
+            _seed(sandbox, config, inside._replace(disks=more)),
             *(one.volume for one in more),
         ),
         networks=(Network(name=NIC, network=place.network),),
@@ -243,16 +257,15 @@ def _spec(
     )
 
 
-def _seed(
-    sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes, inside: Inside
-) -> Volume:
+def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Volume:
+    wanted = inside.wanted
     values = {
         "hostname": wanted.hostname or _hostname(sandbox),
         "environment": {pair.key: pair.value for pair in config.envs},
         "user_data": wanted.user_data,
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
-        "write_files": inside.files,
+        "write_files": (*inside.files, *wanted.files),
         "mounts": tuple(mount for one in inside.disks for mount in one.mounts),
         "links": tuple(link for one in inside.disks for link in one.links),
     }

@@ -1,4 +1,4 @@
-"""Stores the CRI's records on the node: one JSON file for each pod, image, removal and node.
+"""Stores the CRI's records on the node: one JSON file for each record, by kind.
 
 A record is on disk before an answer mentions it. All writes run in one thread, in the order of the
 calls, so an earlier state never replaces a later one.
@@ -20,6 +20,7 @@ from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.node import KnownNode
 from virtbus.cri.core.pod import Pod, Removal
 from virtbus.cri.core.stored_record import StoredRecord
+from virtbus.cri.core.virtlet_objects import ClusterObjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.version import check_version
 
@@ -87,6 +88,7 @@ class Store:
         self.images = RecordFolder(folder / "images", PulledImage, self._writer)
         self.removals = RecordFolder(folder / "removals", Removal, self._writer)
         self.nodes = RecordFolder(folder / "node", KnownNode, self._writer)
+        self.cluster = RecordFolder(folder / "cluster", ClusterObjects, self._writer)
         self._lock = -1
 
     def open(self) -> None:

@@ -26,17 +26,18 @@ class VolumeReads:
     The threads are daemons: one that hangs in the kernel does not delay the end of the process.
     """
 
-    def __init__(self, flexvolume_devices: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
-        """`flexvolume_devices` are patterns of the devices that flexvolumes may name."""
+    def __init__(
+        self, flexvolume_devices: Callable[[], Sequence[str]] = tuple, limit_s: float = LIMIT_S
+    ) -> None:
+        """`flexvolume_devices` returns patterns of the devices that flexvolumes may name."""
         self._flexvolume_devices = flexvolume_devices
         self._limit_s = limit_s
         self._reading: set[str] = set()
 
     async def inspected(self, pod: str, config: ContainerConfig) -> ContainerConfig:
         """Return `volume_files.inspected`; raises VirtbusError 503 `volume_stuck`."""
-        return await self._run(
-            pod, lambda: volume_files.inspected(config, self._flexvolume_devices)
-        )
+        permitted = self._flexvolume_devices()
+        return await self._run(pod, lambda: volume_files.inspected(config, permitted))
 
     async def files(self, pod: str, config: ContainerConfig) -> tuple[GuestFile, ...]:
         """Return the files for a pod's guest; errors as `read_files`, and 503 `volume_stuck`."""

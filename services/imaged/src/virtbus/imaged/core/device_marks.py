@@ -22,14 +22,15 @@ _HEAD = len(MAGIC) + 32 + 4
 class DeviceMark(LenientModel):
     """A mark.
 
-    The mark `filled` has the size that the guest sees, and the SHA-256 of the
-    written content.
+    The mark `filled` has the size that the guest sees, the SHA-256 of the written content, and the
+    operation that wrote it.
     """
 
     kind: Literal["claim", "filled"]
     ref: VolumeRef
     digest: str = ""
     size_bytes: int = 0
+    operation: str = ""
 
 
 def sealed(mark: DeviceMark) -> bytes:

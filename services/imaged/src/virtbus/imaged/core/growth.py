@@ -1,8 +1,11 @@
 """Computes the header of a qcow2 disk that becomes larger.
 
 A disk of `overlay.build` has at least one cluster for its L1 table: 4 TiB of disk. Growth within
-these clusters changes two fields of the header, which are in one sector. QEMU (qcow2-cluster.c,
+these clusters changes fields of the header, which are in one sector. QEMU (qcow2-cluster.c,
 `qcow2_grow_l1_table`) moves the table only for a larger one.
+
+QEMU refuses a disk whose bitmap is too short for its size. So the header says afterwards that a
+program without bitmaps has changed the disk: QEMU ignores them, and the next backup is a full one.
 """
 
 import struct
@@ -12,9 +15,10 @@ from virtbus.imaged.core.overlay import read_overlay
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quantity import format_bytes
 
-SIZE_AT = 24
+SIZE_AT, _AUTOCLEAR_AT = 24, 88
 _SIZES = struct.Struct(">QII")
 """The fields from the size on: size, crypt method, L1 entries."""
+_AUTOCLEAR = struct.Struct(">Q")
 
 
 def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
@@ -36,7 +40,12 @@ def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
         raise _refused("it has internal snapshots")
     if entries > most:
         raise _refused(f"its tables reach {format_bytes(most * covers_bytes)}")
-    return SIZE_AT, _SIZES.pack(size, fields.crypt_method, max(entries, fields.l1_size))
+    sizes = _SIZES.pack(size, fields.crypt_method, max(entries, fields.l1_size))
+    if not fields.autoclear & qcow2.AUTOCLEAR_BITMAPS:
+        return SIZE_AT, sizes
+    between = head[SIZE_AT + len(sizes) : _AUTOCLEAR_AT]
+    left = _AUTOCLEAR.pack(fields.autoclear & ~qcow2.AUTOCLEAR_BITMAPS)
+    return SIZE_AT, sizes + between + left
 
 
 def _refused(why: str) -> VirtbusError:

@@ -1,9 +1,9 @@
 """Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
 Rules have a fixed order, so a name always has the same URL. Exact names precede regular
-expressions. Of exact rules for one name, a file precedes the settings, and the settings precede
-virtbus' own images; then the longest prefix wins. Of regular expressions, the longest prefix wins,
-then the first file by name, then the first entry. Two rules that this order does not distinguish
+expressions. Of exact rules for one name, the layer decides (`Layer`), then the longest prefix. Of
+regular expressions, the longest prefix wins, then the layer, then the first file by name, then the
+first entry. Two rules that this order does not distinguish
 are a problem, and their names are refused. Names that the bus has are not translated here:
 controllers put their URLs into the VMs' records (ADR 0046), and this table only has their
 transports.
@@ -144,7 +144,7 @@ def table_of(files: Iterable[RuleFile]) -> ImageAliases:
                 problems += _set_exact(exact, rule)
             else:
                 problems += _set_pattern(patterns, rule)
-    ordered = sorted(patterns.values(), key=lambda rule: -len(rule.prefix))
+    ordered = sorted(patterns.values(), key=lambda rule: (-len(rule.prefix), rule.layer))
     return ImageAliases(exact, tuple(ordered), tuple(problems), transports)
 
 
@@ -164,6 +164,9 @@ def _set_exact(exact: dict[str, NameRule], rule: NameRule) -> list[Detail]:
 def _set_pattern(patterns: dict[tuple[str, str], NameRule], rule: NameRule) -> list[Detail]:
     key = (rule.prefix, rule.pattern.text if rule.pattern is not None else "")
     other = patterns.get(key)
+    if other is not None and other.layer != rule.layer:
+        patterns[key] = min(other, rule, key=lambda one: one.layer)
+        return []
     if other is not None:
         detail = _ambiguous(f"{rule.where}.regexp", other)
         patterns[key] = replace(other, problem=f"{detail.path}: {detail.message}")

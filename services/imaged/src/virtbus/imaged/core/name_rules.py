@@ -7,6 +7,7 @@ are readable: it refuses those names, so that no other rule takes them over.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -101,6 +102,24 @@ class Translation(StrictModel):
         return name or DEFAULT_TRANSPORT
 
 
+class Layer(IntEnum):
+    """The sources of rules, in the order of their precedence."""
+
+    CLUSTER_MAPPING = 0
+    """A VirtletImageMapping that the container runtime follows in the cluster."""
+    MAPPING = 1
+    """A VirtletImageMapping in a file of `images.d`."""
+    FILE = 2
+    CLUSTER_FILE = 3
+    """The ConfigMap `virtlet-image-translations`, followed in the cluster."""
+    SETTING = 4
+    OWN = 5
+    """virtbus' own images."""
+
+
+IN_CLUSTER = {Layer.MAPPING: Layer.CLUSTER_MAPPING, Layer.FILE: Layer.CLUSTER_FILE}
+
+
 @dataclass(frozen=True, slots=True)
 class NameRule:
     """One translation. `name` or `pattern` is after the prefix."""
@@ -114,9 +133,8 @@ class NameRule:
     digest: str | None = None
     transport: Transport = PLAIN
     pin: bool = False
-    layer: int = 0
-    """-1: a VirtletImageMapping, 0: a file, 1: settings, 2: virtbus' own images. The lowest layer
-    wins."""
+    layer: Layer = Layer.FILE
+    """The source of the rule. The lowest layer wins."""
     problem: str = ""
     """The reason why the rule is unusable; it refuses its names."""
 
@@ -182,7 +200,7 @@ def rules_from(document: Mapping[str, Any], origin: str) -> RuleFile:
     return found
 
 
-def rules_of(names: Iterable[tuple[str, str]], layer: int) -> RuleFile:
+def rules_of(names: Iterable[tuple[str, str]], layer: Layer) -> RuleFile:
     """Return exact rules from (name, `url[@sha256:…]`) pairs."""
     found = RuleFile()
     for name, ref in names:

@@ -21,7 +21,7 @@ MAX_REFTABLE_BYTES = 8 * 1024**2
 
 DIRTY, CORRUPT, DATA_FILE, COMPRESSION, EXTENDED_L2 = 1, 2, 4, 8, 16
 _KNOWN_INCOMPATIBLE = DIRTY | CORRUPT | DATA_FILE | COMPRESSION | EXTENDED_L2
-_AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA = 1, 2
+AUTOCLEAR_BITMAPS, AUTOCLEAR_RAW_DATA = 1, 2
 
 _SHOWN_CHARS = 100
 
@@ -194,7 +194,7 @@ def _refuse_dependencies(fields: Fields, backing_file: str) -> None:
         (fields.incompatible & DATA_FILE or fields.autoclear & AUTOCLEAR_RAW_DATA, "data_file"),
         (fields.crypt_method, "encrypted"),
         (fields.nb_snapshots, "internal_snapshots"),
-        (fields.autoclear & _AUTOCLEAR_BITMAPS, "bitmaps"),
+        (fields.autoclear & AUTOCLEAR_BITMAPS, "bitmaps"),
         (fields.incompatible & CORRUPT, "corrupt"),
         (fields.incompatible & DIRTY, "dirty"),
     )

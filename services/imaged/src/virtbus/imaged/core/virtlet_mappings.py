@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from virtbus.imaged.core.name_rules import DEFAULT_TRANSPORT, MAX_RULES, RuleFile, rules_from
+from virtbus.imaged.core.name_rules import (
+    DEFAULT_TRANSPORT,
+    MAX_RULES,
+    Layer,
+    RuleFile,
+    rules_from,
+)
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
-MAPPING_LAYER = -1
-"""The layer of VirtletImageMappings: they precede files."""
 MAX_VALUES = 8 * MAX_RULES
-_Config = tuple[str, Any, int]
+_Config = tuple[str, Any, Layer]
 """The place of a configuration, the configuration, and its layer."""
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
@@ -47,9 +51,9 @@ def _configs(value: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
     """Yield each configuration of a document with its place and layer."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None:
-        yield origin, value, 0
+        yield origin, value, Layer.FILE
     elif kind == "VirtletImageMapping":
-        yield origin, value.get("spec"), MAPPING_LAYER
+        yield origin, value.get("spec"), Layer.MAPPING
     elif kind == "ConfigMap":
         yield from _of_config_map(value.get("data"), origin, found)
     elif str(kind).endswith("List"):
@@ -74,7 +78,7 @@ def _of_config_map(data: Any, origin: str, found: RuleFile) -> Iterator[_Config]
     for name in sorted(texts, key=str):
         where = f"{origin}: data.{name}"
         try:
-            yield where, read_yaml(str(texts[name]), max_values=MAX_VALUES), 0
+            yield where, read_yaml(str(texts[name]), max_values=MAX_VALUES), Layer.FILE
         except YamlError as error:
             found.problems.append(Detail(path=where, message=f"is no YAML: {error}"))
 

@@ -1,16 +1,18 @@
 """Reads the files of image names in `<config_dir>/images.d`, after each change.
 
-Those ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
+A second folder has Virtlet's objects of the cluster, which the node's container runtime writes.
+Files ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
 """
 
 import logging
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from virtbus.imaged.core.image_aliases import ImageAliases, Target, table_of
-from virtbus.imaged.core.name_rules import RuleFile, read_rules, rules_of
+from virtbus.imaged.core.name_rules import IN_CLUSTER, Layer, RuleFile, read_rules, rules_of
 from virtbus.imaged.core.virtlet_mappings import read_mappings
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import ImageSource, ImageTarget
@@ -22,7 +24,7 @@ DEFAULT_NAMES = ("tiny", "debian")
 """The images of the folder `images/`, which `make setup` and `make debian-image` build."""
 
 _Seen = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, size and time of change of each file."""
+"""Path, inode, size and time of change of each file."""
 _TICK_NS = 1_000_000_000
 
 log = logging.getLogger(__name__)
@@ -35,9 +37,15 @@ class AliasFiles:
     """
 
     def __init__(
-        self, directory: Path, extra: dict[str, str], allowed_roots: tuple[str, ...]
+        self,
+        directory: Path,
+        extra: dict[str, str],
+        allowed_roots: tuple[str, ...],
+        cluster: Path | None = None,
     ) -> None:
+        """`cluster` is the folder of the cluster's objects."""
         self._directory = directory
+        self._cluster = cluster
         self._extra = extra
         self._roots = allowed_roots
         self._read: tuple[_Seen, ImageAliases] | None = None
@@ -72,9 +80,9 @@ class AliasFiles:
         seen, paths, listed = self._look()
         if self._read is not None and self._read[0] == seen:
             return self._read[1]
-        files = [*listed, *(_file(path) for path in paths)]
-        files.append(rules_of(sorted(self._extra.items()), 1))
-        files.append(rules_of(map(self._default, DEFAULT_NAMES), 2))
+        files = [*listed, *map(self._read_file, paths)]
+        files.append(rules_of(sorted(self._extra.items()), Layer.SETTING))
+        files.append(rules_of(map(self._default, DEFAULT_NAMES), Layer.OWN))
         table = table_of(files)
         newest_ns = max((changed_ns for *_, changed_ns in seen), default=0)
         # A file may change twice within one tick of its clock.
@@ -89,9 +97,7 @@ class AliasFiles:
     def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
         """Return the state of the files, the files to read, and the problems of the folder."""
         try:
-            paths = sorted(path for path in self._directory.iterdir() if path.suffix in _READERS)
-        except FileNotFoundError:
-            paths = []
+            paths = [path for folder in self._folders for path in _named(folder)]
         except OSError as error:
             message = f"cannot be listed: {error.strerror}"
             return (("", error.errno or 0, 0, 0),), [], [self._problem(message)]
@@ -103,6 +109,16 @@ class AliasFiles:
         message = f"has more than {MAX_FILES} files; those after {last} are not read"
         return seen, paths[:MAX_FILES], [self._problem(message)]
 
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return (self._directory, *filter(None, [self._cluster]))
+
+    def _read_file(self, path: Path) -> RuleFile:
+        found = _file(path)
+        if path.parent == self._cluster:
+            found.rules = [replace(rule, layer=IN_CLUSTER[rule.layer]) for rule in found.rules]
+        return found
+
     def _problem(self, message: str) -> RuleFile:
         return RuleFile(problems=[Detail(path=str(self._directory), message=message)])
 
@@ -112,12 +128,20 @@ class AliasFiles:
         return name, f"file://{found}"
 
 
+def _named(folder: Path) -> list[Path]:
+    """Return the files of a folder in their order; none if there is no folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix in _READERS)
+    except FileNotFoundError:
+        return []
+
+
 def _state(path: Path) -> tuple[str, int, int, int]:
     try:
         status = path.stat()
     except OSError as error:
-        return path.name, -(error.errno or 0), 0, 0
-    return path.name, status.st_ino, status.st_size, status.st_ctime_ns
+        return str(path), -(error.errno or 0), 0, 0
+    return str(path), status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _file(path: Path) -> RuleFile:

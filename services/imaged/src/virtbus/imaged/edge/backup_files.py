@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from virtbus.imaged.core.overlay import build
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_notes import DRAFT, MANIFEST, PART, BackupNotes
 from virtbus.imaged.edge.backup_staging import (
@@ -23,7 +24,7 @@ from virtbus.imaged.edge.backup_staging import (
     remove_folder,
     translated,
 )
-from virtbus.imaged.edge.disk_files import SUFFIX
+from virtbus.imaged.edge.disk_files import SUFFIX, write_layout
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.partial_download import store_error
@@ -163,11 +164,21 @@ class BackupFiles:
         """Return the draft of a backup that is being made; None if there is none."""
         return self.notes.note(BackupManifest, PART + check_uid(backup), DRAFT)
 
-    def new_disk(self, backup: str, disk: str) -> ExportPart:
-        """Return a new, open file for a disk; the caller closes it."""
+    def new_disk(self, backup: str, disk: str, size_bytes: int = 0) -> ExportPart:
+        """Return a new, open file for a disk; the caller closes it.
+
+        With `size_bytes` it is an empty qcow2 disk of that size.
+        """
         with translated(), self.notes.opened(PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
-            return ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
+            made = ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
+            if size_bytes:
+                try:
+                    write_layout(build(size_bytes), made.descriptor)
+                except OSError:
+                    made.close()
+                    raise
+            return made
 
     def publish(self, made: BackupManifest) -> None:
         """Make a backup complete, durable on return; no effect if it is.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from virtbus.imaged.core.overlay import HEAD_BYTES, build, read_overlay
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.disk_files import SUFFIX
+from virtbus.imaged.edge.disk_files import SUFFIX, write_layout
 from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.backup import BackupDisk
@@ -91,12 +91,9 @@ def check_file(descriptor: int, of: BackupDisk) -> None:
 
 
 def _write_empty(disk: BackupDisk, folder: int) -> None:
-    layout = build(disk.virtual_size_bytes)
     descriptor = openat2.open_file(disk.name + SUFFIX, folder, NEW)
     try:
-        for offset, data in layout.pieces:
-            os.pwrite(descriptor, data, offset)
-        os.ftruncate(descriptor, layout.length_bytes)
+        write_layout(build(disk.virtual_size_bytes), descriptor)
     finally:
         os.close(descriptor)
 

@@ -27,6 +27,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 CHUNK_BYTES = 4 * 1024**2
 ZERO_BYTES = 64 * 1024**2
+_ZEROES = bytes(CHUNK_BYTES)
 _BLKZEROOUT = 0x127F
 """linux/fs.h: the blocks read as zeroes; the device frees them if it can."""
 
@@ -68,9 +69,8 @@ class Device:
             raise VirtbusError(Code.CONFLICT, "device_not_blank", message)
         self._put_mark(self.room_bytes, DeviceMark(kind="claim", ref=ref))
 
-    def put_filled(self, ref: VolumeRef, digest: str, size_bytes: int) -> None:
+    def put_filled(self, mark: DeviceMark) -> None:
         """Mark the content as complete, durable on return. The content is durable already."""
-        mark = DeviceMark(kind="filled", ref=ref, digest=digest, size_bytes=size_bytes)
         self._put_mark(self.room_bytes + BLOCK_BYTES, mark)
 
     def drop_filled(self) -> None:
@@ -178,12 +178,16 @@ class Devices:
         finally:
             os.close(descriptor)
 
-    def filled_bytes(self, ref: VolumeRef) -> int | None:
-        """Return the size of the volume; None if the device lacks its complete content."""
+    def filled(self, ref: VolumeRef) -> DeviceMark | None:
+        """Return the mark of the volume's complete content; None if the device lacks that."""
         with self.opened(ref) as device:
             mark = device.filled()
-            ours = mark is not None and mark.ref.folder == ref.folder
-            return mark.size_bytes if mark is not None and ours else None
+            return mark if mark is not None and mark.ref.folder == ref.folder else None
+
+    def filled_bytes(self, ref: VolumeRef) -> int | None:
+        """Return the size of the volume; None if the device lacks its complete content."""
+        mark = self.filled(ref)
+        return None if mark is None else mark.size_bytes
 
     def begin(self, ref: VolumeRef, size_bytes: int) -> int:
         """Take the device; return the bytes that must become zero before it is written.
@@ -207,8 +211,21 @@ class Devices:
         with self.opened(ref) as device:
             device.zero(at, count)
 
-    def finish(self, ref: VolumeRef, source: int | None, size_bytes: int) -> None:
+    def read_into(self, ref: VolumeRef, target: int, at: int, count: int) -> None:
+        """Copy a part of the content to a raw file. Zeroes become holes."""
+        with self.opened(ref) as device:
+            for here in range(at, at + count, CHUNK_BYTES):
+                data = os.pread(device.descriptor, min(CHUNK_BYTES, at + count - here), here)
+                if data != _ZEROES[: len(data)]:
+                    os.pwrite(target, data, here)
+            os.ftruncate(target, at + count)
+
+    def finish(
+        self, ref: VolumeRef, source: int | None, size_bytes: int, operation: str = ""
+    ) -> None:
         """Copy a raw file to the device, compare it with what the device returns, and mark it.
+
+        `operation` is the one whose work this is.
 
         Raises:
             VirtbusError: 409 `disk_damaged`: the device returns other bytes.
@@ -225,7 +242,16 @@ class Devices:
             if device.digest_of(extents) != wanted.hexdigest():
                 message = f"the device of {ref.name} returns other bytes than were written to it"
                 raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
-            device.put_filled(ref, wanted.hexdigest(), size_bytes)
+            digest = wanted.hexdigest()
+            device.put_filled(
+                DeviceMark(
+                    kind="filled",
+                    ref=ref,
+                    digest=digest,
+                    size_bytes=size_bytes,
+                    operation=operation,
+                )
+            )
 
     def begin_release(self, ref: VolumeRef) -> int:
         """Return the bytes that must become zero before `end_release`; 0: not our device."""

@@ -11,6 +11,7 @@ from virtbus.imaged.edge import openat2
 from virtbus.schemas.errors import Code, VirtbusError
 
 PIECE_BYTES = 64 * 1024**2
+READ_BYTES = 4 * 1024**2
 FICLONE = 0x40049409
 """The request of ioctl_ficlone(2)."""
 _NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
@@ -28,6 +29,7 @@ class DiskCopy:
         self._target = target
         self._size = os.fstat(source).st_size
         self._at = 0
+        self._in_kernel = True
 
     def clone(self) -> bool:
         """Share the data of the source; return False if the file system cannot."""
@@ -49,11 +51,21 @@ class DiskCopy:
             os.ftruncate(self._target, self._size)
             return 0
         count = min(os.lseek(self._source, data, os.SEEK_HOLE) - data, PIECE_BYTES)
-        done = os.copy_file_range(self._source, self._target, count, data, data)
+        done = self._piece(data, count)
         if not done:
             raise OSError(errno.EIO, "the disk became shorter")
         self._at = data + done
         return done
+
+    def _piece(self, at: int, count: int) -> int:
+        if self._in_kernel:
+            try:
+                return os.copy_file_range(self._source, self._target, count, at, at)
+            except OSError as error:
+                if error.errno not in _NO_CLONE:  # file systems of two kinds
+                    raise
+                self._in_kernel = False
+        return os.pwrite(self._target, os.pread(self._source, min(count, READ_BYTES), at), at)
 
 
 def lock_disk(descriptor: int) -> None:

@@ -1,11 +1,14 @@
 """Finds and opens the disks of VMs and volumes that operations copy or replace."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.core.bitmaps import usable_bitmaps
+from virtbus.imaged.core.overlay import HEAD_BYTES, Overlay
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.layer_files import LayerFolder
+from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
@@ -44,6 +47,16 @@ class DiskPlace:
         image = Path(self.lowest.backing_path) if self.lowest.backing_path else None
         size = self.overlay.virtual_size_bytes
         return OpenedSource(self.path, image, size, self.lowest.backing_format, layers=self.layers)
+
+    def bitmaps(self) -> frozenset[str]:
+        """Return the disk's usable bitmaps; raises VirtbusError as `opened`, 503 `store_error`."""
+        with self.opened() as source:
+            disk = source.disk
+            try:
+                head = os.pread(disk, HEAD_BYTES, 0)
+                return usable_bitmaps(head, lambda at, length: os.pread(disk, length, at))
+            except OSError as error:
+                raise store_error(error) from error
 
 
 class DiskPlaces:

@@ -73,8 +73,8 @@ class OpenedSource:
         self._files.close()
 
 
-def source_option(source: ExportSource) -> str:
-    """Return the disk as an option of qemu-img.
+def source_node(source: ExportSource) -> dict[str, object]:
+    """Return the disk as a block node of QEMU.
 
     It names the descriptors of the layers and of the image. So a guest that took over its QEMU and
     changed the header of its disk cannot make us read another file.
@@ -87,7 +87,7 @@ def source_option(source: ExportSource) -> str:
     disk: dict[str, object] = {"driver": source.disk_format, "file": _file(source.disk)}
     if source.disk_format == "qcow2" or below is not None:
         disk["backing"] = below
-    return "json:" + json.dumps(disk)
+    return disk
 
 
 def _file(descriptor: int) -> dict[str, str]:
@@ -109,20 +109,30 @@ async def convert(
     Raises:
         VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
     """
-    cpu_s = int(limits.free_decode_s + source.used_bytes / limits.least_decode_bytes_s) + 1
-    file_bytes = source.virtual_size_bytes + source.virtual_size_bytes // 64 + _SLACK_BYTES
     files = qemu_img.Files(source.disk, target, source.below)
-    out = (source_option(source), qemu_img.name_of(target))
+    out = ("json:" + json.dumps(source_node(source)), qemu_img.name_of(target))
     arguments = (*into, "-O", _DRIVERS[format_], *out)
     try:
-        ended = await qemu_img.convert(files, (file_bytes, cpu_s), arguments, look)
+        ended = await qemu_img.convert(files, bounds(source, limits), arguments, look)
     except TimeoutError:
-        raise _failed(f"it took more than {qemu_img.WALL_PER_CPU * cpu_s} s") from None
+        raise too_slow(source, limits) from None
     if ended.code:
-        raise _failure(ended)
+        raise failure(ended)
 
 
-def _failure(ended: qemu_img.Ended) -> VirtbusError:
+def bounds(source: ExportSource, limits: TransferLimits) -> tuple[int, int]:
+    """Return the bytes that a copy may write, and its seconds of CPU time."""
+    cpu_s = int(limits.free_decode_s + source.used_bytes / limits.least_decode_bytes_s) + 1
+    return source.virtual_size_bytes + source.virtual_size_bytes // 64 + _SLACK_BYTES, cpu_s
+
+
+def too_slow(source: ExportSource, limits: TransferLimits) -> VirtbusError:
+    """Return 422 for a copy that took more time than its bounds allow."""
+    return failed(f"it took more than {qemu_img.WALL_PER_CPU * bounds(source, limits)[1]} s")
+
+
+def failure(ended: qemu_img.Ended) -> VirtbusError:
+    """Return the error of a program that did not copy a disk."""
     if ended.is_unavailable:
         return VirtbusError(
             Code.UNSUPPORTED,
@@ -135,10 +145,11 @@ def _failure(ended: qemu_img.Ended) -> VirtbusError:
         message = "a guest uses the disk; stop its VM, then try again"
         return VirtbusError(Code.CONFLICT, "disk_in_use", message)
     if ended.is_over_cpu:
-        return _failed("it took more CPU time than its size allows")
-    return _failed(f"qemu-img ended with {ended.code}, {ended.why}")
+        return failed("it took more CPU time than its size allows")
+    return failed(f"QEMU's program ended with {ended.code}, {ended.why}")
 
 
-def _failed(why: str) -> VirtbusError:
+def failed(why: str) -> VirtbusError:
+    """Return 422 `copy_failed`."""
     message = f"the disk cannot be copied: {why}; check it with 'qemu-img check'"
     return VirtbusError(Code.UNSUPPORTED, "copy_failed", message)

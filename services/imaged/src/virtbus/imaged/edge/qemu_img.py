@@ -1,4 +1,4 @@
-"""Runs `qemu-img convert` in the sandbox, from one open file to another (ADR 0041)."""
+"""Runs QEMU's programs in the sandbox, from one open file to another (ADR 0041)."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ COMMAND = ("/usr/bin/qemu-img",)
 WALL_PER_CPU = 4
 _ADDRESS_BYTES = 1024**3
 """Address space of qemu-img; it needs 140 MiB, and 1 MiB more for each request that waits."""
-_LOOK_S = 0.1
+LOOK_S = 0.1
 """Interval of checks for free space and progress."""
 _MAX_STDERR_BYTES = 4096
 
@@ -33,7 +33,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of qemu-img: its exit code, or minus a signal, and its stderr."""
+    """The end of a program: its exit code, or minus a signal, and its stderr."""
 
     code: int
     stderr: str
@@ -77,32 +77,52 @@ async def convert(
     Raises:
         TimeoutError: it took `WALL_PER_CPU` times its CPU time.
     """
+    async with sandboxed(files, limits, (*command, "convert", "-q", *arguments)) as process:
+        async with asyncio.timeout(WALL_PER_CPU * limits[1]):
+            while process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), LOOK_S)
+                await look()
+    return await end_of(process)
+
+
+@contextlib.asynccontextmanager
+async def sandboxed(
+    files: Files,
+    limits: tuple[int, int],
+    program: Sequence[str],
+    pipes: int = asyncio.subprocess.DEVNULL,
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program in the sandbox; it has ended when the context is left.
+
+    `limits` are as in `convert`, `pipes` its stdin and stdout as in `asyncio.subprocess`.
+    """
     file_bytes, cpu_s = limits
     readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as images are
     with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
             *map(str, (files.source, files.target, _ADDRESS_BYTES, file_bytes, cpu_s, *files.more)),
-            "--", *command, "convert", "-q", *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
+            "--", *program,
+            stdin=pipes,
+            stdout=pipes,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=(files.source, files.target, *files.more),
             cwd="/",
             env={},
         )  # fmt: skip
         try:
-            async with asyncio.timeout(WALL_PER_CPU * cpu_s):
-                while process.returncode is None:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), _LOOK_S)
-                    await look()
+            yield process
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+async def end_of(process: asyncio.subprocess.Process) -> Ended:
+    """Return how a program ended, with the begin of its stderr."""
     stderr = await process.stderr.read(_MAX_STDERR_BYTES) if process.stderr else b""
-    return Ended(process.returncode, stderr.decode(errors="replace").strip())
+    return Ended(await process.wait(), stderr.decode(errors="replace").strip())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,142 @@
+"""Reads Virtlet's objects of a cluster: its image translations, and its settings for nodes.
+
+A VirtletConfigMapping is for the nodes that it names or whose labels it selects. Several are joined
+by rising `priority`, and those of one priority by their names, so the result is always the same.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from virtbus.cri.core.stored_record import StoredRecord
+from virtbus.schemas.errors import Detail
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.wire import problems
+from virtbus.schemas.yaml_text import YamlError, read_yaml
+
+Json = dict[str, Any]
+
+TRANSLATIONS = "virtlet-image-translations"
+"""The ConfigMap with translations of image names."""
+MAPPING_KIND, CONFIG_MAP_KIND = "VirtletImageMapping", "ConfigMap"
+MOST_VALUES = 80_000
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+
+
+class NodeConfig(LenientModel):
+    """The settings of Virtlet that have a counterpart. Unset ones are None."""
+
+    download_protocol: Literal["https", "http"] | None = Field(None, alias="downloadProtocol")
+    raw_devices: str | None = Field(None, alias="rawDevices", max_length=2000)
+    regexps: bool | None = Field(None, alias="enableRegexpImageTranslation")
+
+    @property
+    def scheme(self) -> str:
+        """Return the scheme of an image that is named by its host and path."""
+        return self.download_protocol or "https"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the patterns of devices for flexvolumes of the type raw."""
+        parts = map(str.strip, (self.raw_devices or "").split(","))
+        return tuple(f"/dev/{part}" for part in parts if part and not part.startswith(("/", ".")))
+
+
+class _Spec(LenientModel):
+    node_name: str = Field("", alias="nodeName")
+    node_selector: dict[str, str] = Field(default_factory=dict, alias="nodeSelector")
+    priority: int = 0
+    config: NodeConfig | None = None
+
+
+class ClusterObjects(StoredRecord):
+    """The last known objects of the cluster, as they were read."""
+
+    image_mappings: list[Json] = Field(default_factory=list)
+    translations: list[Json] = Field(default_factory=list)
+    config_mappings: list[Json] = Field(default_factory=list)
+    nodes: list[Json] = Field(default_factory=list)
+    """The Kubernetes node of this host: none or one."""
+
+
+class Settled(NamedTuple):
+    """The settings of a node, and the problems of the objects."""
+
+    config: NodeConfig
+    problems: tuple[Detail, ...] = ()
+
+
+def bare(obj: Mapping[str, Any]) -> Json:
+    """Return the parts of an object that are read here."""
+    metadata = obj.get("metadata") or {}
+    kept = {"name": str(metadata.get("name", "")), "labels": metadata.get("labels") or {}}
+    parts = {name: obj[name] for name in ("spec", "data") if name in obj}
+    return {"metadata": kept, **parts}
+
+
+def node_config(objects: ClusterObjects) -> Settled:
+    """Return the settings of this node."""
+    node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
+    found: list[tuple[int, str, NodeConfig]] = []
+    wrong: list[Detail] = []
+    for one in objects.config_mappings:
+        name = one["metadata"]["name"]
+        try:
+            spec = _Spec.model_validate(one.get("spec") or {})
+        except ValidationError as error:
+            wrong += problems(error, f"VirtletConfigMapping {name}: spec", model=_Spec)
+            continue
+        selected = spec.node_selector.items() <= node["labels"].items()
+        if spec.config is not None and spec.node_name in {"", node["name"]} and selected:
+            found.append((spec.priority, name, spec.config))
+    joined: Json = {}
+    for _, _, config in sorted(found, key=lambda each: each[:2]):
+        joined |= config.model_dump(exclude_none=True, by_alias=True)
+    return Settled(NodeConfig.model_validate(joined), tuple(wrong))
+
+
+def image_files(objects: ClusterObjects, *, regexps: bool) -> dict[str, bytes]:
+    """Return the contents of the files of image names for imaged, by file name.
+
+    Each object has a file of its own, so imaged's problems name the object. JSON is YAML, too.
+    Without `regexps`, rules with an expression are left out.
+    """
+    change = _same if regexps else _without_regexps
+    found: dict[str, Json] = {}
+    for one in objects.image_mappings:
+        found[_file(MAPPING_KIND, one)] = {"kind": MAPPING_KIND, "spec": change(one.get("spec"))}
+    for one in objects.translations:
+        data = one.get("data") or {}
+        texts = data if regexps else {name: _text_without(data[name]) for name in data}
+        found[_file(CONFIG_MAP_KIND, one)] = {"kind": CONFIG_MAP_KIND, "data": texts}
+    return {name: json.dumps(body).encode() for name, body in found.items()}
+
+
+def _file(kind: str, one: Json) -> str:
+    """Return the name of an object's file. An API server accepts no other names of objects."""
+    name = one["metadata"]["name"]
+    return f"{kind}.{name if _NAME.fullmatch(name) else 'unnamed'}.yaml"
+
+
+def _same(config: Any) -> Any:
+    return config
+
+
+def _without_regexps(config: Any) -> Any:
+    if not isinstance(config, dict) or not isinstance(config.get("translations"), list):
+        return config
+    rules = [
+        one for one in config["translations"] if not (isinstance(one, dict) and one.get("regexp"))
+    ]
+    return {**config, "translations": rules}
+
+
+def _text_without(text: Any) -> Any:
+    """Return a YAML text without regular expressions; one that is no YAML as it is."""
+    try:
+        return json.dumps(_without_regexps(read_yaml(str(text), max_values=MOST_VALUES)))
+    except YamlError:
+        return text

@@ -1,0 +1,104 @@
+"""Reads the references of Virtlet's annotations to ConfigMaps and Secrets, and their contents.
+
+A reference is `configmap/NAME` or `secret/NAME`; that of SSH keys may end with `/KEY`. The objects
+are of the pod's namespace.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from virtbus.schemas.guest_files import GuestFile
+
+_KINDS = {"configmap": "configmaps", "secret": "secrets"}
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
+AUTHORIZED_KEYS = "authorized_keys"
+BASE64, PLAIN = "base64", "plain"
+_PATH, _ENCODING = "_path", "_encoding"
+
+
+class Source(NamedTuple):
+    """An object of the pod's namespace, and one of its keys (empty: all)."""
+
+    kind: str
+    """The plural, as in the API's paths."""
+    name: str
+    key: str = ""
+
+    def path(self, namespace: str) -> str:
+        """Return the object's path in the API."""
+        return f"/api/v1/namespaces/{namespace}/{self.kind}/{self.name}"
+
+
+Contents = Mapping[str, Mapping[str, bytes]]
+"""The values of the named objects: annotation → key → value."""
+
+
+def parse(text: str, *, with_key: bool = False) -> Source:
+    """Return the object that an annotation names; raises ValueError."""
+    parts = text.strip().split("/")
+    kind = _KINDS.get(parts[0].lower())
+    key = parts[2] if len(parts) == 3 and with_key else ""
+    valid = len(parts) == 2 or bool(_KEY.fullmatch(key))
+    if kind is None or not valid or not _NAME.fullmatch(parts[1]):
+        form = "configmap/NAME or secret/NAME" + (", with /KEY after it" if with_key else "")
+        msg = f"must be {form}"
+        raise ValueError(msg)
+    return Source(kind, parts[1], key or (AUTHORIZED_KEYS if with_key else ""))
+
+
+def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the values of an object, as the API has it; raises ValueError."""
+    texts = {str(key): str(one) for key, one in (obj.get("data") or {}).items()}
+    if kind == "secrets":
+        return {key: base64.b64decode(one, validate=True) for key, one in texts.items()}
+    more = obj.get("binaryData") or {}
+    return {
+        **{key: one.encode() for key, one in texts.items()},
+        **{str(key): base64.b64decode(str(one), validate=True) for key, one in more.items()},
+    }
+
+
+def decoded(value: bytes, encoding: str) -> str:
+    """Return a value as text, from an encoding; raises ValueError."""
+    try:
+        return (base64.b64decode(value) if encoding == BASE64 else value).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        msg = f"is no text in the encoding {encoding}: {error}"
+        raise ValueError(msg) from None
+
+
+def merged(first: Any, second: Any) -> Any:
+    """Return Virtlet's merge: maps recursively, lists one after the other, otherwise the second."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        both = {key: merged(first[key], second[key]) for key in first.keys() & second.keys()}
+        return {**first, **second, **both}
+    if isinstance(first, list) and isinstance(second, list):
+        return [*first, *second]
+    return second
+
+
+def files(given: Mapping[str, bytes]) -> tuple[GuestFile, ...]:
+    """Return the files of an object: the keys `X`, `X_path` and `X_encoding` describe one.
+
+    Raises:
+        ValueError: a path or an encoding is missing or wrong.
+    """
+    found = []
+    for key in sorted(given):
+        if f"{key}{_PATH}" not in given:
+            if not key.endswith((_PATH, _ENCODING)):
+                msg = f"has the key {key!r:.80} without {key}{_PATH}"
+                raise ValueError(msg)
+            continue
+        encoding = given.get(f"{key}{_ENCODING}", BASE64.encode()).decode(errors="replace").strip()
+        if encoding not in {BASE64, PLAIN}:
+            msg = f"has {key}{_ENCODING} {encoding!r:.40}; write base64 or plain"
+            raise ValueError(msg)
+        path = given[f"{key}{_PATH}"].decode(errors="replace").strip()
+        content = base64.b64decode(given[key]) if encoding == BASE64 else given[key]
+        found.append(GuestFile(path=path, content_base64=base64.b64encode(content).decode()))
+    return tuple(found)

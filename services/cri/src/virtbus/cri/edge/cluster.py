@@ -1,0 +1,111 @@
+"""Reads objects of a Kubernetes cluster. No other module of the CRI talks to an API server.
+
+The lists that it follows are short. So after each change the whole list is read again, which loses
+no change and needs no cache.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from virtbus.cri.edge.kubeconfig import read_login
+from virtbus.schemas.errors import Code, VirtbusError
+
+Json = dict[str, Any]
+
+ANSWER_S = 20.0
+WATCH_S = 300
+"""A watch ends after so long, and the list is read again."""
+SILENT_S = 15.0
+"""Time beyond the end of a watch after which its server counts as silent."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Limit of one answer, and of one line of a watch."""
+CHANGE_PAUSE_S = 1.0
+"""The least time between two lists of one kind."""
+ABSENT_PAUSE_S = 60.0
+"""The time until a kind that the cluster does not have is asked for again."""
+_REQUEST = aiohttp.ClientTimeout(total=ANSWER_S)
+_WATCH = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=WATCH_S + SILENT_S)
+
+
+class Cluster:
+    """The API server of a kubeconfig."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+
+    async def get(self, path: str) -> Json | None:
+        """Return an object by its path; None if there is none.
+
+        Raises:
+            VirtbusError: 400 `kubeconfig_invalid`; 403 `cluster_refused`; 503 `cluster_away`.
+        """
+        async with self._session() as session:
+            return await _get(session, path, {})
+
+    async def lists(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Json]]:
+        """Yield all objects below a path, and all of them again after each change.
+
+        A kind that the cluster does not have is an empty list. Errors are those of `get`.
+        """
+        while True:
+            async with self._session() as session:
+                found = await _get(session, path, query)
+                yield [one for one in (found or {}).get("items") or () if isinstance(one, dict)]
+                if found is not None:
+                    version = str((found.get("metadata") or {}).get("resourceVersion", ""))
+                    await _until_change(session, path, {**query, "resourceVersion": version})
+            await asyncio.sleep(ABSENT_PAUSE_S if found is None else CHANGE_PAUSE_S)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        login = await asyncio.to_thread(read_login, self._kubeconfig)
+        connector = aiohttp.TCPConnector(ssl=login.trust)
+        async with aiohttp.ClientSession(
+            login.server, connector=connector, headers=login.headers, read_bufsize=MOST_BYTES
+        ) as session:
+            try:
+                yield session
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                why = str(error) or type(error).__name__
+                message = f"the API server {login.server} does not answer: {why}"
+                raise VirtbusError(Code.UNAVAILABLE, "cluster_away", message) from error
+
+
+async def _get(session: aiohttp.ClientSession, path: str, query: Mapping[str, str]) -> Json | None:
+    async with session.get(path, params=query, timeout=_REQUEST, allow_redirects=False) as answer:
+        if answer.status == 404:
+            return None
+        await _check(answer, path)
+        body = await answer.content.read(MOST_BYTES)
+        while len(body) < MOST_BYTES and (more := await answer.content.read(MOST_BYTES)):
+            body += more
+        found = json.loads(body)
+        return found if isinstance(found, dict) else {}
+
+
+async def _until_change(
+    session: aiohttp.ClientSession, path: str, query: Mapping[str, str]
+) -> None:
+    """Return at the first event of a watch, or at its end."""
+    asked = {**query, "watch": "true", "timeoutSeconds": str(WATCH_S)}
+    async with session.get(path, params=asked, timeout=_WATCH, allow_redirects=False) as answer:
+        if answer.status != 410:  # a version that is too old: list again
+            await _check(answer, path)
+            await answer.content.readany()
+
+
+async def _check(answer: aiohttp.ClientResponse, path: str) -> None:
+    if answer.status < 300:
+        return
+    text = (await answer.content.read(2000)).decode(errors="replace")
+    if answer.status in {401, 403}:
+        message = f"the cluster refuses to show {path}; give the kubeconfig's user that right"
+        raise VirtbusError(Code.DENIED, "cluster_refused", f"{message}: {text}")
+    message = f"the API server answers {answer.status} for {path}: {text}"
+    raise VirtbusError(Code.UNAVAILABLE, "cluster_away", message)

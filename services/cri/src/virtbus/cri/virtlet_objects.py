@@ -1,0 +1,104 @@
+"""Follows Virtlet's objects of the cluster: image translations for imaged, settings for this node.
+
+The last known objects are stored. So an API server that is away changes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from virtbus.bus.runtime.backoff import delays
+from virtbus.cri.core import virtlet_objects
+from virtbus.cri.core.virtlet_objects import ClusterObjects, NodeConfig
+from virtbus.cri.core.vm_request import HOSTNAME
+from virtbus.cri.edge.cluster import Cluster
+from virtbus.cri.edge.image_names import write_names
+from virtbus.cri.edge.store import RecordFolder
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = (1.0, 60.0)
+KEY = "objects"
+_VIRTLETS = "/apis/virtlet.k8s/v1/namespaces/kube-system"
+_NAMED = {"fieldSelector": f"metadata.name={virtlet_objects.TRANSLATIONS}"}
+_LISTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("image_mappings", f"{_VIRTLETS}/virtletimagemappings", {}),
+    ("config_mappings", f"{_VIRTLETS}/virtletconfigmappings", {}),
+    ("translations", "/api/v1/namespaces/kube-system/configmaps", _NAMED),
+)
+"""A field of `ClusterObjects`, and the path and query of its list."""
+
+
+class VirtletObjects:
+    """The objects as they were last seen. Without a cluster there are none."""
+
+    def __init__(
+        self,
+        cluster: Cluster | None,
+        folder: RecordFolder[ClusterObjects],
+        names: Path,
+        hostname: Callable[[], Awaitable[str]],
+    ) -> None:
+        """`names` is imaged's folder of image names.
+
+        `hostname` returns the label of the Kubernetes node, as soon as it is known.
+        """
+        self._cluster = cluster
+        self._folder = folder
+        self._names = names
+        self._hostname = hostname
+        self._objects = ClusterObjects()
+        self._publishing = asyncio.Lock()
+        self.config = NodeConfig()
+
+    async def load(self) -> None:
+        """Read the last known objects from disk, before the first call."""
+        if self._cluster is not None:
+            self._objects = self._folder.load().get(KEY, self._objects)
+        await self._publish()
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        if self._cluster is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            for field, path, query in _LISTS:
+                group.create_task(self._follow(self._cluster, field, path, query))
+            here = {"labelSelector": f"{HOSTNAME}={await self._hostname()}"}
+            group.create_task(self._follow(self._cluster, "nodes", "/api/v1/nodes", here))
+
+    async def _follow(
+        self, cluster: Cluster, field: str, path: str, query: Mapping[str, str]
+    ) -> None:
+        """Keep a field of `ClusterObjects` equal to a list of the cluster."""
+        pauses = delays(*AGAIN_S)
+        while True:
+            try:
+                async for items in cluster.lists(path, query):
+                    pauses = delays(*AGAIN_S)
+                    await self._saw(field, [virtlet_objects.bare(item) for item in items])
+            except VirtbusError as error:
+                log.warning("%s: %s", path, error, extra={"code": error.reason})
+            await asyncio.sleep(next(pauses))
+
+    async def _saw(self, field: str, items: list[dict[str, Any]]) -> None:
+        if getattr(self._objects, field) != items:
+            self._objects = self._objects.model_copy(update={field: items})
+            await self._publish()
+            await self._folder.put(KEY, self._objects)
+
+    async def _publish(self) -> None:
+        """Derive the settings, and write the image names for imaged."""
+        async with self._publishing:
+            self.config, problems = virtlet_objects.node_config(self._objects)
+            for one in problems:
+                log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
+            regexps = self.config.regexps is not False
+            files = virtlet_objects.image_files(self._objects, regexps=regexps)
+            try:
+                await write_names(self._names, files)
+            except OSError as error:
+                log.error("%s: %s", self._names, error, extra={"code": "image_names_unwritable"})

@@ -1,0 +1,247 @@
+"""Virtlet's objects of the cluster: image translations reach imaged, and settings this node."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+from services.cri.tests.api_server import (
+    CONFIG_MAPPINGS,
+    CONFIG_MAPS,
+    IMAGE_MAPPINGS,
+    NODES,
+    ApiServer,
+    named,
+)
+from services.cri.tests.world import Fleet, cri
+
+from virtbus.cri.core.virtlet_objects import ClusterObjects, image_files, node_config
+from virtbus.cri.edge import cluster
+from virtbus.cri.edge.kubeconfig import read_login
+from virtbus.schemas.errors import VirtbusError
+
+RULES = {"translations": [{"name": "cirros", "url": "https://h/cirros.img"}]}
+PATTERN = {"translations": [{"regexp": "x", "url": "https://h/x"}, RULES["translations"][0]]}
+
+
+@pytest.fixture
+async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    monkeypatch.setattr(cluster, "CHANGE_PAUSE_S", 0.01)
+    monkeypatch.setattr(cluster, "ABSENT_PAUSE_S", 0.05)
+    monkeypatch.setattr("virtbus.cri.virtlet_objects.AGAIN_S", (0.01, 0.05))
+    async with ApiServer().serving() as api:
+        yield api
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+def names(folder: Path) -> dict[str, Any]:
+    """Return the contents of imaged's folder by file name."""
+    here = folder / "run" / "image-names"
+    return {path.name: json.loads(path.read_text()) for path in here.glob("*.yaml")}
+
+
+# --- image translations ---------------------------------------------------------------------
+async def test_translations_reach_imaged_and_follow_each_change(
+    tmp_path: Path, fleet: Fleet, api: ApiServer
+) -> None:
+    api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+    api.put(CONFIG_MAPS, named("virtlet-image-translations", data={"a.yaml": "prefix: a"}))
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        mapping, translations = (
+            "VirtletImageMapping.primary.yaml",
+            "ConfigMap.virtlet-image-translations.yaml",
+        )
+        await until(lambda: len(names(tmp_path)) == 2)
+        assert names(tmp_path)[mapping] == {"kind": "VirtletImageMapping", "spec": RULES}
+        assert names(tmp_path)[translations]["data"] == {"a.yaml": "prefix: a"}
+        api.put(IMAGE_MAPPINGS, named("other", spec=RULES))
+        await until(
+            lambda: set(names(tmp_path)) == {"VirtletImageMapping.other.yaml", translations}
+        )
+        api.put(IMAGE_MAPPINGS)
+        await until(lambda: set(names(tmp_path)) == {translations})
+    assert any("fieldSelector=metadata.name" in one for one in api.asked)
+
+
+async def test_a_cluster_that_is_away_or_refuses_changes_nothing_also_over_a_restart(
+    tmp_path: Path, fleet: Fleet, api: ApiServer
+) -> None:
+    api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+    kubeconfig = api.kubeconfig(tmp_path)
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        await until(lambda: bool(names(tmp_path)))
+    before = names(tmp_path)
+    for path in (tmp_path / "run" / "image-names").iterdir():
+        path.unlink()  # a reboot empties the folder
+    api.refused = True
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        assert names(tmp_path) == before
+        asked = len(api.asked)
+        await until(lambda: len(api.asked) > asked + 6)
+        api.refused, api.away = False, True
+        asked = len(api.asked)
+        await until(lambda: len(api.asked) > asked + 6)
+        assert names(tmp_path) == before
+
+
+async def test_without_a_kubeconfig_the_former_names_of_the_cluster_end(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    folder = tmp_path / "run" / "image-names"
+    folder.mkdir(parents=True)
+    (folder / "VirtletImageMapping.old.yaml").write_text("{}")
+    async with cri(tmp_path, fleet):
+        assert names(tmp_path) == {}
+
+
+def test_the_switch_of_expressions_leaves_exact_names() -> None:
+    objects = ClusterObjects(
+        image_mappings=[named("a", spec=PATTERN)],
+        translations=[named("b", data={"1": json.dumps(PATTERN), "2": "a: [", "3": "7"})],
+    )
+    found = {name: json.loads(one) for name, one in image_files(objects, regexps=False).items()}
+    assert found["VirtletImageMapping.a.yaml"]["spec"] == RULES
+    texts = found["ConfigMap.b.yaml"]["data"]
+    assert json.loads(texts["1"]) == RULES
+    assert texts["2"] == "a: ["  # imaged reports it
+    whole = image_files(objects, regexps=True)["VirtletImageMapping.a.yaml"]
+    assert json.loads(whole)["spec"] == PATTERN
+
+
+# --- settings of nodes ----------------------------------------------------------------------
+def mapping(name: str, protocol: str | None = None, **spec: Any) -> dict[str, Any]:
+    config = {"downloadProtocol": protocol} if protocol else {}
+    return {"metadata": {"name": name}, "spec": {"config": config, **spec}}
+
+
+NODE = {"metadata": {"name": "worker", "labels": {"rack": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("mappings", "scheme"),
+    [
+        ([], "https"),
+        ([mapping("a", "http")], "http"),
+        ([mapping("a", "http", nodeName="worker")], "http"),
+        ([mapping("a", "http", nodeName="other")], "https"),
+        ([mapping("a", "http", nodeSelector={"rack": "1"})], "http"),
+        ([mapping("a", "http", nodeSelector={"rack": "1", "disk": "ssd"})], "https"),
+        ([mapping("a", "http", nodeName="worker", nodeSelector={"rack": "2"})], "https"),
+        ([mapping("a", "http", priority=2), mapping("b", "https", priority=1)], "http"),
+        ([mapping("b", "http"), mapping("a", "https")], "http"),
+        ([mapping("a", "http"), mapping("b")], "http"),
+        ([{"metadata": {"name": "a"}}], "https"),
+    ],
+)
+def test_mappings_are_joined_by_priority_and_then_by_name(
+    mappings: list[dict[str, Any]], scheme: str
+) -> None:
+    objects = ClusterObjects(config_mappings=mappings, nodes=[NODE])
+    assert node_config(objects).config.scheme == scheme
+    backwards = ClusterObjects(config_mappings=mappings[::-1], nodes=[NODE])
+    assert node_config(backwards).config.scheme == scheme
+
+
+def test_a_wrong_mapping_is_reported_and_the_others_count() -> None:
+    objects = ClusterObjects(
+        config_mappings=[mapping("a", "ftp"), mapping("b", "http")], nodes=[NODE]
+    )
+    settled = node_config(objects)
+    assert settled.config.scheme == "http"
+    assert settled.problems[0].path.startswith("VirtletConfigMapping a: spec.config")
+
+
+def test_raw_devices_are_patterns_below_dev() -> None:
+    spec = {"config": {"rawDevices": "loop*, vg0/pvc-*,,../etc/x,/dev/sda"}}
+    objects = ClusterObjects(config_mappings=[{"metadata": {"name": "a"}, "spec": spec}])
+    assert node_config(objects).config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
+
+
+async def test_a_mapping_for_this_node_sets_the_protocol_of_downloads(
+    tmp_path: Path, fleet: Fleet, api: ApiServer
+) -> None:
+    api.put(NODES, named("worker") | {"metadata": NODE["metadata"]})
+    api.put(CONFIG_MAPPINGS, mapping("a", "http", nodeName="worker"))
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)) as kubelet:
+        image = {"image": "virtlet.cloud/images.example/x.img"}
+
+        async def refs() -> set[str]:
+            code, _ = await kubelet.refused("PullImage", image=image)
+            assert code is StatusCode.NOT_FOUND
+            return {one["ref"] for one in fleet.asked("image.pull")}
+
+        async with asyncio.timeout(10):
+            while "http://images.example/x.img" not in await refs():
+                await asyncio.sleep(0.01)
+    assert any("labelSelector=kubernetes.io%2Fhostname%3Dworker-1" in one for one in api.asked) or (
+        any("labelSelector=kubernetes.io/hostname%3Dworker-1" in one for one in api.asked)
+    )
+
+
+# --- the kubeconfig -------------------------------------------------------------------------
+def config(**user: Any) -> dict[str, Any]:
+    return {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://api.example:6443/"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+
+
+def test_a_token_may_be_in_a_file_beside_the_kubeconfig(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("renewed\n")
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config(tokenFile="token")))
+    login = read_login(path)
+    assert login.server == "https://api.example:6443"
+    assert login.headers == {"Authorization": "Bearer renewed"}
+
+
+@pytest.mark.parametrize(
+    ("whole", "words"),
+    [
+        ("a: [", "cannot be used"),
+        ("[]", "cannot be used"),
+        ({}, "has no context ''"),
+        (config() | {"users": []}, "has no user 'u'"),
+        (config() | {"clusters": [{"name": "c", "cluster": {}}]}, "server must be an URL"),
+        (config(exec={"command": "aws"}), "exec is not supported"),
+        (config(tokenFile="none"), "cannot be used"),
+        (config(**{"client-certificate-data": "no base64"}), "cannot be used"),
+        (
+            config()
+            | {
+                "clusters": [
+                    {
+                        "name": "c",
+                        "cluster": {"server": "https://h", "insecure-skip-tls-verify": True},
+                    }
+                ]
+            },
+            "always verified",
+        ),
+    ],
+)
+def test_a_wrong_kubeconfig_is_refused_with_its_field(
+    tmp_path: Path, whole: Any, words: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(whole if isinstance(whole, str) else json.dumps(whole))
+    with pytest.raises(VirtbusError) as caught:
+        read_login(path)
+    assert caught.value.reason == "kubeconfig_invalid"
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_missing_kubeconfig_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VirtbusError, match="cannot be used"):
+        read_login(tmp_path / "none")
