@@ -1,6 +1,6 @@
 """A write of a controller fails in a request for an operation: a repeat makes exactly one.
 
-The write may be stored or not, whatever the controller is told about it.
+The write may be stored or not, and the controller may not learn which.
 """
 
 import asyncio
