@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.bench import data, measures
+from tests.bench import measures
 from tests.bench.criproxy import criproxy
 from tests.bench.figures import Figure, as_json, as_table
 from tests.bench.netd_growth import netd_growth
@@ -54,10 +54,6 @@ async def main() -> int:
         await take("hops", lambda: measures.bus_hops(here))
         await take("memory", lambda: measures.memory(here, 10))
         await take("netd", lambda: netd_growth(here))
-        await take("clone", lambda: data.linked_clone(here, raw, runs))
-        await take("gap", lambda: data.snapshot_gap(here, raw, max(runs // 4, 1)))
-    async with stage(VIRTBUS_IMAGE_ADDRESSES='["127.0.0.0/8"]') as here:
-        await take("pull", lambda: data.pull(here, max(runs // 5, 1)))
     async with stage(VIRTBUS_FAST_START="true") as here:
         raw = await measures.raw_of(here)
         await take(
