@@ -25,7 +25,15 @@ CNI_LASTING = ("last_reserved_ip.", "lock")
 """Files that host-local keeps permanently, by the start of their names."""
 
 NETNS_DIR = Path("/run/netns")
-OUR_PROGRAMS = ("qemu-system-", "dnsmasq", "virtbus", "vmwrapper", "nats-server", "swtpm")
+OUR_PROGRAMS = (
+    "qemu-system-",
+    "dnsmasq",
+    "virtbus",
+    "vmwrapper",
+    "nats-server",
+    "swtpm",
+    "virtiofsd",
+)
 
 
 def take(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.client.record_worker import Ensured, RecordWorker
 from virtbus.bus.client.step_reporter import StepEvents, StepReporter
 from virtbus.bus.client.tracing import no_span
@@ -13,7 +14,9 @@ from virtbus.bus.runtime.tasks import Background, background
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
+from virtbus.schemas.subjects import vm_record
 from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.wire import encode
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 LATE = VirtbusError(Code.UNAVAILABLE, "image_unreachable", "later")
@@ -191,3 +194,44 @@ async def test_a_release_ends_the_work_up_to_its_epoch_only(tasks: Background) -
     with pytest.raises(VirtbusError) as caught:
         work.end(Release(uid=A, epoch=ANY_EPOCH))
     assert caught.value.reason == "record_stands"
+
+
+class Items:
+    """A watch whose items a test gives."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[Entry | WatchMark] = asyncio.Queue()
+
+    def give(self, *items: int | WatchMark) -> None:
+        """Give marks, and records by their generation."""
+        for one in items:
+            if isinstance(one, WatchMark):
+                self._items.put_nowait(one)
+                continue
+            entry = Entry(vm_record("n1", A), encode(record(one)), one, EntryKind.PUT, 0)
+            self._items.put_nowait(entry)
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        return self
+
+    async def __anext__(self) -> Entry | WatchMark:
+        return await self._items.get()
+
+    def relist(self) -> None:
+        """Do nothing: the test decides."""
+
+
+async def test_a_list_is_worked_on_when_it_is_complete(tasks: Background) -> None:
+    step, watch = Step(), Items()
+    work = worker(tasks, step)
+    tasks.start(work.follow(watch, "n1"))
+    watch.give(WatchMark.RESET, 1)
+    assert await work.newest(record(1), 0.05) is None
+    assert step.begun.empty()
+    watch.give(2, WatchMark.SYNCED)
+    assert await work.newest(record(1), 5) == record(2)
+    assert await step.begun.get() == 2
+    assert await work.newest(record(3), 0.05) is None
+    watch.give(3)
+    assert await work.newest(record(3), 5) == record(3)
+    assert await step.begun.get() == 3

@@ -10,9 +10,11 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.provisioning.stream_setup import ensure
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
+from virtbus.schemas.group_rebuild import RebuiltGroup
 from virtbus.schemas.node_rpc import AuditFinding
+from virtbus.schemas.security_group import GroupSpec
 from virtbus.schemas.subjects import vm_record, vm_secret
-from virtbus.schemas.wire import encode
+from virtbus.schemas.wire import encode, validate
 
 pytestmark = pytest.mark.integration
 
@@ -89,6 +91,23 @@ async def test_a_rebuild_with_open_conflicts_is_refused_with_the_next_step(
     assert "the name is taken" in done.out
     assert "1 VM(s) in conflict; not following: n1" in done.err
     assert "virtbus bus rebuild" in done.err
+
+
+async def test_groups_that_only_hosts_have_are_shown_with_their_rules(
+    script: Script, cli: Cli
+) -> None:
+    rule = {"direction": "ingress", "protocol": "tcp", "ports": ["80"]}
+    spec = validate(GroupSpec, {"selector": {"labels": {"app": "web"}}, "rules": [rule]})
+    about = {"namespace": "default", "name": "web", "nodes": ("n1", "n2"), "spec": spec}
+    group = RebuiltGroup(**about, step="unconfirmed", message="nobody has accepted it")
+    script.answer("bus", "rebuild", rebuilt().model_copy(update={"groups": (group,)}))
+    done = await cli("bus", "rebuild", "--accept-group", "n1/default/db")
+    assert done.code == 0
+    assert script.data("bus.rebuild") == [
+        {"dry_run": False, "accept_groups": ["n1/default/db"]},
+    ]
+    assert "n1,n2  unconfirmed  app=web  ingress tcp:80  nobody has accepted it" in done.out
+    assert "1 security group(s) are only on hosts" in done.err
 
 
 def audited(*, repaired: bool = False) -> NodeAudited:

@@ -21,7 +21,7 @@ def test_a_copied_nic_has_no_addresses_and_ports_of_the_other_vm() -> None:
 def test_a_backup_with_a_device_of_its_node_is_not_restored() -> None:
     device = {"name": "data", "host_device": {"path": "/dev/loop0"}}
     spec = {"volumes": [{"name": "root", "image": {"ref": "tiny"}}, device]}
-    with pytest.raises(CliError, match="disk data is a device"):
+    with pytest.raises(CliError, match="disk data is a device or file"):
         _spec_of({"spec": spec, "disks": [{"name": "root"}]}, "web2", stopped=False)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.bench import measures
+from tests.bench.cri_pods import cri_pods
 from tests.bench.criproxy import criproxy
 from tests.bench.figures import Figure, as_json, as_table
 from tests.bench.netd_growth import netd_growth
@@ -31,6 +32,7 @@ async def main() -> int:
 
     runs = options.runs
     await take("criproxy", lambda: criproxy(runs))
+    await take("cri pods", cri_pods)
     async with stage() as here:
         raw = await measures.raw_of(here)
         default = {"bound": 1.15}

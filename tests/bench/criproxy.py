@@ -24,6 +24,8 @@ PODS = 100
 """Containers of each runtime."""
 BOUND_MS = 1.0
 CALLS = ("Version", "ContainerStatus", "ListContainers")
+EMPTY = ("ListPodSandbox", "ListImages", "ListContainerStats", "ListPodSandboxStats")
+"""Lists of the fake that have nothing."""
 _START_S = 30.0
 
 
@@ -121,6 +123,7 @@ class _Fake(grpc.GenericRpcHandler):
             api_pb2.ListContainersResponse(containers=listed),
         )
         self._answers = dict(zip(CALLS, (one.SerializeToString() for one in answers), strict=True))
+        self._answers |= dict.fromkeys(EMPTY, b"")
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         answer = self._answers.get(str(handler_call_details.method).rpartition("/")[2])

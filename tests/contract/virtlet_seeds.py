@@ -99,7 +99,9 @@ CASES: Mapping[str, Case] = {
     "flexvolume, whole disk": Case(config=flexvolume("0")),
     "flexvolume, second partition": Case(config=flexvolume("2")),
     "folder of the node (9p in Virtlet)": Case(
-        config=ContainerConfig(mounts=(Mount(container_path="/opt", host_path="/srv/opt"),))
+        config=ContainerConfig(
+            mounts=(Mount(container_path="/opt", host_path="/srv/opt", is_folder=True),)
+        )
     ),
     "block device": Case(config=block("/dev/testpvc")),
     "block device with the user's mounts": Case(

@@ -134,6 +134,7 @@ class Platform:
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
             "VIRTBUS_DEVICES_ALLOWED": '["/dev/loop*"]',
+            "VIRTBUS_DIRECTORIES_ALLOWED": json.dumps({str(self.base / "shared"): ["default"]}),
             "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
@@ -142,6 +143,7 @@ class Platform:
         pools = POOLS.replace("DEVICE", str(self.device))
         (self.base / "pools.toml").write_text(pools, encoding="utf-8")
         (self.base / "backups").mkdir()
+        (self.base / "shared").mkdir()
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()

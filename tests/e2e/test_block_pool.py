@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,20 +35,41 @@ def boot(platform: Platform, spec: Path) -> None:
     platform.delete("web")
 
 
-def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_path: Path) -> None:
-    file, spec = tmp_path / "device", tmp_path / "vm.json"
+@contextmanager
+def volume_of_tiny(platform: Platform, tmp_path: Path) -> Iterator[Path]:
+    """The volume `raw` on a device, and the file of a VM with it; nothing of both is left."""
+    spec = tmp_path / "vm.json"
     root = {"name": "root", "volume": {"name": "raw"}}
     plain = {"domain": {"memory": {"guest": "128MiB"}}, "volumes": [root]}
     spec.write_text(json.dumps({"spec": plain}), encoding="utf-8")
-    with device(platform, file):
+    with device(platform, tmp_path / "device"):
         until(lambda: platform.pool(DEVICE_POOL)["state"] == "Ready", "the pool")
         made = ("volume", "create", "raw", "--size", "256MiB", "--pool", DEVICE_POOL)
         volume = json.loads(platform.cli(*made, "--from-image", "tiny", "-o", "json"))
         assert (volume["state"], volume["node"]) == ("Bound", "e2e")
-        boot(platform, spec)
-        boot(platform, spec)
+        yield spec
         platform.cli("volume", "delete", "raw")
         done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
         platform.cli("operation", "delete", *(item["id"] for item in done))
         assert not any(platform.device.read_bytes())
         platform.nothing_left()
+
+
+def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_path: Path) -> None:
+    with volume_of_tiny(platform, tmp_path) as spec:
+        boot(platform, spec)
+        boot(platform, spec)
+
+
+@pytest.mark.long
+def test_a_guest_boots_from_its_root_after_each_move(platform: Platform, tmp_path: Path) -> None:
+    def moved(pool: str) -> bool:
+        view = json.loads(platform.cli("volume", "get", "raw", "-o", "json"))
+        return bool(view["spec"].get("pool", "local") == pool and not view.get("message"))
+
+    with volume_of_tiny(platform, tmp_path) as spec:
+        for pool in ("local", DEVICE_POOL):
+            platform.cli("volume", "move", "raw", "--pool", pool)
+            until(partial(moved, pool), f"the move to {pool}", within_s=120)
+            assert any(platform.device.read_bytes()) == (pool == DEVICE_POOL)
+            boot(platform, spec)

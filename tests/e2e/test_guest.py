@@ -1,5 +1,6 @@
 """The platform's inputs to a guest: its seed, its disks, its networks, its console."""
 
+import json
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e import host
+from tests.e2e.frames import Crafter, spoofed
 from tests.e2e.login import Login
 from tests.e2e.platform import Platform, Refused, address, until
 
@@ -283,8 +285,8 @@ def cni_network() -> Iterator[str]:
             networks.rmdir()
 
 
-def test_guest_on_a_cni_network_takes_the_plugins_address(
-    platform: Platform, login: Login, cni_network: str
+def test_guest_on_a_cni_network_takes_the_plugins_address_and_spoofs_no_other(
+    platform: Platform, login: Login, cni_network: str, tmp_path: Path
 ) -> None:
     until(lambda: cni_network in platform.cli("network", "list"), "netd tells of the network")
     view = platform.create(
@@ -294,6 +296,12 @@ def test_guest_on_a_cni_network_takes_the_plugins_address(
     assert host.ping(address(view))
     assert view["interfaces"][0]["mac"] in login(view, "cat /sys/class/net/eth0/address")
     assert f"inet {address(view)}/24" in login(view, "ip -4 address show eth0")
+    frames = spoofed(view["interfaces"][0])
+    sent = Crafter(tmp_path, login, view).send("eth0", (frame for _, frame in frames))
+    assert sent == len(frames)
+    shown = json.loads(platform.cli("vm", "get", "cni", "--counters", "-o", "json"))
+    counted, rules = shown["counters"][0]["refused"], [rule for rule, _ in frames]
+    assert all(counted.get(rule, 0) >= rules.count(rule) for rule in rules), counted
     platform.delete("cni")
     results = Path("/var/lib/cni/results")
     until(lambda: not list(results.glob(f"{cni_network}*")), "results removed")

@@ -1,7 +1,8 @@
-"""Networks as objects: booted guests use them, and they end after their last VM."""
+"""Networks as objects: booted guests use them behind groups, and they end after their last VM."""
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_guests_use_networks_of_their_own_until_the_last_vm_ends(
 
     patient.wait_back("netd", patient.kill("netd"))
     in_guest(f"ping -c 1 -W 3 -I eth2 {address(two, 2)}")
+    only_rules_open_a_guest(patient, login, one, two)
 
     listed = json.loads(patient.cli("network", "list", "-o", "json"))
     assert [(each["name"], each["user_count"]) for each in listed["items"]] == [
@@ -68,3 +70,43 @@ def test_guests_use_networks_of_their_own_until_the_last_vm_ends(
     patient.cli("network", "delete", "lab", "shop")
     assert not json.loads(patient.cli("network", "list", "-o", "json"))["items"]
     patient.nothing_left()
+
+
+def only_rules_open_a_guest(platform: Platform, login: Login, one: Json, two: Json) -> None:
+    """Two guests behind security groups: what a rule allows passes, and all else is dropped."""
+    target = address(two)
+
+    def label(view: Json, **labels: str) -> None:
+        now = platform.get(view["name"])
+        about = {"uid": now["uid"], "revision": now["revision"], "labels": labels}
+        platform.ask("vm.update", about)
+
+    def opens() -> bool:
+        return login(one, f"nc -w 1 {target} 22 </dev/null | head -c 4") == "SSH-"
+
+    def dropped() -> int:
+        shown = json.loads(platform.cli("vm", "get", "two", "--counters", "-o", "json"))
+        count: int = (shown["counters"][0].get("refused") or {}).get("ingress", 0)
+        return count
+
+    host = "tcp:22@10.127.0.1/32"
+    platform.cli("security-group", "create", "front", "--select", "app=front")
+    rules = ("--ingress", "tcp:22@group:front")
+    platform.cli("security-group", "create", "db", "--select", "app=db", *rules, "--ingress", host)
+    assert opens()
+    label(two, app="db")
+    until(lambda: not opens(), "a connection that no rule allows is dropped")
+    until(dropped, "the dropped packets are counted")
+    with socket.create_connection((target, 22), 5) as held:
+        assert held.recv(4) == b"SSH-"
+        label(one, app="front")
+        until(opens, "the label makes it a member of the group that the rule names")
+        platform.cli("security-group", "update", "db", *rules)
+        before = dropped()
+        held.sendall(b"SSH-2.0-none\r\n")
+        until(lambda: dropped() > before, "the connection that only the removed rule allowed ends")
+        assert opens()
+        label(one)
+        until(lambda: not opens(), "without the label, no rule allows it")
+    platform.cli("security-group", "delete", "db", "front")
+    until(opens, "without groups, the guest is open")

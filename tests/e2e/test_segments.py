@@ -1,4 +1,4 @@
-"""Networks on segments of the host: a booted guest uses them, and its crafted frames are lost."""
+"""A booted guest with each kind of network: segments of the host, and spoofed frames on each."""
 
 import asyncio
 import json
@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Frames
 from services.netd.tests.segment import (
     OUTSIDE,
     SERVER,
     Segment,
-    crafted,
     outside,
     run,
     segment,
 )
-from tests.e2e.frames import Crafter
+from tests.e2e.frames import Crafter, spoofed
 from tests.e2e.login import Login
 from tests.e2e.platform import LINKS, Platform, until
 from tests.e2e.test_networks import as_admin, vm
@@ -29,6 +27,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 BRIDGE, INTERFACE = LINKS
 LEASES = ["192.0.2.10/24", "198.51.100.10/24"]
+SEGMENTS = "lan", "wan"
+KINDS: dict[str, dict[str, Any]] = {
+    "lan": {"kind": "bridge", "link": BRIDGE},
+    "wan": {"kind": "macvtap", "link": INTERFACE},
+    "shop": {"kind": "nat", "subnet": "10.203.0.0/24", "subnet6": "fd00:203::/64"},
+    "dmz": {"kind": "routed", "subnets": {"e2e": "10.204.0.0/24"}},
+    "lab": {"kind": "isolated", "subnet": "10.205.0.0/24"},
+    "mesh": {"kind": "overlay", "subnet": "10.206.0.0/24", "subnet6": "fd00:206::/64"},
+}
+"""The networks of the guest by name: its interfaces have this order, after `default`."""
 
 
 @contextmanager
@@ -70,7 +78,7 @@ def segments() -> Iterator[None]:
             yield
 
 
-def test_a_guest_on_segments_has_their_addresses_and_its_crafted_frames_are_dropped(
+def test_a_guest_on_each_kind_of_network_has_its_addresses_and_its_crafted_frames_are_dropped(
     patient: Platform, tmp_path: Path
 ) -> None:
     login = Login(tmp_path)
@@ -81,35 +89,42 @@ def test_a_guest_on_segments_has_their_addresses_and_its_crafted_frames_are_drop
             return all(f'"{link}"' in shown for link in LINKS) and "192.0.2.99" in shown
 
         until(reported, "the node reports its links and addresses")
-        as_admin(patient, "create", name="lan", spec={"kind": "bridge", "link": BRIDGE})
-        as_admin(patient, "create", name="wan", spec={"kind": "macvtap", "link": INTERFACE})
+        for name, spec in KINDS.items():
+            as_admin(patient, "create", name=name, spec=spec)
         how: dict[str, Any] = {"folder": tmp_path, "key": login.public_key}
-        view = vm(patient, "edge", "default", "lan", "wan", wait="ready", **how)
+        view = vm(patient, "edge", "default", *KINDS, wait="ready", **how)
 
         def leases() -> list[str]:
-            nics = patient.get("edge")["interfaces"][1:]
+            nics = patient.get("edge")["interfaces"][1:3]
             return [address for nic in nics for address in nic["addresses"]]
-
-        def refused() -> list[dict[str, int]]:
-            shown = json.loads(patient.cli("vm", "get", "edge", "--counters", "-o", "json"))
-            return [nic.get("refused") or {} for nic in shown["counters"][1:]]
 
         until(lambda: leases() == LEASES, "two leases")
         patient.wait_back("netd", patient.kill("netd"))
         login(view, f"ping -c 1 -W 3 -I eth1 {SERVER}")
         login(view, "ping -c 1 -W 3 -I eth2 198.51.100.1")
-        crafter = Crafter(tmp_path, login, view)
-        for place, (link, lease) in enumerate(zip(("eth1", "eth2"), LEASES, strict=True)):
-            before = refused()[place]
-            frames = crafted(Frames(patient.get("edge")["interfaces"][place + 1]["mac"], lease))
-            wanted = [rule for rule, _ in frames.values()]
-            assert crafter.send(link, (frame for _, frame in frames.values())) == len(frames)
-            after = refused()[place]
-            for rule in set(wanted):
-                assert after[rule] - before.get(rule, 0) >= wanted.count(rule), (link, rule)
+        each_spoofed_frame_is_counted(patient, Crafter(tmp_path, login, view))
         shown = patient.cli("vm", "net", "edge")
         assert f"{BRIDGE} -- segment" in shown
         assert f"on {INTERFACE} -- segment" in shown
         patient.delete("edge")
-        patient.cli("network", "delete", "lan", "wan")
+        patient.cli("network", "delete", *KINDS)
     patient.nothing_left()
+
+
+def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
+    """The guest sends each kind of frame on each of its interfaces; each rule counts its own."""
+
+    def refused() -> list[dict[str, int]]:
+        shown = json.loads(platform.cli("vm", "get", "edge", "--counters", "-o", "json"))
+        return [nic.get("refused") or {} for nic in shown["counters"]]
+
+    nics = platform.get("edge")["interfaces"]
+    assert len(nics) == 1 + len(KINDS)
+    before, wanted = refused(), list[list[str]]()
+    for place, nic in enumerate(nics):
+        frames = spoofed(nic, on_segment=nic["network"] in SEGMENTS)
+        wanted.append([rule for rule, _ in frames])
+        assert crafter.send(f"eth{place}", (frame for _, frame in frames)) == len(frames)
+    for nic, had, has, rules in zip(nics, before, refused(), wanted, strict=True):
+        for rule in set(rules):
+            assert has[rule] - had.get(rule, 0) >= rules.count(rule), (nic["network"], rule)

@@ -65,7 +65,15 @@ class Guest:
 
     @property
     def address(self) -> str:
-        return str(self.view["interfaces"][0]["addresses"][0]).partition("/")[0]
+        return self._addresses()[0]
+
+    @property
+    def address6(self) -> str:
+        return next(one for one in self._addresses() if ":" in one)
+
+    def _addresses(self) -> list[str]:
+        found = self.view["interfaces"][0]["addresses"]
+        return [str(one).partition("/")[0] for one in found]
 
     def run(self, command: str) -> str:
         """Return the output of a command in the guest; raise if it fails."""
@@ -133,11 +141,29 @@ def seen(packets: socket.socket) -> bool:
             return found
 
 
+def _has_ipv6(guest: Guest) -> bool:
+    return f"{guest.address6}/128" in guest.run("ip -6 addr show dev eth0")
+
+
+def by_ipv6(one: Guest, two: Guest, there: Box, elsewhere: Box) -> None:
+    """Guests of two hosts reach each other and the gateway; a third host sees nothing of it."""
+    for guest in (one, two):
+        until(partial(_has_ipv6, guest), "an address by DHCPv6")
+    with capture(there) as on_the_way, capture(elsewhere) as third:
+        one.run(f"ping6 -c 2 -W 3 -p a5 -s 1402 {two.address6}")
+        two.run(f"ping6 -c 2 -W 3 -p a5 -s 1402 {one.address6}")
+        assert (seen(on_the_way), seen(third)) == (True, False)
+    one.run("ping6 -c 1 -W 3 fd00:210::1")
+    assert two.address6 in one.run("nslookup -type=AAAA two.default.vm.internal")
+    one.run("ping6 -c 1 -W 3 two.default.vm.internal")
+
+
 def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
     platform: Fleet, tmp_path: Path
 ) -> None:
     key = made_key(tmp_path)
-    as_admin(platform, "create", name="mesh", spec={"kind": "overlay", "subnet": "10.210.0.0/16"})
+    mesh = {"kind": "overlay", "subnet": "10.210.0.0/16", "subnet6": "fd00:210::/64"}
+    as_admin(platform, "create", name="mesh", spec=mesh)
     as_admin(platform, "create", name="other", spec={"kind": "overlay", "subnet": "10.211.0.0/16"})
     one = Guest(platform, "one", "n1", key, "mesh")
     two = Guest(platform, "two", "n2", key, "mesh")
@@ -152,6 +178,7 @@ def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
         two.run(f"ping -c 2 -W 3 -p a5 -s 1422 {one.address}")
         assert (seen(there), seen(elsewhere)) == (True, False)
     assert one.run("cat /sys/class/net/eth0/mtu").strip() == "1450"
+    by_ipv6(one, two, n2, n3)
     one.run("ping -c 1 -W 3 two.default.vm.internal")
     two.run("ping -c 1 -W 3 one.default.vm.internal")
     one.run("ping -c 1 -W 3 10.200.0.254")  # the outside, by the host's address
@@ -159,10 +186,11 @@ def test_guests_of_two_hosts_reach_each_other_and_a_third_network_sees_nothing(
     for address in (third.address, n1.address, n2.address):
         assert one.run(closed.format(address)).strip() == "closed"
 
-    before = two.address
+    before, before6 = two.address, two.address6
     drain(platform, "n2", two)
     two.wait()
-    assert two.address == before
+    assert (two.address, two.address6) == (before, before6)
+    until(lambda: "1 packets received" in one.run(f"ping6 -c 1 -W 2 {before6} || true"), "")
     until(lambda: "1 packets received" in one.run(f"ping -c 1 -W 2 {before} || true"), "")
     assert "vbx" not in n2.run("ip", "-o", "link")  # the old host has no part of it any more
     platform.cli("node", "uncordon", "n2")

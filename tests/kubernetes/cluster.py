@@ -92,7 +92,7 @@ class Program:
 class Cluster:
     """One control plane. All methods block.
 
-    `kubeconfig` is of a member of system:masters. `authority` signs users and servers,
+    `kubeconfig` and `admin` are of a member of system:masters. `authority` signs users and servers,
     `front_proxy` only the API server's own certificate towards aggregated APIs.
     """
 
@@ -106,10 +106,10 @@ class Cluster:
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._port.bind(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self._port.getsockname()[1]}"
-        self._admin = self.authority.sign("admin", "admin", groups=["system:masters"])
-        self.kubeconfig = self.kubeconfig_of("admin", self._admin)
+        self.admin = self.authority.sign("admin", "admin", groups=["system:masters"])
+        self.kubeconfig = self.kubeconfig_of("admin", self.admin)
         self._tls = ssl.create_default_context(cafile=str(self.authority.certificate))
-        self._tls.load_cert_chain(*self._admin)
+        self._tls.load_cert_chain(*self.admin)
         self._tokens = key_pair(self.base / "accounts")
         self.etcd = Program(self._etcd(), self.base / "etcd.log")
         self.apiserver = Program(self._apiserver(), self.base / "apiserver.log")
@@ -153,6 +153,15 @@ class Cluster:
             assert not ended, f"{ended[0].name}: {ended[0].read_text(errors='replace')[-3000:]}"
             assert time.monotonic() < deadline, self.apiserver.log.read_text()[-3000:]
             time.sleep(0.05)
+
+    def send(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Return the answer to one request; raises urllib.error.HTTPError."""
+        data = None if body is None else json.dumps(body).encode()
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, head, method=method)
+        with urllib.request.urlopen(request, timeout=30, context=self._tls) as answer:
+            found: Json = json.loads(answer.read())
+        return found
 
     def _status(self, path: str) -> int:
         try:
@@ -262,6 +271,7 @@ class Cluster:
             f"--tls-private-key-file={serving.key}",
             f"--client-ca-file={self.authority.certificate}",
             "--authorization-mode=Node,RBAC",
+            "--allow-privileged=true",
             f"--kubelet-client-certificate={kubelets.certificate}",
             f"--kubelet-client-key={kubelets.key}",
             "--kubelet-preferred-address-types=Hostname",

@@ -1,12 +1,17 @@
-"""One control plane for all tests of this folder."""
+"""One control plane for all tests of this folder, and one node for those of VM pods."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.e2e.platform import Platform as Host
+from tests.e2e.platform import until
+from tests.kubernetes.binder import Binder
 from tests.kubernetes.cluster import CRDS, Cluster, programs
+from tests.kubernetes.container_host import NAME, ContainerHost
 from tests.kubernetes.platform import Platform, bridged
+from tests.kubernetes.pod_node import NODE_LABEL, PodNode
 from tests.kubernetes.test_chart import helm
 
 HERE = Path(__file__).parent
@@ -46,6 +51,28 @@ def platform(kubevirt: Cluster) -> Iterator[Platform]:
     """The cluster with the bridge in it, virtbus next to it; its webhooks end with the module."""
     with bridged(kubevirt) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def pod_node(cluster: Cluster) -> PodNode:
+    """A Ready node with both runtimes, for the tests of VM pods; it ends with the control plane."""
+    folder = programs()
+    assert folder is not None, "not built; run: make k8s-tools"
+    pair = cluster.authority.sign("node", f"system:node:{NAME}", groups=["system:nodes"])
+    platform = Host()
+    ENDS.callback(platform.wipe)
+    platform.start()
+    login = cluster.kubeconfig_of("node", pair)
+    authority = cluster.authority.certificate
+    host = ContainerHost(platform, folder / "kubelet", folder / "debian", login, authority)
+    ENDS.enter_context(host.running())
+    node = PodNode(cluster, host)
+    until(lambda: node.has(f"/api/v1/nodes/{NAME}"), "the node registers")
+    until(node.ready, "the node is Ready")
+    cluster.kubectl("apply", "-f", str(host.base / "runtimeclass.yaml"))
+    cluster.kubectl("label", "node", NAME, NODE_LABEL, "--overwrite")
+    ENDS.enter_context(Binder(cluster, NAME).running())
+    return node
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

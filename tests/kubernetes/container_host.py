@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -39,6 +40,7 @@ OF_KUBELET = (
 """Folders that kubelet makes with any settings."""
 
 Json = dict[str, Any]
+LOOPBACK: Json = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
 
 
 def image(name: str, *entrypoint: str) -> bytes:
@@ -66,8 +68,20 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+def _kill_with_children(pid: int) -> None:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for one in (pid, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(one, 9)
+
+
 class ContainerHost:
     """The programs of one node. All methods block. `kubeconfig` is the node's; None: no cluster."""
+
+    mirrors: Mapping[str, str] = MappingProxyType({})
+    """The server (host:port) that is asked for the images of each registry, by plain HTTP."""
+    network: Mapping[str, Any] = LOOPBACK
+    """The CNI network of pods that are containers."""
 
     def __init__(
         self, platform: Platform, kubelet: Path, debian: Path, kubeconfig: Path | None, ca: Path
@@ -123,6 +137,16 @@ class ContainerHost:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run all programs; the node is not Ready yet on entry."""
+        with self.runtimes():
+            self.kubelet.start()
+            try:
+                yield
+            finally:
+                self.kubelet.stop()
+
+    @contextmanager
+    def runtimes(self) -> Iterator[None]:
+        """Run all programs but kubelet."""
         with ExitStack() as stack:
             stack.callback(self._clean)
             address = (f"{ADDRESS}/32", "dev", "lo")
@@ -134,19 +158,34 @@ class ContainerHost:
             until(self.answers, "the proxy answers with both runtimes")
             self._import(PAUSE, "/bin/busybox", "sleep", "100000")
             self._import(BOX, "/bin/busybox", "sh", "-c")
-            self.kubelet.start()
-            stack.callback(self.kubelet.stop)
             yield
 
-    def _clean(self) -> None:
-        """End what containerd's shims still run, and undo kubelet's mount of its own folder."""
+    def power_off(self) -> None:
+        """End all processes of the node's programs, its mounts and what is in memory only."""
+        for program in (self.kubelet, self.proxy, self.cri, self.containerd):
+            program.kill()
+        self._unmount()
+        shutil.rmtree(self.base / "containerd-state", ignore_errors=True)
+
+    def power_on(self) -> None:
+        """Start the node's programs; virtbus runs already."""
+        for program in (self.containerd, self.cri, self.proxy):
+            program.start()
+        until(self.answers, "the proxy answers with both runtimes")
+        self.kubelet.start()  # without a runtime it would end, and systemd would start it again
+
+    def _unmount(self) -> None:
+        """End what containerd's shims still run, and undo all mounts in the node's folder."""
         for process in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 if str(self.containerd_socket).encode() in process.read_bytes():
-                    os.kill(int(process.parent.name), 9)
+                    _kill_with_children(int(process.parent.name))
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in reversed([one for one in mounts if one.startswith(str(self.base))]):
             subprocess.run(["umount", "-l", mount], check=False)
+
+    def _clean(self) -> None:
+        self._unmount()
         shutil.rmtree(self.base, ignore_errors=True)
         for path in OF_KUBELET:
             with suppress(OSError):  # absent, or a kubelet of this machine uses it
@@ -217,9 +256,13 @@ runtime_type = "io.containerd.runc.v2"
 BinaryName = "{self._debian}/usr/sbin/runc"
 SystemdCgroup = false
 """
+        for registry, server in self.mirrors.items():
+            text += f"""\
+[{cri}.registry.mirrors."{registry}"]
+endpoint = ["http://{server}"]
+"""
         (self.base / "containerd.toml").write_text(text)
-        loopback = {"cniVersion": "0.4.0", "name": "lo", "plugins": [{"type": "loopback"}]}
-        (self.base / "cni" / "10-lo.conflist").write_text(json.dumps(loopback))
+        (self.base / "cni" / "10-pods.conflist").write_text(json.dumps(self.network))
 
     def _write_kubelet(self, kubeconfig: Path | None, ca: Path) -> None:
         config: Json = {

@@ -22,11 +22,11 @@ from tests.load.world import PREFIX, nodes_ready
 
 from virtbus.bus.client import probes
 from virtbus.bus.client.connection import connect
-from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.provisioning.server import binary
 from virtbus.bus.provisioning.stream_setup import ensure, ensure_node
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.documents.manifests import NAMESPACE
+from virtbus.schemas.subjects import api
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -110,7 +110,7 @@ class Platform:
 
     async def _declared(self) -> None:
         await self.bus_ready()
-        async with self._connected("admin") as admin:
+        async with self.connected("admin") as admin:
             await ensure(admin)
             nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
             for node in self._nodes:
@@ -123,19 +123,20 @@ class Platform:
                 await asyncio.sleep(0.05)
 
     async def _nodes_ready(self) -> None:
-        async with self._connected("client") as client:
+        async with self.connected("client") as client:
             await nodes_ready(client, len(self._nodes))
 
-    def _connected(self, user: str) -> Any:
+    def connected(self, user: str) -> Any:
+        """Return a context with a connection to the bus."""
         creds = self.folder / "run" / f"{user}.creds"
         return connect(BusSettings(creds=creds), name=f"test {user}")
 
-    def ask(self, verb: str, **data: Any) -> Any:
+    def ask(self, verb: str, resource: str = "vm", **data: Any) -> Any:
         """Send a request to virtbus as a client; return the answer."""
 
         async def asked() -> Any:
-            async with self._connected("client") as client:
-                return await _asked(client, verb, data)
+            async with self.connected("client") as client:
+                return await client.request(api(resource, verb), data, timeout_s=20)
 
         return run(asked())
 
@@ -173,10 +174,6 @@ class Platform:
         """Run `kubectl wait --for=condition=Ready` for the VM."""
         argv = ("--for=condition=Ready", f"vm/{name}", "--timeout=30s")
         self.cluster.kubectl("wait", "-n", namespace, *argv)
-
-
-async def _asked(client: NatsBus, verb: str, data: Json) -> Any:
-    return await client.request(f"virtbus.api.v1.vm.{verb}", data, timeout_s=20)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

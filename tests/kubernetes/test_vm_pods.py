@@ -5,14 +5,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.platform import Platform, until
-from tests.kubernetes.cluster import ROOT, Cluster, programs
-from tests.kubernetes.container_host import NAME, ContainerHost
+import yaml
+from tests.e2e import host
+from tests.e2e.platform import until
+from tests.kubernetes.cluster import ROOT, Cluster
+from tests.kubernetes.container_host import BOX, NAME, ContainerHost
+from tests.kubernetes.pod_node import PodNode, guest
 from tests.kubernetes.test_howto import BLOCK
+
+from virtbus.cli.cri.host_files import UNITS, HostFiles
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -40,31 +44,10 @@ def blocks(kind: str) -> list[str]:
 MANIFEST = next(text for kind, text in BLOCK.findall(PAGE.read_text()) if kind == "yaml")
 
 
-@pytest.fixture(scope="module")
-def here(cluster: Cluster) -> Iterator[ContainerHost]:
-    """A node of the cluster with both runtimes, Ready, and virtbus on it."""
-    folder = programs()
-    assert folder is not None, "not built; run: make k8s-tools"
-    pair = cluster.authority.sign("node", f"system:node:{NAME}", groups=["system:nodes"])
-    platform = Platform()
-    try:
-        platform.start()
-        host = ContainerHost(
-            platform,
-            folder / "kubelet",
-            folder / "debian",
-            cluster.kubeconfig_of("node", pair),
-            cluster.authority.certificate,
-        )
-        with host.running():
-            yield host
-    finally:
-        platform.wipe()
-
-
 def test_the_commands_of_the_page_lead_to_a_vm_and_a_container(
-    cluster: Cluster, here: ContainerHost, tmp_path: Path
+    cluster: Cluster, pod_node: PodNode, tmp_path: Path
 ) -> None:
+    here = pod_node.host
     (tmp_path / "pods.yaml").write_text(MANIFEST)
     (tmp_path / "bin").mkdir()
     for name, words in (
@@ -78,20 +61,16 @@ def test_the_commands_of_the_page_lead_to_a_vm_and_a_container(
     for line in lines:
         if line.startswith(NO_SYSTEMD):
             continue
-        if "label" in line:
-            _registered(cluster)
         done = _followed(_here(line, here), tmp_path, here)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        if line == "kubectl apply -f pods.yaml":
-            _bind(cluster, "guest", "box")
     until(lambda: not here.platform.vms(), "the VM is gone with its pod")
 
 
 def test_pods_of_both_runtimes_survive_the_kill_of_each_program(
-    cluster: Cluster, here: ContainerHost
+    cluster: Cluster, pod_node: PodNode
 ) -> None:
+    here = pod_node.host
     cluster.kubectl("apply", "-f", "-", stdin=MANIFEST)
-    _bind(cluster, "guest", "box")
     ready = ("--for=condition=Ready", "pod/guest", "pod/box", "--timeout=180s")
     cluster.kubectl("wait", *ready)
     (vm,) = here.platform.vms()
@@ -117,6 +96,39 @@ def test_pods_of_both_runtimes_survive_the_kill_of_each_program(
     until(lambda: not here.platform.vms(), "the VM is gone with its pod", within_s=120)
 
 
+def test_a_daemon_set_installs_and_neither_its_upgrade_nor_its_end_ends_a_guest(
+    pod_node: PodNode,
+) -> None:
+    root = pod_node.platform.base / "installed"
+    (root / "run/containerd").mkdir(parents=True)
+    (root / "run/containerd/containerd.sock").symlink_to(pod_node.host.containerd_socket)
+    for unit in UNITS:
+        HostFiles(root).unit(unit).parent.mkdir(parents=True, exist_ok=True)
+        HostFiles(root).unit(unit).touch()
+    manifest = yaml.safe_load((ROOT / "deploy/vm-nodes/daemonset.yaml").read_text())
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    command = f"{Path(sys.executable).parent}/virtbus cri install --root {root}"
+    container["args"] = [container["args"][0].replace("virtbus cri install", command)]
+    container["command"].insert(0, "/bin/busybox")
+    container["image"] = BOX
+    daemons = ("-n", "kube-system")
+    rollout = ("rollout", "status", "daemonset/virtbus-vm-nodes", "--timeout=120s")
+    with pod_node.apart("daemon-set") as own:
+        own.apply(guest("guest"))
+        own.wait("condition=Ready", "pod/guest")
+        before = own.pods()
+        emulators = host.qemu_pids(own.vms()[0]["uid"])
+        own.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        own.cluster.kubectl(*daemons, *rollout)
+        until(HostFiles(root).runtime_class.exists, "the command has written its files")
+        own.cluster.kubectl(*daemons, "rollout", "restart", "daemonset/virtbus-vm-nodes")
+        own.cluster.kubectl(*daemons, *rollout)
+        own.cluster.kubectl(*daemons, "delete", "daemonset", "virtbus-vm-nodes", "--timeout=60s")
+        assert own.pods() == before
+        assert host.qemu_pids(own.vms()[0]["uid"]) == emulators
+        assert HostFiles(root).runtime_class.exists()
+
+
 def _follows(cluster: Cluster, pod: str, word: str) -> None:
     """Read `kubectl logs -f` until a line has the word."""
     argv = [str(cluster.program), f"--kubeconfig={cluster.kubeconfig}", "logs", "-f", pod]
@@ -129,30 +141,6 @@ def _follows(cluster: Cluster, pod: str, word: str) -> None:
         finally:
             ends.cancel()
             following.kill()
-
-
-def _bind(cluster: Cluster, *pods: str) -> None:
-    """Do the scheduler's part for pods that no node has yet."""
-    for pod in pods:
-        spec = cluster.get("pod", pod)["spec"]
-        if spec.get("nodeName"):
-            continue
-        labels = cluster.get("node", NAME)["metadata"]["labels"]
-        assert spec.get("nodeSelector", {}).items() <= labels.items()
-        target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod},
-            "target": target,
-        }
-        path = f"/api/v1/namespaces/default/pods/{pod}/binding"
-        cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
-
-
-def _registered(cluster: Cluster) -> None:
-    """Wait until the node is registered."""
-    until(lambda: cluster.try_kubectl("get", "node", NAME).returncode == 0, "the node registers")
 
 
 def _here(line: str, here: ContainerHost) -> str:

@@ -12,6 +12,7 @@ from tests.sim.bus import SimBus
 from tests.sim.hostports import Threads
 from tests.sim.loop import Process
 from tests.sim.machine import Host
+from tests.sim.node_rules import NodeRules
 
 from virtbus.bus.client.ports import (
     Endpoint,
@@ -51,7 +52,7 @@ from virtbus.schemas.quarantine import (
     QuarantineRequest,
     QuarantineWork,
 )
-from virtbus.schemas.records import of_operation
+from virtbus.schemas.records import of_node_group, of_operation
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import MIB, VmRecord
 from virtbus.schemas.wire import read, validate
@@ -80,6 +81,11 @@ class Hand:
         self._released_epochs: dict[str, int] = {}
         self._gone_volumes: set[str] = set()
         self._listed: set[str] = set()
+        self._rules = NodeRules(host)
+        self._records: dict[str, VmRecord] = {}
+        """By uid: the record that the watch has delivered."""
+        self._listing = True
+        self._found: dict[str, VmRecord] = {}
         self._group: asyncio.TaskGroup | None = None
         self.recovering = True
 
@@ -113,23 +119,42 @@ class Hand:
             self.recovering = False
             async with self._bus.node_watch(self._host.node, self._kind, self._gate) as watch:
                 async for item in watch:
-                    if item is WatchMark.RESET:
-                        self._listed.clear()
-                    elif isinstance(item, Entry):
-                        self._see(item)
+                    await self._follow(item)
+
+    async def _follow(self, item: Entry | WatchMark) -> None:
+        """Process an item of the watch. Work for a list begins when the list is complete."""
+        if item is WatchMark.RESET:
+            self._listing = True
+            self._listed.clear()
+            self._found.clear()
+        if self._kind == "netd" and self._rules.see(item):
+            await self._threads.on_disk(self._rules.apply)
+        if isinstance(item, Entry):
+            self._see(item)
+        elif item is WatchMark.SYNCED:
+            self._listing, found = False, list(self._found.values())
+            self._found.clear()
+            for record in found:
+                self._want(record)
 
     def _see(self, entry: Entry) -> None:
         uid = entry.key.rpartition(".")[2]
-        if of_operation(entry.key):
+        if of_operation(entry.key) or of_node_group(entry.key):
             return
         if uid.startswith("_"):  # the join nonce, the node's desired state
             return
         record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
         self._listed.discard(uid)
+        self._found.pop(uid, None)
         if record is None or record.ending:
+            self._records.pop(uid, None)
             self._drop(uid)
+            return
+        self._listed.add(uid)
+        self._records[uid] = record
+        if self._listing:
+            self._found[uid] = record
         else:
-            self._listed.add(uid)
             self._want(record)
 
     async def _tell(self) -> None:
@@ -152,8 +177,8 @@ class Hand:
     def _want(self, record: VmRecord) -> "asyncio.Task[ImageReady | NetReady]":
         job = self._jobs.get(record.uid)
         if job is not None:
-            record = max(job[0], record, key=lambda each: (each.epoch, each.generation))
-            if record is job[0] and not job[1].done():
+            record = record if _age(record) >= _age(job[0]) else job[0]
+            if record == job[0] and not job[1].done():
                 return job[1]
             job[1].cancel()
         assert self._group is not None
@@ -218,13 +243,20 @@ class Hand:
         claimed = [one for claims in record.address_claims.values() for one in claims.addresses]
         address = claimed[0] if claimed else known[1] if known else self._host.address()
         self._host.networks[uid] = (max(epoch, known[0] if known else 0), address)
+        self._rules.attach(record)
+        networks = {one.name: one.network for one in record.spec.networks}
         return NetReady(
             uid=uid,
             epoch=epoch,
             generation=record.generation,
             phase=NetPhase.READY,
             interfaces=tuple(
-                InterfaceStatus(name=nic.name, mac="02:00:00:00:00:01", addresses=(address,))
+                InterfaceStatus(
+                    name=nic.name,
+                    mac="02:00:00:00:00:01",
+                    addresses=(address,),
+                    network=networks.get(nic.name, ""),
+                )
                 for nic in record.spec.domain.devices.interfaces
             ),
         )
@@ -242,10 +274,20 @@ class Hand:
 
     async def _ensure(self, request: Request) -> ImageReady | NetReady:
         self._ready()
-        ready = await asyncio.shield(self._want(validate(Ensure, request.data).record))
+        record = validate(Ensure, request.data).record
+        if self._kind == "netd":
+            record = self._newest(record)
+        ready = await asyncio.shield(self._want(record))
         if ready.error is not None:
             raise VirtbusError.of(ready.error)
         return ready
+
+    def _newest(self, asked: VmRecord) -> VmRecord:
+        """Return the record from the bus; the groups that it needs came before it."""
+        found = self._records.get(asked.uid)
+        if self._listing or found is None or _age(found) < _age(asked):
+            raise VirtbusError(Code.UNAVAILABLE, "record_late", "the record has not arrived here")
+        return found
 
     async def _inspect(self, request: Request) -> HeldResources:
         self._ready()
@@ -369,6 +411,7 @@ class Hand:
             self._released_epochs[want.uid] = want.epoch
         if self._kind == "netd":
             self._host.networks.pop(want.uid, None)
+            self._host.rules.pop(want.uid, None)
         elif want.uid in self._host.disk.overlays:
             return self._gone(want.uid, want.keep)
         elif want.keep is not None and want.uid in self._host.disk.quarantine:
@@ -390,6 +433,10 @@ class Hand:
         disk.quarantine[entry] = keep
         self._host.watcher.note(self._host.name, "kept", entry)
         return entry
+
+
+def _age(record: VmRecord) -> tuple[int, int]:
+    return record.epoch, record.generation
 
 
 def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:

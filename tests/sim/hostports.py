@@ -17,7 +17,13 @@ from tests.sim.wire import Gone
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.instance import Me
-from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
+from virtbus.nodeagent.core.ports import (
+    NO_FILES,
+    ConsoleViewer,
+    DomainEvent,
+    DomainFacts,
+    HostFacts,
+)
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks
@@ -159,7 +165,9 @@ class SimHypervisor:
     async def define(self, xml: str) -> None:
         await self._call(lambda: self._host.define(xml))
 
-    async def start(self, uid: str, *, paused: bool = False) -> None:
+    async def start(
+        self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         host, loop = self._host, self._host.loop
         ended: asyncio.Future[VirtbusError | None] = loop.create_future()
 

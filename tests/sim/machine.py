@@ -28,6 +28,7 @@ from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import QuarantineRequest
+from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.vm import VmRecord
 
 _FOLDER = re.compile(r"/volumes/([^/\"]+)/disk\.qcow2")
@@ -95,6 +96,8 @@ class Disk:
     quarantine: dict[str, QuarantineRequest] = field(default_factory=dict)
     """Overlays without a record, by entry (ADR 0033)."""
     kept_seeds: dict[str, str | None] = field(default_factory=dict)
+    groups: dict[str, tuple[str, NodeGroup]] = field(default_factory=dict)
+    """netd's security groups: key → nonce of their bus, and the group."""
     nonce: str = ""
     key: str = ""
     """The host's identity; a copy of the disk has it, too."""
@@ -135,6 +138,7 @@ class Watcher:
     def volume_filled(self, host: "Host", folder: str) -> None: ...
     def volume_opened(self, host: "Host", domain: Domain, folder: str) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...
+    def ruled(self, host: "Host", record: VmRecord, groups: Mapping[str, NodeGroup]) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
 
@@ -168,6 +172,8 @@ class Host:
         self.domains: dict[str, Domain] = {}
         self.networks: dict[str, tuple[int, str]] = {}
         """uid → epoch and address; lost with the host."""
+        self.rules: dict[str, tuple[VmRecord, dict[str, NodeGroup]]] = {}
+        """uid → the record and the groups whose rules its network has; lost with the host."""
         self.armed: dict[str, int] = {}
         self.up = True
         self.libvirt_up = True
@@ -390,6 +396,7 @@ class Host:
             if not domain.defined:
                 del self.domains[domain.uid]
         self.networks.clear()
+        self.rules.clear()
         self.armed.clear()
         self.listeners.clear()
 

@@ -6,10 +6,12 @@ of a guest. `at_rest` checks those that must hold once all faults are healed.
 
 import hashlib
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.sim.addresses import AddressObserver
+from tests.sim.groups import GroupObserver
 from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
@@ -25,7 +27,8 @@ from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.records import of_operation
+from virtbus.schemas.records import of_node_group, of_operation
+from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -101,6 +104,7 @@ class Observer(Watcher):
         self.image_names = ImageNameObserver(self)
         self.networks = NetworkObserver(self)
         self.addresses = AddressObserver(self)
+        self.groups = GroupObserver(self)
         self.operations = OperationObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
@@ -153,11 +157,15 @@ class Observer(Watcher):
             subjects.IMAGE_NAME_KEYS: self.image_names.wrote,
             subjects.NETWORK_KEYS: self.networks.wrote,
             subjects.ADDRESS_KEYS: self.addresses.wrote,
+            subjects.SECURITY_GROUP_KEYS: self.groups.wrote,
         }
         for prefix, wrote in of_objects.items():
             if entry.key.startswith(prefix):
                 wrote(entry)
                 return
+        if of_node_group(entry.key):
+            self.groups.wrote(entry)
+            return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -317,6 +325,9 @@ class Observer(Watcher):
         wanted = self.wanted.get(uid)
         if not ((wanted is not None and wanted.delete_asked) or host.name in self._vm(uid).left):
             self.wrong("I2", f"{host.name} removes the disks of {uid}, and nobody asked")
+
+    def ruled(self, host: Host, record: VmRecord, groups: Mapping[str, NodeGroup]) -> None:
+        self.groups.ruled(host, record, groups)
 
     def volume_removed(self, host: Host, folder: str) -> None:
         self.volumes.removed(host, folder)

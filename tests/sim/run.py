@@ -20,6 +20,7 @@ REST_FROM_S = HEAL_S + 60.0
 LOOK_EVERY_S = 5.0
 VOLUMES = 5
 NETWORKS = 3
+GROUPS = 4
 
 
 @dataclass
@@ -93,7 +94,7 @@ def run(
     with running(world):
         world.begin()
         nemesis.begin()
-        plan = plan or Plan(volumes=VOLUMES, networks=NETWORKS)
+        plan = plan or Plan(volumes=VOLUMES, networks=NETWORKS, groups=GROUPS)
         users.begin(world, plan)
         operators.begin(world, plan)
         at_s = REST_FROM_S

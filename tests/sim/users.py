@@ -22,6 +22,8 @@ USES_VOLUME = 0.25
 MAKES_VOLUME = 0.3
 USES_IMAGE_NAME = 0.5
 USES_NETWORK = 0.6
+APPS = ("web", "db", "lb")
+"""Values of the label that security groups select."""
 POOL = 5
 """Addresses of a network that claims them; few, so that they are used again."""
 EXPLAINED = frozenset(
@@ -50,6 +52,7 @@ class Plan:
     volumes: int = 0
     image_names: int = 0
     networks: int = 0
+    groups: int = 0
     exports: bool = False
     """True: users export disks, and cancel some of the exports."""
     begin_s: float = 2.0
@@ -164,9 +167,14 @@ class User:
                 "networks": [{"name": "lan", "network": f"net-{number}"}],
                 "domain": {"devices": {"interfaces": [nic]}},
             }
+        data["labels"] = self._labels()
         if wanted.secret:
             data["user_data"] = USER_DATA
         return data
+
+    def _labels(self) -> dict[str, str]:
+        """Return the label that decides about the VM's security groups."""
+        return {"app": self._rng.choice(APPS)} if self._plan.groups else {}
 
     def _addresses(self, network: int) -> list[str]:
         """Return an address that other users want, too; or none: the network chooses one."""
@@ -214,7 +222,7 @@ class User:
             data = {
                 "uid": wanted.uid,
                 "revision": view["revision"],
-                "labels": {"seen": str(self._rng.randrange(100))},
+                "labels": {"seen": str(self._rng.randrange(100)), **self._labels()},
             }
             await self._bus.request(subjects.api("vm", "update"), data, timeout_s=TIMEOUT_S)
         except (BusError, VirtbusError) as error:
@@ -434,6 +442,42 @@ class NetworkUser(User):
                 raise
 
 
+class GroupUser(User):
+    """The life of one security group: it is made, changed, deleted and made again."""
+
+    async def run(self) -> None:
+        """Run until the users make no more changes."""
+        rng, about = self._rng, {"name": f"group-{self._number}"}
+        try:
+            while self._left_s() > 0:
+                await self._try("create", about | {"spec": self._spec()})
+                await asyncio.sleep(rng.uniform(1.0, 20.0))
+                for _ in range(rng.randrange(3)):
+                    await self._try("update", about | {"spec": self._spec()})
+                    await asyncio.sleep(rng.uniform(0.0, 10.0))
+                if rng.random() < 0.4:
+                    await self._try("delete", about)
+        except GaveUpError:
+            return
+
+    def _spec(self) -> dict[str, Any]:
+        """Return a selector, and a rule that may name another group."""
+        rng = self._rng
+        rule: dict[str, Any] = {"direction": "ingress", "protocol": "tcp"}
+        rule["ports"] = [str(rng.randrange(1, 1000))]
+        if rng.random() < 0.7:
+            rule["groups"] = [f"group-{rng.randrange(self._plan.groups)}"]
+        return {"selector": {"labels": {"app": rng.choice(APPS)}}, "rules": [rule]}
+
+    async def _try(self, verb: str, data: dict[str, Any]) -> None:
+        """Ask; a refusal that an earlier attempt explains changes nothing."""
+        try:
+            await self._ask(verb, data, "security-group")
+        except VirtbusError as error:
+            if error.reason not in {"security_group_not_found", "name_taken", "deleted"}:
+                raise
+
+
 def begin(world: World, plan: Plan) -> None:
     """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
@@ -453,6 +497,9 @@ def begin(world: World, plan: Plan) -> None:
             for number in range(plan.networks):
                 admin = NetworkUser(bus, world.observer, plan, number)
                 group.create_task(_guarded(admin, world))
+            for number in range(plan.groups):
+                keeper = GroupUser(bus, world.observer, plan, number)
+                group.create_task(_guarded(keeper, world))
 
     process.start(body)
 

@@ -160,8 +160,7 @@ class VolumeObserver:
     def at_rest_in_guests(self) -> Iterator[tuple[str, str]]:
         """Yield volumes that a guest has and its VM does not hold, and detaches that hang.
 
-        A paused guest cannot release a disk. Nor can a VM whose start waits for a volume without
-        content, until a user decides about that volume: the start may have the former disks.
+        A paused guest cannot release a disk.
         """
         for folder, one in self.records.items():
             for uid, there in self._users(folder):
@@ -169,9 +168,7 @@ class VolumeObserver:
                     yield "I1", f"{uid} on {there} has {folder} without holding it"
         for seen in self._observer.vms.values():
             record = seen.record
-            if record is None or record.paused or self.without_content(record):
-                continue
-            if record.detaching:
+            if record is not None and record.detaching and not record.paused:
                 yield "I8", f"{record.uid} still detaches {sorted(record.detaching)}"
 
     def _wrong(self, invariant: str, what: str) -> None:

@@ -84,6 +84,23 @@ async def test_a_run_is_a_backup_its_verification_and_the_removal_of_old_ones(ma
     assert not (await made.ask("status", "bus")).get("alarms")
 
 
+@played()
+async def test_a_backup_that_stays_keeps_no_other_old_one(made: World) -> None:
+    """Its increment has appeared since the list, so its delete is refused."""
+    await off(made)
+    await create(made, verify=False)
+    op = await running(made)
+    new = HeldBackup(id=op.id, manifest=manifest(84, id=op.id, schedule="nightly"))
+    needed = HeldBackup(id=uid(82), manifest=manifest(82, schedule="nightly"), children=(uid(83),))
+    child = HeldBackup(id=uid(83), manifest=manifest(83, schedule="nightly"))
+    old = HeldBackup(id=uid(80), manifest=manifest(80, schedule="nightly"))
+    async with holding(made, needed, child, old, new) as asked:
+        await end(made, op, OperationPhase.SUCCEEDED)
+        deleted = [one.id for one in asked if one.do == "delete"]
+        assert {uid(80), uid(82), uid(83)} <= set(deleted)
+        assert deleted.index(uid(82)) < len(deleted) - 1, "others were asked for after the refusal"
+
+
 @played(nodes=4)
 async def test_nodes_that_never_answer_delay_no_run(made: World) -> None:
     await off(made)

@@ -15,6 +15,7 @@ from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
@@ -61,6 +62,29 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
     left = await bus.get(subjects.vm_record("n1", uid(1)))
     assert left is not None
     assert left.kind is EntryKind.PUT
+
+
+async def test_a_delete_that_meets_an_unreadable_value_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("virtbus.controller.edge.finalizer.MENDED_S", 0.01)
+    original, refused = Commits.finish, [VirtbusError(Code.CONFLICT, "unreadable", "a sum")]
+
+    async def finish(commits: Commits, held: StoredVm, **more: Any) -> int:
+        if refused:
+            raise refused.pop()
+        return await original(commits, held, **more)
+
+    monkeypatch.setattr(Commits, "finish", finish)
+    bus, fleet, released = MemoryBus(MemoryServer()), Fleet(), asyncio.Queue[str]()
+    await _deleting(bus, fleet, record(1))
+    released.put_nowait(uid(1))
+    claim = subjects.name_claim("default", "web")
+    async with asyncio.timeout(5), bus.watch("$KV.vm.>") as watch, background() as tasks:
+        tasks.start(Finalizer(bus, fleet, FleetEvents(bus)).finish_released(released))
+        async for item in watch:
+            if isinstance(item, Entry) and (item.key, item.kind) == (claim, EntryKind.PURGE):
+                break
 
 
 async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bool) -> bool:

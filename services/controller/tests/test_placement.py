@@ -71,6 +71,11 @@ REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
         "has no network named blue",
     ),
     (
+        candidate(directories={"/srv/a": ("default",)}),
+        spec(domain={"devices": {"filesystems": [{"name": "www", "directory": "/srv/ab"}]}}),
+        "does not offer the directory /srv/ab (directories_allowed)",
+    ),
+    (
         candidate(max_vcpus=4),
         spec(domain={"cpu": {"cores": 5}}),
         "runs at most 4 vCPUs in a VM, 5 asked",

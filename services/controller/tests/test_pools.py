@@ -139,6 +139,17 @@ async def test_a_volume_of_another_pool_has_snapshots_while_its_vm_is_off(made: 
 
 
 @played()
+async def test_a_volume_that_its_place_cannot_hold_is_refused(made: World) -> None:
+    await two_nodes(made)
+    await tell(made, "n2", san("default.data", "default.more", place_bytes={"default.data": GIB}))
+    error = await refused(make(made, spec={"size": "2GiB", "pool": "san"}))
+    assert (error.code, error.reason) == (400, "disk_too_large")
+    assert "the place of default.data in the pool san has 1GiB" in error.body.message
+    await make(made, spec=SAN)
+    await make(made, "more", spec={"size": "2GiB", "pool": "san"})  # nobody knows its place
+
+
+@played()
 async def test_a_volume_on_a_device_has_exports_and_copies_only(made: World) -> None:
     await two_nodes(made)
     raw = pool("raw", kind=PoolKind.BLOCK, assigned=("default.data",))

@@ -242,6 +242,17 @@ async def test_a_key_of_a_node_stays_a_while_after_the_last_member(made: World) 
 
 
 @played()
+async def test_a_group_that_selects_other_vms_leaves_its_former_ones_at_once(made: World) -> None:
+    await make(made)
+    await vm(made, 7, labels=WEB)
+    assert await on_node(made) is not None
+    await of(made, "update", spec=SPEC | {"selector": {"labels": {"app": "db"}}})
+    there = await on_node(made)
+    assert there is not None
+    assert there.spec.selector.labels == {"app": "db"}
+
+
+@played()
 async def test_a_key_without_a_member_is_written_again_with_the_next_one(made: World) -> None:
     """The leader may purge it at this moment: one of the two writes conflicts."""
     await make(made)

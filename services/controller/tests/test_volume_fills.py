@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
+from services.controller.tests.test_snapshot_api import releasing
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 from services.controller.tests.volumes import volume
@@ -362,6 +363,29 @@ async def test_a_copy_of_a_snapshot_is_made_on_its_node(made: World) -> None:
     assert (one.source.snapshot.uid, one.source.disk) == (taken.uid, "root")
     await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB)
     assert ((await get(made)).state, (await get(made)).spec.size) == ("Bound", GIB)
+
+
+@played(nodes=2)
+async def test_a_snapshot_stays_while_a_volume_copies_it(made: World) -> None:
+    await snapshot(made)
+    await make(made, OF_SNAPSHOT)
+    error = await refused(made.ask("delete", "snapshot", name="s1"))
+    assert (error.reason, "the volume copy" in str(error)) == ("snapshot_in_use", True)
+    await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB)
+    assert (await made.ask("delete", "snapshot", name="s1"))["state"] == "Deleting"
+
+
+@played(nodes=2)
+async def test_a_delete_that_was_accepted_together_with_a_copy_waits_for_it(made: World) -> None:
+    await snapshot(made)
+    await make(made, OF_SNAPSHOT)
+    await snapshot(made, deleting=True)
+    async with releasing(made) as released:
+        await asyncio.sleep(10)
+        assert released == []
+        await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB)
+        await asyncio.sleep(10)
+        assert len(released) == 1
 
 
 @played(nodes=2)

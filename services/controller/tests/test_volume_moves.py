@@ -398,6 +398,17 @@ async def test_a_pool_that_cannot_take_the_data_is_refused_with_the_next_step(ma
     await two_pools(made, PoolKind.BLOCK)
     error = await refused(to_pool(made))
     assert (error.reason, "nothing for default.data" in str(error)) == ("no_pool", True)
+    small = PoolReport(
+        name="fast",
+        kind=PoolKind.BLOCK,
+        state=PoolState.READY,
+        assigned=("default.data",),
+        place_bytes={"default.data": GIB // 2},
+    )
+    await made.host.put(subjects.node_pools("n1"), encode(NodePools(node="n1", pools=(small,))))
+    await settle()
+    error = await refused(to_pool(made))
+    assert (error.reason, "has 512MiB" in str(error)) == ("no_pool", True)
     await two_pools(made)
     await with_data(made, bound=False, node="")
     assert (await refused(to_pool(made))).reason == "no_data"

@@ -29,6 +29,8 @@ class Agent:
         self._wrote_s = 0.0
         self.refuses = ""
         """The reason why the guest agent runs no program."""
+        self.hangs = False
+        """Commands are never answered."""
         self.running = self.most_running = 0
 
     def endpoints(self) -> list[Endpoint]:
@@ -83,6 +85,8 @@ class Agent:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
+            if self.hangs:
+                await asyncio.get_running_loop().create_future()
             if want.words[0] == "sleep":
                 await asyncio.sleep(float(want.words[1]))
         finally:

@@ -19,10 +19,12 @@ class Guest:
         """The lines of authorized_keys, set from the seed of the pod's VM."""
         self.sizes: list[tuple[int, int]] = []
         """Sizes of the terminal of the last command."""
+        self.signals: list[str] = []
+        """Signals to commands."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Listen on a free port of the loopback."""
+        """Listen on a free port of the loopback; a later time on the same one."""
         guest = self
 
         class Login(asyncssh.SSHServer):
@@ -37,7 +39,7 @@ class Guest:
         server = await asyncssh.create_server(
             Login,
             "127.0.0.1",
-            0,
+            0 if self.port == 1 else self.port,
             server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
             process_factory=self._run,
             encoding=None,
@@ -61,6 +63,7 @@ class Guest:
         try:
             async with background() as tasks:
                 tasks.start(_feed(process, child.stdin))
+                tasks.start(self._end(process, child))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_copy(child.stdout, process.stdout))
                     group.create_task(_copy(child.stderr, process.stderr))
@@ -68,6 +71,21 @@ class Guest:
         finally:
             child.stdin.close()
             await child.wait()
+
+    async def _end(
+        self, process: "asyncssh.SSHServerProcess[bytes]", child: asyncio.subprocess.Process
+    ) -> None:
+        """Kill the command at a signal, which the library shows to a reader of the input."""
+        while not process.stdin.at_eof():
+            await asyncio.sleep(0.01)
+        while True:
+            try:
+                await process.stdin.read(1)
+            except asyncssh.SignalReceived as error:
+                self.signals.append(error.signal)
+                child.kill()
+                return
+            await asyncio.sleep(0.01)
 
     async def _tell_sizes(self, process: "asyncssh.SSHServerProcess[bytes]") -> None:
         """End after the first change of the terminal's size."""
@@ -79,14 +97,14 @@ class Guest:
         process.exit(0)
 
 
-async def _copy(source: asyncio.StreamReader, target: "asyncssh.SSHWriter[bytes]") -> None:
-    while data := await source.read(8192):
-        target.write(data)
-        await target.drain()
-
-
 async def _feed(process: "asyncssh.SSHServerProcess[bytes]", target: asyncio.StreamWriter) -> None:
     while data := await process.stdin.read(8192):
         target.write(data)
         await target.drain()
     target.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: "asyncssh.SSHWriter[bytes]") -> None:
+    while data := await source.read(8192):
+        target.write(data)
+        await target.drain()

@@ -1,6 +1,7 @@
 """Exec and ExecSync: the guest agent, and SSH with the pod's own key."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,75 @@ async def test_exec_sync_ends_at_its_timeout(
         "ExecSync", container_id=container_id, cmd=["sleep", "2"], timeout=1
     )
     assert (code, "within 1 s" in text) == (StatusCode.DEADLINE_EXCEEDED, True)
+
+
+async def test_exec_sync_uses_ssh_while_the_bus_is_away(
+    fleet: Fleet, kubelet: Kubelet, container_id: str
+) -> None:
+    """A probe is then as true as with the bus."""
+    fleet.cut()
+    while (await kubelet.call("Status")).status.conditions[2].status:
+        await asyncio.sleep(0.01)
+    done = await sync(kubelet, container_id, "sh", "-c", "echo here; exit 4")
+    assert (done.exit_code, done.stdout) == (4, b"here\n")
+
+
+async def test_no_probe_fails_because_the_bus_or_the_agent_is_away(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    """kubelet takes DEADLINE_EXCEEDED for a failed probe, and another error for none."""
+    async with cri(tmp_path, fleet) as kubelet:
+        _, container_id = await kubelet.running()
+        fleet.agent.hangs = True
+        code, text = await kubelet.refused(
+            "ExecSync", container_id=container_id, cmd=["true"], timeout=1
+        )
+        assert (code, "agent did not answer" in text) == (StatusCode.UNAVAILABLE, True)
+        fleet.cut()
+        while (await kubelet.call("Status")).status.conditions[2].status:
+            await asyncio.sleep(0.01)
+        code, text = await kubelet.refused("ExecSync", container_id=container_id, cmd=["true"])
+        assert (code, "bus is away" in text) == (StatusCode.UNAVAILABLE, True)
+
+
+async def test_a_command_waits_for_a_guest_that_boots(tmp_path: Path, fleet: Fleet) -> None:
+    """Its SSH server begins to listen half a second after the call."""
+    fleet.address = "127.0.0.1"
+    fleet.agent.refuses = "guest_agent_absent"
+    fleet.started_ns = time.time_ns()
+    async with fleet.guest.serving():
+        pass
+    async with cri(tmp_path, fleet) as kubelet:
+        _, container_id = await kubelet.running()
+        (created,) = fleet.asked("vm.create")
+        fleet.guest.keys = created["spec"]["volumes"][1]["cloud_init_no_cloud"]["ssh_keys"]
+        words = ("sh", "-c", "echo up")
+        code, text = await kubelet.refused(
+            "ExecSync", container_id=container_id, cmd=words, timeout=1
+        )
+        assert (code, "SSH server" in text) == (StatusCode.UNIMPLEMENTED, True)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(sync(kubelet, container_id, *words))
+            want: dict[str, Any] = {
+                "stdout": True,
+                "container_id": container_id,
+                "cmd": words,
+            }
+            streams = group.create_task(kubelet.call("Exec", **want))
+            await asyncio.sleep(0.5)
+            async with fleet.guest.serving():
+                assert (await asked).stdout == b"up\n"
+                assert (await streams).url
+
+
+async def test_a_command_that_ends_at_its_timeout_ends_in_the_guest(
+    fleet: Fleet, kubelet: Kubelet, container_id: str
+) -> None:
+    fleet.agent.refuses = "guest_agent_absent"
+    await kubelet.refused("ExecSync", container_id=container_id, cmd=["sleep", "50"], timeout=1)
+    async with asyncio.timeout(10):
+        while fleet.guest.signals != ["KILL"]:
+            await asyncio.sleep(0.02)
 
 
 async def test_exec_has_streams_and_an_exit_code(kubelet: Kubelet, container_id: str) -> None:

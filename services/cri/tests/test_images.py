@@ -118,9 +118,26 @@ async def test_two_names_of_one_file_are_one_image(fleet: Fleet, kubelet: Kubele
         OTHER_DIGEST: ["other"],
     }
     listed = await kubelet.call("ListImages", filter={"image": {"image": "twin"}})
-    assert [list(image.repo_tags) for image in listed.images] == [["twin"]]
+    assert [list(image.repo_tags) for image in listed.images] == [["tiny", "twin"]]
     (usage,) = (await kubelet.call("ImageFsInfo")).image_filesystems
     assert (usage.used_bytes.value, usage.inodes_used.value) == (2000, 2)
+
+
+async def test_a_removal_by_one_name_removes_all_names_of_the_image(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    fleet.images["twin"] = DIGEST
+    for name in ("tiny", "twin", "other"):
+        await kubelet.call("PullImage", image={"image": name})
+    await kubelet.call("RemoveImage", image={"image": "twin"})
+    (left,) = (await kubelet.call("ListImages")).images
+    assert list(left.repo_tags) == ["other"]
+
+
+async def test_a_pull_by_digest_gives_no_tag(kubelet: Kubelet) -> None:
+    await kubelet.call("PullImage", image={"image": f"tiny@{DIGEST}"})
+    (image,) = (await kubelet.call("ListImages")).images
+    assert (list(image.repo_tags), list(image.repo_digests)) == ([], [f"tiny@{DIGEST}"])
 
 
 async def test_a_removal_drops_only_the_reference(fleet: Fleet, kubelet: Kubelet) -> None:

@@ -233,6 +233,24 @@ async def test_an_old_view_does_not_end_a_starting_container(
     assert (await kubelet.status(container_id)).state == RUNNING
 
 
+async def test_a_view_of_the_vm_before_its_start_does_not_end_a_starting_container(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    """The view arrives between the request of the start and its answer."""
+    container_id = await kubelet.container(await kubelet.sandbox())
+    fleet.answers = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(kubelet.call("StartContainer", container_id=container_id))
+        while not fleet.asked("vm.start"):
+            await asyncio.sleep(0.01)
+        fleet.put(fleet.vm)
+        await kubelet.call("ListContainers")
+        await asyncio.sleep(0.05)
+        fleet.answers.set()
+        await start
+    assert (await kubelet.status(container_id)).state == RUNNING
+
+
 async def test_an_unreachable_node_ends_no_container(fleet: Fleet, kubelet: Kubelet) -> None:
     _, container_id = await kubelet.running()
     fleet.show(fleet.vm.uid, state=VmState.UNKNOWN)
@@ -332,6 +350,17 @@ async def test_calls_out_of_order_are_refused(kubelet: Kubelet) -> None:
     assert (await kubelet.refused("RunPodSandbox", config=sandbox()))[0] is failed
     code, _ = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
     assert code is failed
+
+
+async def test_a_second_container_of_a_pod_does_not_start_while_the_first_one_runs(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id = await kubelet.sandbox()
+    first, second = [await kubelet.container(sandbox_id, attempt) for attempt in (0, 1)]
+    await kubelet.call("StartContainer", container_id=first)
+    code, text = await kubelet.refused("StartContainer", container_id=second)
+    assert (code, "stop it" in text) == (StatusCode.FAILED_PRECONDITION, True)
+    assert len(fleet.asked("vm.start")) == 1
 
 
 async def test_lists_have_each_filter_of_cri(fleet: Fleet, kubelet: Kubelet) -> None:

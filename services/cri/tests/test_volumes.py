@@ -96,7 +96,7 @@ async def test_the_files_are_not_stored_on_the_node(
         ("/srv/data", "a hostPath"),
     ],
 )
-async def test_a_volume_that_needs_a_shared_folder_is_refused_by_its_name(
+async def test_a_volume_that_is_no_folder_of_the_node_is_refused_by_its_name(
     fleet: Fleet, kubelet: Kubelet, host_path: str, word: str
 ) -> None:
     sandbox_id = await kubelet.sandbox()

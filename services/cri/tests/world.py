@@ -63,6 +63,10 @@ class Fleet:
             memory_bytes=2**32,
             labels={"kubernetes.io/hostname": "worker-1"},
         )
+        self.answers: asyncio.Event | None = None
+        """A start is done and answered once it is set."""
+        self.started_ns = 0
+        """The time at which each guest is started; 0: long ago."""
         self.away = False
         self.links: list[MemoryBus] = []
         self._watchers: set[asyncio.Queue[WatchReply | None]] = set()
@@ -165,6 +169,8 @@ class Fleet:
             self.requests.append((name, request.data))
             if name in self.errors:
                 raise self.errors[name]
+            if name == "vm.start" and self.answers is not None:
+                await self.answers.wait()
             return handler(request.data)
 
         return Endpoint(name.replace(".", "-"), subjects.api(*name.split(".")), answer)
@@ -229,7 +235,7 @@ class Fleet:
                 view.uid,
                 state=VmState.RUNNING,
                 power_observed=True,
-                started_ns=self.tick(),
+                started_ns=self.started_ns or self.tick(),
                 interfaces=(self._nic(),),
             )
         return asked

@@ -62,6 +62,23 @@ def test_the_smoke_vm_maps_unchanged() -> None:
     assert dict(spec.node_selector) == {}
 
 
+@pytest.mark.parametrize(
+    ("host_disk", "size_bytes"),
+    [
+        ({"path": "/srv/vms/a.img", "type": "Disk"}, None),
+        ({"path": "/srv/vms/a.img", "type": "DiskOrCreate", "capacity": "1Gi"}, 1024**3),
+    ],
+)
+def test_a_host_disk_is_a_file_of_the_node(
+    host_disk: dict[str, str], size_bytes: int | None
+) -> None:
+    create = made(vmi({"volumes.1": {"name": "emptydisk", "hostDisk": host_disk}}))
+    assert create.spec is not None
+    found = create.spec.volumes[1].host_disk
+    assert found is not None
+    assert (found.path, found.capacity) == ("/srv/vms/a.img", size_bytes)
+
+
 def test_watchdog_and_panic_devices_map() -> None:
     devices = {
         "spec.domain.devices.watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}},

@@ -108,6 +108,10 @@ BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
         more({"cloudInitConfigDrive": {"userDataBase64": "a" * 3000}}),
         "volumes[3].cloudInitConfigDrive",
     ),
+    (68, "volumes[].hostDisk"): (
+        more({"hostDisk": {"path": "/srv/a.img", "type": "Disk", "capacity": "1Gi"}}),
+        "volumes[3].hostDisk.capacity",
+    ),
     (70, "volumes[].configMap.name"): (more({"configMap": {}}), "volumes[3].configMap.name"),
     (70, "volumes[].secret.secretName"): (more({"secret": {}}), "volumes[3].secret.secretName"),
     (70, "volumes[].sysprep"): (more({"sysprep": {"secret": {}}}), "volumes[3].sysprep"),

@@ -255,6 +255,7 @@ def test_the_finalizer_stays_until_the_vm_is_certainly_gone() -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
     unsure = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
     assert vmi_rules.delete(UID, 30) in unsure
+    assert Requeue(vmi_rules.RETRY_S[0]) in unsure, "no event may follow the answer"
     assert not any(isinstance(one, Patch) and "metadata" in one.changes for one in unsure)
     sure = reconcile_vmi(whole, Seen(gone=True), {}, NOW, CLUSTER)
     assert sure[0] == Patch({"metadata": {"finalizers": []}})

@@ -13,13 +13,13 @@ ICMP6, TCP, UDP = 58, 6, 17
 CLIENT_ID = struct.pack("!HH", 3, 1) + bytes(6)
 
 
-class Guest6:
-    """A guest with an IPv6 address. It sends what a test tells it to."""
+class Frames6:
+    """Makes frames of a guest with a MAC and an IPv6 address."""
 
-    def __init__(self, guest: Guest, address: IPv6Address) -> None:
-        self.guest = guest
+    def __init__(self, mac: bytes, address: IPv6Address) -> None:
+        self.mac = mac
         self.address = address
-        self.link_local = link_local_of(guest.mac)
+        self.link_local = link_local_of(mac)
 
     def frame(
         self,
@@ -40,9 +40,7 @@ class Guest6:
         total = checksum(pseudo + content)
         content = content[:at] + struct.pack("!H", total) + content[at + 2 :]
         head = struct.pack("!IHBB", 6 << 28, len(content), protocol, hops)
-        return (
-            to + self.guest.mac + b"\x86\xdd" + head + sender.packed + destination.packed + content
-        )
+        return to + self.mac + b"\x86\xdd" + head + sender.packed + destination.packed + content
 
     def solicitation(
         self, target: IPv6Address, *, source: IPv6Address | None = None, more: bytes = b""
@@ -50,20 +48,28 @@ class Guest6:
         group = IPv6Address(int(IPv6Address("ff02::1:ff00:0")) | int(target) & 0xFFFFFF)
         content = struct.pack("!BBHI", 135, 0, 0, 0) + target.packed
         if source != IPv6Address(0):
-            content += b"\1\1" + self.guest.mac
+            content += b"\1\1" + self.mac
         return self.frame(_mac_of(group), group, ICMP6, content + more, source=source)
 
     def advertisement(
         self, target: IPv6Address, *, source: IPv6Address | None = None, more: bytes = b""
     ) -> bytes:
         content = struct.pack("!BBHI", 136, 0, 0, 0x20000000) + target.packed
-        content += b"\2\1" + self.guest.mac + more
+        content += b"\2\1" + self.mac + more
         everybody = IPv6Address("ff02::1")
         return self.frame(_mac_of(everybody), everybody, ICMP6, content, source=source)
 
     def udp(self, ports: tuple[int, int], data: bytes, to: IPv6Address = ALL_SERVERS) -> bytes:
         content = struct.pack("!HHHH", *ports, 8 + len(data), 0) + data
         return self.frame(_mac_of(to), to, UDP, content, source=self.link_local)
+
+
+class Guest6(Frames6):
+    """A guest with an IPv6 address. It sends what a test tells it to."""
+
+    def __init__(self, guest: Guest, address: IPv6Address) -> None:
+        super().__init__(guest.mac, address)
+        self.guest = guest
 
     async def resolve(self, target: IPv6Address) -> bytes:
         """Return the MAC of a neighbour."""

@@ -252,7 +252,7 @@ async def test_plugins_that_choose_the_mac_are_attached_before_the_start_next_ti
         ("sleep 60 & echo $! > $0.child", "cni_failed", "no answer in 2 s"),
         ("exit 0", "cni_result", "printed no result"),
         ("echo '[]'", "cni_result", "printed no result"),
-        ('echo \'{"cniVersion": "1.0.0"}\'', "cni_result", "no IPv4 address"),
+        ('echo \'{"ips": [{"address": "10.88"}]}\'', "cni_result", "cannot be used"),
         ("yes | head -c 100000000", "cni_failed", "printed more than"),
         ('echo \'{"code": 7, "msg": "no leases"}\'; exit 1', "cni_failed", "no leases"),
         ("echo oops >&2; exit 3", "cni_failed", "oops"),

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from services.netd.tests.pretended_host import make_record, settled
 from services.netd.tests.test_dhcp import request
 
-from virtbus.netd.core import cni
 from virtbus.netd.core.address_assignment import replaced
+from virtbus.netd.core.cni_results import settled as settled_by_cni
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
 from virtbus.netd.core.plan import plan_of
@@ -28,7 +28,7 @@ def offered(dns: dict[str, Any], names_domain: str = "") -> Offer:
     """The offer on a CNI network whose result has this `dns`."""
     plan = plan_of(make_record(A, networks=("lan",)))
     result = {"ips": [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}], "dns": dns}
-    nic = cni.settled(plan.nics[0], result)
+    nic = settled_by_cni(plan.nics[0], result)
     (offer,) = offers_of(replaced(plan, nic), SITE, names_domain)
     assert offer is not None
     return offer

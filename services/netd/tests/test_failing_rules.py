@@ -14,7 +14,7 @@ from services.netd.tests.test_network_objects import A, B, target
 from virtbus.bus.runtime.tasks import background
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
-from virtbus.netd.core import group_filter, node_groups
+from virtbus.netd.core import node_groups
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
@@ -102,14 +102,6 @@ def test_groups_may_change_while_a_thread_reads_them(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(node_groups, "selects", selected)
     assert book.of_vm(plan_of(make_record(A))) == []
-
-
-def test_an_unloaded_module_is_a_fault_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_filters, "Netlink", MagicMock())
-    monkeypatch.setattr(group_filters, "_OF_BRIDGES", ("net/bridge/missing",))
-    monkeypatch.setattr(group_filter, "has_rules", MagicMock())
-    (fault,) = group_filters.faults([MagicMock()])
-    assert "switched off" in fault
 
 
 async def test_rules_are_applied_although_their_file_cannot_be_written(

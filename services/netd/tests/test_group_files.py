@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.netd import security_groups
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.node_groups import NodeGroupBook
@@ -43,7 +44,7 @@ class Desk:
 
     @property
     def names(self) -> list[str]:
-        return [group.name for group in self.groups.known()]
+        return [group.name for group in self.groups.known().groups.values()]
 
     async def hear(self, nonce: str, *names: str) -> None:
         """Deliver a complete list of a bus."""
@@ -83,7 +84,8 @@ async def test_groups_survive_a_restart_and_end_with_their_marker(desk: Desk) ->
     await desk.hear("bus-1", "web", "db")
     desk.start()
     assert desk.names == ["db", "web"]
-    assert desk.groups.known()[0].addresses("lb", "default") == ("10.127.0.9",)
+    group = desk.groups._book.groups[node_group("n1", "default", "db")]
+    assert group.addresses("lb", "default") == ("10.127.0.9",)
     desk.groups.see(entry(node_group("n1", "default", "web"), b"", EntryKind.PURGE))
     await desk.groups._write()
     desk.start()
@@ -113,10 +115,25 @@ async def test_unreadable_values_change_nothing(desk: Desk) -> None:
     desk.groups.see(WatchMark.SYNCED)
     assert desk.names == ["web"]
     foreign = node_group("n1", "default", "other")
-    stored = encode(desk.groups.known()[0])
+    stored = encode(desk.groups.known().groups[key])
     desk.groups.see(entry(foreign, stored))
     assert desk.names == ["web"]
     (file,) = (desk.store._directory).glob("*.json")
     file.write_bytes(b"torn")
     desk.start()
     assert desk.names == []
+
+
+async def test_a_rebuild_gets_all_groups_in_pages_without_their_peers(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"group-{number}" for number in range(9)]
+    await desk.hear("bus-1", *names)
+    monkeypatch.setattr(security_groups, "PAGE_BYTES", 400)
+    found, after, more = dict[str, NodeGroup](), "", True
+    while more:
+        page = desk.groups.known(after)
+        found |= page.groups
+        more, after = page.more, max(page.groups)
+    assert sorted(group.name for group in found.values()) == names
+    assert not any(group.peers for group in found.values())

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node, checksum
+from services.netd.tests.test_cni import bridge, conflist, forget_rules, rules, without_bridge
 from services.netd.tests.test_network_path import answers, listening, world
 
+from virtbus.netd.core.names import netns
 from virtbus.netd.core.published import Lead, listeners, taken_by
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.publish import PublishedPort
@@ -148,9 +150,50 @@ async def test_a_changed_port_waits_for_the_guests_restart(node: Node) -> None:
 
 
 @pytest.mark.integration
-async def test_a_cni_network_publishes_nothing(node: Node) -> None:
-    with pytest.raises(VirtbusError, match="CNI plugin portmap"):
+async def test_a_network_ends_although_somebody_has_flushed_all_rules(node: Node) -> None:
+    await node.attach(A, **WEB)
+    forget_rules()
+    assert await node.attachments.release(A, 1)
+    await node.attachments.tidy()
+    assert "virtbus0" not in node.host.census()["links"]
+
+
+@pytest.mark.integration
+async def test_ports_of_a_network_that_ended_with_an_earlier_netd_lead_nowhere(node: Node) -> None:
+    await node.attach(A, **WEB)
+    node.stop()
+    node.host.namespaces.remove(netns(A))
+    node.doors.files.remove(A)
+    await node.start()
+    assert "virtbus_ports" not in node.host.census()["tables"]
+
+
+@pytest.mark.integration
+async def test_the_plugin_portmap_leads_a_port_to_the_guest_and_nobody_else_gets_it(
+    node: Node,
+) -> None:
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    conflist(node, "lan", bridge(node, ipMasq=True))
+    with pytest.raises(VirtbusError, match="add portmap with the capability"):
         await node.attach(A, networks=("lan",), **WEB)
+    assert node.host.census()["netns"] == []
+    conflist(node, "lan", bridge(node, ipMasq=True), portmap)
+    try:
+        with world():
+            ready = await node.attach(A, networks=("lan",), **WEB)
+            assert ready.interfaces[0].published == ("0.0.0.0:8080->80/tcp",)
+            async with node.guest(A) as guest, serving(guest, 80):
+                assert await reached(HOST, 8080)
+            for network in ("lan", "default"):
+                with pytest.raises(VirtbusError, match="belongs to another VM's interface"):
+                    await node.attach(B, networks=(network,), **WEB)
+            assert "virtbus_ports" not in node.host.census()["tables"]
+            await node.attachments.release(A, 1)
+            assert "dport 8080" not in rules()
+            assert not await reached(HOST, 8080)
+    finally:
+        without_bridge()
+        forget_rules()
 
 
 def line(local: str, state: str) -> str:

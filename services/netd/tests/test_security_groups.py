@@ -231,26 +231,43 @@ async def test_frames_that_ip_rules_do_not_see_do_not_reach_a_member(node: Node)
         assert 'hook ingress device "eth0" priority filter; policy drop' in rules
 
 
-async def test_a_host_that_cannot_apply_rules_starts_no_member(
+async def test_a_host_that_cannot_apply_rules_starts_no_member_and_closes_running_ones(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bridges = group_filters._OF_BRIDGES
     monkeypatch.setattr(group_filters, "_OF_BRIDGES", ("net/bridge/missing",))
     await node.attach(B, labels={})
-    async with awake(node, B) as other:
+    await node.attach(C, labels={})
+    async with awake(node, B) as member, awake(node, C) as other:
         await put(node, "web", {"rules": [TO_80]})
         with pytest.raises(VirtbusError, match="modprobe br_netfilter"):
             await node.attach(A, labels=WEB)
+        assert await opens(other, member, 80)
         for _attempt in range(2):
             with pytest.raises(VirtbusError, match="modprobe br_netfilter"):
                 await node.attach(B, labels=WEB, generation=2)
-        # the guest that runs keeps its network, also with a new netd
+        assert not await passes(other, member, (4000, 80), PUSH)
+        assert not await passes(member, other, (80, 4000), PUSH)
+        # a new netd adopts the network of the guest that runs, and it stays closed
         node.stop()
         await node.start()
-        assert [one.uid for one in node.attachments.ready()] == [B]
-        await other.resolve(IPv4Address("10.127.0.1"))
+        assert sorted(one.uid for one in node.attachments.ready()) == [B, C]
+        assert not await passes(other, member, (4000, 80), PUSH)
         (finding,) = await node.attachments.compare()
         assert finding.reason == "network_incomplete"
-        assert "cannot make them: the rules of its security groups are gone" in finding.message
+        assert "cannot make them: eth0 closed" in finding.message
+        # with the module, the rules are in force
+        monkeypatch.setattr(group_filters, "_OF_BRIDGES", bridges)
+        await apply(node)
+        assert await opens(other, member, 80, own=4001)
+        assert not await opens(other, member, 81, own=4002)
+        monkeypatch.setattr(group_filters, "_OF_BRIDGES", ("net/bridge/missing",))
+        (finding,) = await node.attachments.compare()
+        assert "cannot make them: eth0 closed" in finding.message
+        assert not await passes(other, member, (4001, 80), PUSH)
+        await node.attach(B, labels={}, generation=3)
+        assert await opens(other, member, 82, own=4003)
+        assert await node.attachments.compare() == []
 
 
 async def test_ipv6_has_the_same_rules(host: Host) -> None:

@@ -13,6 +13,7 @@ import pytest
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+from virtbus.nodeagent.core.shares import NO_SHARES, Shares
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
@@ -92,6 +93,8 @@ class Host:
         code: bytes = HALTS,
         emulator: str = QEMU,
         codes: Mapping[str, bytes] | None = None,
+        shares: Shares = NO_SHARES,
+        disks: Mapping[str, DiskSource] | None = None,
     ) -> None:
         """Define a domain; `codes` has other boot sectors, by disk."""
         await self.files.write(record)
@@ -102,11 +105,13 @@ class Host:
             render(
                 DomainInputs(
                     record=record,
-                    disks={
+                    disks=disks
+                    or {
                         name: self.disk(record, name, (codes or {}).get(name, code))
                         for name in names
                     },
                     seeds=seeds.paths(record),
+                    shares=shares,
                     ignition=seeds.ignition_path(record),
                     console_socket=self.files.console_socket(record.uid),
                     console_log=self.files.console_log(record.uid),

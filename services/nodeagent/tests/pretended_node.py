@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.lost_guests import guest_lost
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.plugs import GuestDevices
 from virtbus.nodeagent.core.ports import (
+    NO_FILES,
     DomainChange,
     DomainEvent,
     DomainFacts,
@@ -129,7 +130,9 @@ class Domains:
         self.there[of] = replace(known, metadata=parse(ours))
         self.plugs.defined(of, domain)
 
-    async def start(self, of: str, *, paused: bool = False) -> None:
+    async def start(
+        self, of: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         self.done.append(("start", of))
         self.devices.started(of)
         self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)

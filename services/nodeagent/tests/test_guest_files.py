@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists, device_path, environment_file
 from virtbus.nodeagent.core.seed import seed_files
+from virtbus.schemas.filesystem import Filesystem
 from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit, CloudInitNoCloud
 from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmRecord, VmSpec
@@ -20,7 +21,7 @@ values = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=30)
 
 
 def lists(seed: CloudInit, *disks: Disk) -> dict[str, list[Any]]:
-    return cloud_config_lists(seed, disks)
+    return cloud_config_lists(seed, Devices(disks=disks))
 
 
 def as_systemd_reads(line: str) -> str:
@@ -136,3 +137,13 @@ def test_a_seed_has_the_files_next_to_any_user_data(user_data: str) -> None:
     else:
         written = yaml.safe_load(made["user-data"])["write_files"]
         assert [one["path"] for one in written] == ["/a", "/etc/cloud/environment"]
+
+
+def test_a_directory_is_mounted_by_its_tag_and_a_failure_is_on_the_console() -> None:
+    seed = CloudInit(mounts=(GuestMount(volume="www", path="/srv/www", options="ro,nofail"),))
+    devices = Devices(filesystems=(Filesystem(name="www", directory="/srv/host"),))
+    found = cloud_config_lists(seed, devices)
+    assert set(found) == {"bootcmd"}, "cloud-init ignores mounts of tags"
+    ((*_, path, tag, options, text),) = found["bootcmd"]
+    assert (path, tag, options) == ("/srv/www", "www", "ro")
+    assert "the kernel module virtiofs" in text

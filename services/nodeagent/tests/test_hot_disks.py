@@ -10,9 +10,12 @@ from services.nodeagent.tests.pretended_node import Node, eventually, in_state, 
 
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
+from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import Ensure, ImageReady
 from virtbus.schemas.vm import Domain, VmRecord
 from virtbus.schemas.vm_status import Condition, VmStatus
+from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
 NAMES = {"data": uid(70), "more": uid(71)}
@@ -33,6 +36,15 @@ def vm(
     return record(spec=spec, generation=generation, volume_refs=refs, **more)
 
 
+class Unfilled(SimulatedNode):
+    """imaged waits for the content of the volume `data`."""
+
+    def image(self, want: Ensure) -> ImageReady:
+        if any(one.name == "data" for one in want.record.spec.volumes):
+            raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", "data has no content yet")
+        return super().image(want)
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> Node:
     made = Node(tmp_path)
@@ -49,6 +61,16 @@ async def told(node: Node) -> VmStatus:
     found = await node.status(A)
     assert found is not None
     return found
+
+
+async def released(node: Node, *names: str) -> None:
+    """Return once the status says that no guest has these volumes any more."""
+
+    async def said() -> bool:
+        found = await node.status(A)
+        return found is not None and found.detached == names
+
+    await eventually(said)
 
 
 async def condition(node: Node, kind: str = "DisksPending") -> Condition | None:
@@ -75,11 +97,7 @@ async def test_volumes_come_and_go_while_the_guest_runs(node: Node) -> None:
         assert (await settled(node, 2)).detached == ()
         await node.put(vm(3, "more", leaving=("data",)))
         await eventually(lambda: inside(node) == {"more"})
-
-        async def reported() -> bool:
-            return (await told(node)).detached == ("data",)
-
-        await eventually(reported)
+        await released(node, "data")
         await node.put(vm(3, "more"))  # the controller has ended the hold
         assert node.domains.done.count(("start", A)) == 1
         await node.put(vm(4, "data", "more"))
@@ -98,11 +116,7 @@ async def test_a_disk_that_the_guest_keeps_is_shown_and_asked_for_again(node: No
         assert (said.reason, "not released" in said.message) == ("Detaching", True)
         assert (await told(node)).detached == ()
         plugs.busy = set()
-
-        async def gone() -> bool:
-            return (await told(node)).detached == ("data",)
-
-        await eventually(gone)
+        await released(node, "data")
         assert plugs.done.count("detach") > 1
         assert await condition(node) is None
 
@@ -131,11 +145,7 @@ async def test_an_agent_that_starts_makes_the_record_true(node: Node) -> None:
     async with node.agent():
         await eventually(lambda: inside(node) == {"more"})
     async with node.agent():
-
-        async def reported() -> bool:
-            return (await told(node)).detached == ("data",)
-
-        await eventually(reported)
+        await released(node, "data")
         before = node.domains.plugs.done.count("attach")
     await node.put(vm(3, "more"))
     async with node.agent():
@@ -164,12 +174,8 @@ async def test_an_agent_killed_in_a_step_is_followed_by_one_that_ends_it(
     monkeypatch.undo()
     async with node.agent():
         await eventually(lambda: inside(node) == {"more"})
-
-        async def reported() -> bool:
-            return (await told(node)).detached == ("data",)
-
         await eventually(reached.is_set)
-        await eventually(reported)
+        await released(node, "data")
 
 
 async def test_a_stopped_guest_has_released_what_should_leave(node: Node) -> None:
@@ -182,6 +188,35 @@ async def test_a_stopped_guest_has_released_what_should_leave(node: Node) -> Non
         await node.put(vm(2, leaving=("data",), powered=False, power_epoch=1))
         await eventually(in_state(node, "Stopped"))
         assert (await told(node)).detached == ("data",)
+
+
+async def test_a_vm_that_waits_for_one_volume_releases_another(node: Node) -> None:
+    node.services = Unfilled
+    await node.put(vm(1, "data", "more"))
+    async with node.agent():
+        await eventually(in_state(node, "Preparing"))
+        await node.put(vm(2, "data", leaving=("more",)))
+        await released(node, "more")
+        assert await node.state(A) == "Preparing"
+        await node.put(vm(2, "data"))
+        await node.put(vm(3))
+        await eventually(in_state(node, "Running"))
+        assert inside(node) == set()
+
+
+async def test_a_volume_stays_while_libvirt_may_still_start_a_guest_with_it(node: Node) -> None:
+    """An earlier agent's start is not over, and this agent prepares the next one."""
+    node.services = Unfilled
+    await node.put(vm(1, "data", "more"))
+    async with node.agent():
+        await eventually(in_state(node, "Preparing"))
+        node.domains.set(A, DomainState.STARTING)
+        await node.put(vm(2, "data", leaving=("more",)))
+        await node.start_another()
+        assert (await told(node)).detached == ()
+        node.domains.set(A, DomainState.SHUT_OFF)
+        await node.put(vm(3, "data", leaving=("more",)))
+        await released(node, "more")
 
 
 async def test_disks_grow_under_a_running_guest(node: Node) -> None:

@@ -1,12 +1,13 @@
 """A paused guest: the record's wish holds over restarts of agent, guest and host."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
 
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainState, Ending
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm_status import VmStatus
 
@@ -20,7 +21,9 @@ class Held(Domains):
         super().__init__()
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
-    async def start(self, of: str, *, paused: bool = False) -> None:
+    async def start(
+        self, of: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         self.asked.set()
         await self.go.wait()
         await super().start(of, paused=paused)

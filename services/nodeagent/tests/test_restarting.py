@@ -8,6 +8,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Domains, Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.nodeagent.vm.operations import stop
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeSpec
@@ -95,6 +96,26 @@ async def test_the_agent_after_a_crash_performs_an_unread_restart(
     await node.put(vm(strategy, epoch=1))
     async with node.agent():
         await eventually(lambda: told(node, "Running", 1))
+        assert starts(node) == 2
+
+
+async def test_a_guest_that_boots_is_asked_to_shut_down_until_it_does(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not notice the first request. The next run is not asked."""
+    monkeypatch.setattr(stop, "PRESS_S", 0.02)
+    await node.join()
+    await node.put(vm(grace_s=3600))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(grace_s=3600, epoch=1))
+        while node.domains.done.count(("shutdown", A)) < 3:
+            await asyncio.sleep(0.01)
+        node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(lambda: told(node, "Running", 1))
+        asked = node.domains.done.count(("shutdown", A))
+        await asyncio.sleep(0.1)
+        assert node.domains.done.count(("shutdown", A)) == asked
         assert starts(node) == 2
 
 

@@ -1,12 +1,13 @@
 """A stop during a start: at any point of libvirt's start, the guest ends and stays off."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
 
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent
 
 A = uid(1)
 
@@ -19,7 +20,9 @@ class SlowToStart(Domains):
         self._there = there
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
-    async def start(self, of: str, *, paused: bool = False) -> None:
+    async def start(
+        self, of: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         if self._there:
             await super().start(of, paused=paused)
         self.asked.set()

@@ -97,7 +97,9 @@ def create(
         invocation.note(f"`virtbus operation watch {begun.get('id')}` shows its progress")
         return
     operation.refuse_failed(operation.until_ended(invocation, begun))
-    _show(invocation, {"id": begun.get("id"), "node": begun.get("node")})
+    invocation.call_and_show(
+        "backup", "get", {"id": begun.get("id"), "node": begun.get("node")}, table
+    )
 
 
 @click.command(
@@ -131,7 +133,7 @@ def listing(invocation: Invocation, *, namespace: str | None, **flags: str | Non
 @verb
 def get(invocation: Invocation, *, id_: str, node: str | None) -> None:
     """Show the backup ID. As JSON or YAML it has the VM's specification and all disks."""
-    _show(invocation, _ask(id_, node))
+    invocation.call_and_show("backup", "get", _ask(id_, node), table)
 
 
 @click.command(epilog=examples("virtbus backup verify 0192f0c1-2d3e-7abc-8def-0123456789ab"))
@@ -146,7 +148,7 @@ def verify(invocation: Invocation, *, id_: str, node: str | None, wait: bool) ->
         invocation.show(begun, lambda: operation.table([begun]))
         return
     operation.refuse_failed(operation.until_ended(invocation, begun))
-    _show(invocation, {"id": id_, "node": begun.get("node")})
+    invocation.call_and_show("backup", "get", {"id": id_, "node": begun.get("node")}, table)
 
 
 @click.command(
@@ -232,9 +234,9 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
     for one in spec.get("volumes") or ():
         if one["name"] in kept:
             volumes.append({"name": one["name"], "volume": {"name": f"{name}-{one['name']}"}})
-        elif one.get("host_device"):
+        elif one.get("host_device") or one.get("host_disk"):
             raise usage(
-                f"the disk {one['name']} is a device of the node, which a restore cannot give",
+                f"the disk {one['name']} is a device or file of the node, which no restore gives",
                 "docs/howto/backups.md says how to copy one disk",
             )
         elif not one.get("volume"):
@@ -263,11 +265,6 @@ def delete(invocation: Invocation, *, ids: tuple[str, ...], node: str | None) ->
 
 def _ask(id_: str, node: str | None) -> dict[str, Any]:
     return {"id": id_} | ({"node": node} if node else {})
-
-
-def _show(invocation: Invocation, asked: Mapping[str, Any]) -> None:
-    view = invocation.call("backup", "get", asked)
-    invocation.show(view, lambda: table([view]))
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

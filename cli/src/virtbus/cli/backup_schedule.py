@@ -82,7 +82,7 @@ def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
     spec = {"vm": flags["vm"], "every_s": flags["every"] or 86_400, "keep": flags["keep"] or 7}
     spec |= {key: flags[key] for key in ("chain", "verify") if flags[key] is not None}
     asked = {"name": name, "namespace": namespace, "spec": spec, "uid": flags["uid"] or uuid7()}
-    _show(invocation, "create", asked)
+    invocation.call_and_show(RESOURCE, "create", asked, table)
 
 
 @click.command(name="list", epilog=examples("virtbus backup schedule list"))
@@ -101,7 +101,7 @@ def listing(invocation: Invocation, *, namespace: str | None) -> None:
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Show the schedule NAME."""
-    _show(invocation, "get", {"name": name, "namespace": namespace})
+    invocation.call_and_show(RESOURCE, "get", {"name": name, "namespace": namespace}, table)
 
 
 @click.command(
@@ -122,7 +122,9 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
     """Change the schedule NAME."""
     names = {"every": "every_s", "suspend": "suspended"}
     given = {names.get(key, key): value for key, value in flags.items() if value is not None}
-    _show(invocation, "update", {"name": name, "namespace": namespace, **given})
+    invocation.call_and_show(
+        RESOURCE, "update", {"name": name, "namespace": namespace, **given}, table
+    )
 
 
 @click.command(epilog=examples("virtbus backup schedule delete nightly"))
@@ -136,11 +138,6 @@ def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str) ->
     items = [{"name": view.get("name"), "deleted": True} for view in views]
     lines = "\n".join(f"{output.safe(view.get('name'))} deleted" for view in views)
     invocation.show({"items": items}, lambda: lines)
-
-
-def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> None:
-    view = invocation.call(RESOURCE, action, asked)
-    invocation.show(view, lambda: table([view]))
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

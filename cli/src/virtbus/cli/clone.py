@@ -16,7 +16,7 @@ from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 _FROZEN = ("image", "container_disk", "empty_disk", "volume")
-"""The sources of disks that a snapshot of the VM has."""
+"""The kinds of volumes in a spec whose disks a snapshot of the VM contains."""
 
 
 @click.command(

@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -121,6 +121,18 @@ class Invocation:
     def show(self, value: Any, table: Callable[[], str]) -> None:
         """Print `table()`, or `value` as JSON or YAML if that style was requested."""
         output.write(table() if self.for_eyes else output.render(value, self.style))
+
+    def call_and_show(
+        self,
+        resource: str,
+        verb: str,
+        data: Mapping[str, Any],
+        table: Callable[[Sequence[Mapping[str, Any]]], str],
+    ) -> dict[str, Any]:
+        """Send a request about one object; show and return its answer. Raises as `call`."""
+        view = self.call(resource, verb, data)
+        self.show(view, lambda: table([view]))
+        return view
 
     def note(self, text: str) -> None:
         """Print a remark to stderr, unless JSON or YAML was requested."""

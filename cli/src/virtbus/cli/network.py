@@ -215,7 +215,9 @@ def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str, all_namespaces: bool) -> None:
     """Show the network NAME, with the routes that it needs and the VMs that use it."""
-    view = _show(invocation, "get", _asked(name, namespace, everywhere=all_namespaces))
+    view = invocation.call_and_show(
+        "network", "get", _asked(name, namespace, everywhere=all_namespaces), table
+    )
     for route in view.get("routes") or ():
         via = " or ".join(route.get("via") or ()) or f"the address of {route.get('node')}"
         invocation.note(f"needed outside: route {route.get('destination')} via {via}")
@@ -256,7 +258,7 @@ def update(
     if not changes:
         raise usage("nothing to change", "give --dns, --mtu, --protected or --label")
     asked = _asked(name, namespace, everywhere=all_namespaces)
-    _show(invocation, "update", asked | changes)
+    invocation.call_and_show("network", "update", asked | changes, table)
 
 
 @click.command(epilog=examples("virtbus network delete blue\nvirtbus network delete a b --no-wait"))
@@ -289,13 +291,6 @@ def _refuse_kept(view: Mapping[str, Any]) -> None:
         message = f"{view.get('name')} stays: {view.get('message')}"
         hint = "delete those VMs, then repeat"
         raise CliError(Exit.REFUSED, "network_in_use", message, hint=hint)
-
-
-def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request about a network; show and return the network."""
-    view = invocation.call("network", action, asked)
-    invocation.show(view, lambda: table([view]))
-    return view
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

@@ -89,14 +89,15 @@ def table(items: list[dict[str, Any]]) -> str:
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     size, limit = item.get("size_bytes") or 0, item.get("overcommit") or 0
     promised = units.size(item.get("allocated_bytes") or 0)
-    able = [name for name, is_able in item.get("abilities", {}).items() if is_able]
+    abilities = item.get("abilities", {})
+    able = [name for name, is_able in abilities.items() if is_able]
     return (
         str(item.get("node", "")),
         str(item.get("name", "")),
         str(item.get("kind", "")),
         str(item.get("state", "")),
         units.size(size) if size else "-",
-        units.size(item.get("free_bytes")) if size else "-",
+        units.size(item.get("free_bytes")) if size and not abilities.get("assigned") else "-",
         f"{promised}/{units.size(int(size * limit))}" if limit and size else promised,
         str(item.get("volumes", 0)),
         ",".join(able) or "-",

@@ -184,7 +184,7 @@ def listing(invocation: Invocation, *, namespace: str | None, **flags: str | Non
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Show the snapshot NAME."""
-    _show(invocation, "get", {"name": name, "namespace": namespace})
+    invocation.call_and_show("snapshot", "get", {"name": name, "namespace": namespace}, table)
 
 
 @click.command(epilog=examples("virtbus snapshot update web-1 --no-protected"))
@@ -194,7 +194,9 @@ def get(invocation: Invocation, *, name: str, namespace: str) -> None:
 @verb
 def update(invocation: Invocation, *, name: str, protected: bool, namespace: str) -> None:
     """Change the snapshot NAME."""
-    _show(invocation, "update", {"name": name, "namespace": namespace, "protected": protected})
+    invocation.call_and_show(
+        "snapshot", "update", {"name": name, "namespace": namespace, "protected": protected}, table
+    )
 
 
 @click.command(
@@ -219,7 +221,7 @@ def update(invocation: Invocation, *, name: str, protected: bool, namespace: str
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
     """Write the record of the snapshot NAME, whose data is on a node without a record."""
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
-    _show(invocation, "adopt", asked)
+    invocation.call_and_show("snapshot", "adopt", asked, table)
 
 
 @click.command(epilog=examples("virtbus snapshot delete web-1 web-2"))
@@ -236,12 +238,6 @@ def delete(
     """Remove snapshots with their data. This cannot be undone. VMs and volumes stay."""
     asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
     delete_named(invocation, "snapshot", asked, wait_s=timeout if wait else None)
-
-
-def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> None:
-    """Send a request about a snapshot; show the snapshot."""
-    view = invocation.call("snapshot", action, asked)
-    invocation.show(view, lambda: table([view]))
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

@@ -86,7 +86,7 @@ def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Show the volume NAME."""
-    view = _show(invocation, "get", {"name": name, "namespace": namespace})
+    view = invocation.call_and_show("volume", "get", {"name": name, "namespace": namespace}, table)
     if view.get("message"):
         invocation.note(str(view["message"]))
 
@@ -127,7 +127,7 @@ def update(
     if not changes:
         raise usage("nothing to change", "give --size, --protected, --retention or --label")
     asked = {"name": name, "namespace": namespace, **changes}
-    _show(invocation, "update", asked)
+    invocation.call_and_show("volume", "update", asked, table)
 
 
 @click.command(
@@ -155,7 +155,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
     `virtbus volume delete` then removes it, or a VM uses it.
     """
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
-    _show(invocation, "adopt", asked)
+    invocation.call_and_show("volume", "adopt", asked, table)
 
 
 @click.command(
@@ -177,7 +177,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     """Add the volume NAME to the VM. A running guest gets it at once, if the bus can."""
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
-    _show(invocation, "attach", asked)
+    invocation.call_and_show("volume", "attach", asked, table)
 
 
 @click.command(
@@ -259,13 +259,6 @@ def delete(
     """
     asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
     delete_named(invocation, "volume", asked, wait_s=timeout if wait else None)
-
-
-def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Send a request about a volume; show and return the volume."""
-    view = invocation.call("volume", action, asked)
-    invocation.show(view, lambda: table([view]))
-    return view
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

@@ -51,7 +51,7 @@ _WAIT = click.option(
     "image",
     metavar="REF",
     shell_complete=completion_sources.images,
-    help="Begin with an image. The disk rests on it, and is made by its first VM.",
+    help="Begin with an image. The first VM makes the disk, which rests on the image.",
 )
 @click.option("--full", is_flag=True, help="Copy the image now; the disk does not need it then.")
 @click.option(

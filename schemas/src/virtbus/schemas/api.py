@@ -6,7 +6,8 @@ from pydantic import Field, StringConstraints
 
 from virtbus.schemas.base64_text import FILE_CHARACTERS
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.ids import Id, Uid, UnsignedRecord
+from virtbus.schemas.group_rebuild import RebuiltGroup
+from virtbus.schemas.ids import HostGroup, Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network import NetworkInfo
@@ -206,6 +207,8 @@ class BusRebuild(StrictModel):
     dry_run: bool = False
     accept_unsigned: tuple[UnsignedRecord, ...] = Field((), max_length=1000)
     """Records that no controller of this bus has signed and that a person accepts."""
+    accept_groups: tuple[HostGroup, ...] = Field((), max_length=1000)
+    """Security groups of hosts that a person accepts: `NODE`, or `NODE/NAMESPACE/NAME`."""
 
 
 class Empty(StrictModel):
@@ -360,6 +363,10 @@ class BusRebuilt(LenientModel):
 
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
+    groups: tuple[RebuiltGroup, ...] = ()
+    """Security groups that hosts have, and the bus lacks or has in an older version."""
+    groups_omitted: int = 0
+    """The number of further ones, which do not fit in the answer."""
     kept: int = 0
 
 

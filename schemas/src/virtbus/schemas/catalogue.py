@@ -21,7 +21,6 @@ from virtbus.schemas import (
     lease,
     names,
     network_object,
-    nic_work,
     node,
     node_rpc,
     operation,
@@ -46,6 +45,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.netd_channels import NETD_CALLS
 from virtbus.schemas.node_channels import NODE_KEYS
 from virtbus.schemas.object_channels import OBJECTS
 from virtbus.schemas.vm_status import VmStatus, VmView
@@ -285,10 +285,7 @@ CHANNELS: tuple[Channel, ...] = (
         backup.HeldBackups,
         "List, get or delete backups of the node.",
     ),
-    _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
-    _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
-    _rpc("netd", "nic", nic_work.NicWork, nic_work.NicDone, "A step of a NIC's hot-plug."),
-    _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),
+    *NETD_CALLS,
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),
     _rpc("agent", "audit", node_rpc.Audit, node_rpc.Audited, "Compare host and records."),
@@ -297,9 +294,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
     _rpc("agent", "exec", guest.GuestExec, guest.GuestExecuted, "Run a program in a guest."),
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
-    _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),
-    _rpc("netd", "path", path.NetworkAsk, path.NetworkView, "The path of a VM's packets."),
     _rpc("agent", "command", node_rpc.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),

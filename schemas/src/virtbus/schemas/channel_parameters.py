@@ -52,6 +52,7 @@ ASKERS = {
     "pull": "controller",
     "delete": "controller",
     "records": "controller",
+    "groups": "controller",
     "join": "controller",
     "audit": "controller",
     "guest": "client",

@@ -33,10 +33,10 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
     return tuple(_types(plugins, "plugins"))
 
 
-def takes_addresses(conflist: Mapping[str, Any]) -> bool:
-    """Return True if a plugin of a conflist has the capability `ips`: it takes static addresses."""
+def capability(conflist: Mapping[str, Any], name: str) -> bool:
+    """Return True if a plugin of a conflist has a capability, such as `ips`."""
     capabilities = (plugin.get("capabilities") for plugin in conflist["plugins"])
-    return any(isinstance(each, dict) and each.get("ips") is True for each in capabilities)
+    return any(isinstance(each, dict) and each.get(name) is True for each in capabilities)
 
 
 def _types(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:

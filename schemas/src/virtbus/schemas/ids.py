@@ -60,6 +60,12 @@ _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
 """`NODE/UID` or `NODE`: the host's copy of one VM's record, or of all its VMs' records."""
 
+_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+HostGroup = Annotated[
+    str, StringConstraints(max_length=192, pattern=rf"^{_NAME}(/{_NAME}/{_NAME})?$")
+]
+"""`NODE/NAMESPACE/NAME` or `NODE`: the host's copy of one security group, or of all its groups."""
+
 
 def name_token(name: str) -> str:
     """Return the subject token of a VM name: lower-case base32 without padding."""
@@ -67,6 +73,6 @@ def name_token(name: str) -> str:
 
 
 def token_name(token: str) -> str:
-    """Return the name of a subject token by `name_token`; raises ValueError."""
+    """Return the name from which `name_token` made the token; raises ValueError."""
     padding = "=" * (-len(token) % 8)
     return base64.b32decode(f"{token.upper()}{padding}").decode()

@@ -63,6 +63,10 @@ class NodeRecord(LenientModel):
     """Links of the host that networks may name, each with the kind of network that it carries."""
     tunnel: TunnelEnd | None = None
     """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
+    directories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Directories of the host that VM pods may mount, each with the namespaces whose VMs may, too.
+
+    `*` means all namespaces. Directories below them count."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)

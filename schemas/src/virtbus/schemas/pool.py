@@ -13,6 +13,8 @@ LOCAL = "local"
 POOLS_MAX = 16
 """Pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
+END_BYTES = 1024**2
+"""The end of a device that virtbus keeps for its marks."""
 ASSIGNED_MAX = 64
 """Volumes that the pools of one node have assigned. They share one message, too."""
 
@@ -149,6 +151,8 @@ class PoolReport(LenientModel):
     """The unit of writes on its storage."""
     assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
     """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
+    place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+    """By assigned volume: the room of its place, as far as the node knows it."""
 
     @property
     def abilities(self) -> Abilities:

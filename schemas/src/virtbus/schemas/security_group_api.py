@@ -64,7 +64,7 @@ class SecurityGroupView(LenientModel):
     labels: dict[str, str] = Field(default_factory=dict)
     spec: GroupSpec
     isolates: tuple[Direction, ...] = ()
-    """The directions in which members have only what a rule allows."""
+    """The directions in which members have only connections that a rule allows."""
     members: tuple[str, ...] = ()
     """The names of the first VMs that it selects."""
     member_count: int = 0

@@ -22,7 +22,8 @@ _KINDS = (
 """First line to MIME type (cloud-init: explanation/format); longer prefixes first."""
 _HEADER = re.compile(r"(?:mime-version|content-type):", re.IGNORECASE)
 _START = 4096
-"""cloud-init looks for the first line of a kind, or for a MIME header, in so many characters."""
+"""The number of characters in which cloud-init looks for the first line of a kind, or for a MIME
+header."""
 
 
 def content_type(data: bytes) -> str:

@@ -11,14 +11,14 @@ from pydantic import Field, StringConstraints
 
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
-from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import BOOT_ORDER_MAX, IoThreads
 from virtbus.schemas.disk import DISK_MAX as DISK_MAX
 from virtbus.schemas.disk import DISK_MIN as DISK_MIN
 from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
-from virtbus.schemas.disk import IoThreads
+from virtbus.schemas.filesystem import FILESYSTEMS_MAX, Filesystem
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
@@ -46,7 +46,7 @@ from virtbus.schemas.seed import (
     SysprepVolume,
 )
 from virtbus.schemas.snapshot import Origin
-from virtbus.schemas.volume_ref import HostDevice, NamedVolume, VolumeRef
+from virtbus.schemas.volume_ref import HostDevice, HostDisk, NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -141,6 +141,7 @@ class Devices(StrictModel):
 
     disks: tuple[Disk, ...] = Field((), max_length=DISKS_MAX)
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
+    filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
     """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
@@ -198,6 +199,7 @@ class Volume(StrictModel):
     sysprep: SysprepVolume | None = None
     volume: NamedVolume | None = None
     host_device: HostDevice | None = None
+    host_disk: HostDisk | None = None
 
     @property
     def file_set(self) -> FilesVolume | None:
@@ -269,11 +271,8 @@ class VmSpec(StrictModel):
         """Return the VM's own disks that the guest may write to; they exist on its node only."""
         disks = self.domain.devices.disks
         fixed = {one.name for one in disks if one.readonly or one.device == "cdrom"}
-        return tuple(
-            volume.name
-            for volume in self.volumes
-            if not (volume.is_iso or volume.volume or volume.host_device or volume.name in fixed)
-        )
+        own = (one for one in self.volumes if not (one.host_device or one.host_disk or one.volume))
+        return tuple(one.name for one in own if not one.is_iso and one.name not in fixed)
 
 
 class VmRecord(LenientModel):

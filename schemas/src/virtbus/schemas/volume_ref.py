@@ -4,10 +4,13 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.disk import DISK_MAX, DISK_MIN
+from virtbus.schemas.filesystem import HostPath
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.snapshot_ref import SnapshotRef
 from virtbus.schemas.volume_spec import VolumeSpec
 
@@ -29,6 +32,16 @@ class HostDevice(StrictModel):
     """
 
     path: DevicePath
+
+
+class HostDisk(StrictModel):
+    """A raw disk in a file of the node, below a directory of its setting `directories_allowed`.
+
+    With a `capacity`, the node makes a file that is missing. It stays when the VM is deleted.
+    """
+
+    path: HostPath
+    capacity: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
 
 
 class NamedVolume(StrictModel):

@@ -328,6 +328,13 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
     return Detail(path=path, message=message, hint=hint)
 
 
+def reason_of(error: ValueError) -> str:
+    """Return the reason in an error, without the lines that pydantic adds."""
+    if isinstance(error, ValidationError):
+        return "; ".join(one["msg"] for one in error.errors(include_url=False))
+    return str(error)
+
+
 HASHED_WHEN_SET = frozenset(
     {
         *("eviction_strategy", "placement", "start_strategy", "container_disk", "protected"),
@@ -340,6 +347,7 @@ HASHED_WHEN_SET = frozenset(
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
         *("volume", "template", "host_device", "links", "make_filesystem"),
+        *("filesystems", "host_disk"),
         *("acpi_index", "mtu", "queues", "state", "publish", "addresses"),
     }
 )

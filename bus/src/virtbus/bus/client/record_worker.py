@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
@@ -100,7 +101,12 @@ class RecordWorker(Generic[Ready]):
         self._reporter = reporter
         self._span = span
         self._jobs: dict[str, _Job[Ready]] = {}
-        self._followed: set[str] = set()
+        self._followed: dict[str, VmRecord] = {}
+        """By uid: the record that the watch has delivered."""
+        self._news = asyncio.Event()
+        self._listing = False
+        self._found: dict[str, VmRecord] = {}
+        """Records of a list that is not complete yet. The keys that they need may follow later."""
         self.listed: set[str] = set()
         """The uids that have a record on the bus, except VMs that are being deleted."""
         self.synced = False
@@ -126,13 +132,17 @@ class RecordWorker(Generic[Ready]):
             async for item in watch:
                 match item:
                     case WatchMark.RESET:
+                        self._listing = True
+                        self._found.clear()
                         self.listed.clear()
                         of_node(item)
                     case WatchMark.SYNCED:
                         self._keep_listed()
                         of_node(item)
+                        self._want_found()
                     case Entry():
                         self._see(item, node, of_node)
+                self._news.set()
 
     def _see(self, entry: Entry, node: str, of_node: Callable[[Entry | WatchMark], None]) -> None:
         uid = entry.key.rpartition(".")[2]
@@ -153,15 +163,42 @@ class RecordWorker(Generic[Ready]):
             self.drop(uid)  # stop the work only: resources are removed when the agent requests it
             return
         self.listed.add(uid)
-        self._followed.add(uid)
+        self._followed[uid] = record
+        self._found.pop(uid, None)
         if self._step.follows(record):
-            self.want(record)
+            if self._listing:
+                self._found[uid] = record
+            else:
+                self.want(record)
 
     def _keep_listed(self) -> None:
         """After a complete list, stop working for all VMs that are not in it."""
-        for uid in (self._jobs.keys() | self._followed) - self.listed:
+        for uid in (self._jobs.keys() | self._followed.keys()) - self.listed:
             self.drop(uid)
         self.synced = True
+
+    def _want_found(self) -> None:
+        """Start the step for the records of a list that is complete now."""
+        self._listing, found = False, list(self._found.values())
+        self._found.clear()
+        for record in found:
+            self.want(record)
+
+    async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
+        """Return this record, or a newer one of its VM, once the watch has delivered it.
+
+        Then it has delivered each key that was written before the record, too. Return None if that
+        takes longer than `within_s`.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while True:
+                    found = self._followed.get(record.uid)
+                    if not self._listing and found is not None and _age(found) >= _age(record):
+                        return found
+                    self._news.clear()
+                    await self._news.wait()
+        return None
 
     # --- jobs ------------------------------------------------------------------------------
     def want(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> None:
@@ -171,7 +208,7 @@ class RecordWorker(Generic[Ready]):
             return
         newer = job is None or _age(record) > _age(job.record)
         if job is not None and not (newer and self._step.interrupts):
-            if newer:
+            if newer or record != job.record:  # labels change without a new generation
                 job.record = record
             job.logins = logins or job.logins
             job.again.set()
@@ -206,7 +243,8 @@ class RecordWorker(Generic[Ready]):
         Its resources stay. With `up_to_epoch`, a job of a higher epoch continues.
         """
         if up_to_epoch is None:
-            self._followed.discard(uid)
+            self._followed.pop(uid, None)
+            self._found.pop(uid, None)
             self._step.forgets(uid)
         job = self._jobs.get(uid)
         if job is None or (up_to_epoch is not None and job.record.epoch > up_to_epoch):

@@ -9,9 +9,12 @@ from virtbus.cli import output
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
+from virtbus.cli.security_group import rule_text, selector_text
 
+UNSURE = {"unconfirmed", "conflict"}
 TIMEOUT_S = 120.0
 VM_HEADER = ("NAME", "NAMESPACE", "NODE", "STEP", "WHY")
+GROUP_HEADER = ("GROUP", "NAMESPACE", "NODES", "STEP", "SELECTS", "RULES", "WHY")
 NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
 
 
@@ -21,6 +24,7 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
         virtbus bus rebuild --dry-run        show what only the hosts have
         virtbus bus rebuild                  write it back, and let the hosts continue
         virtbus bus rebuild --accept-unsigned n1
+        virtbus bus rebuild --accept-group n1/default/web
         virtbus bus rebuild -o json | jq '.vms[] | select(.step == "conflict")'
         """
     )
@@ -33,8 +37,17 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
     metavar="NODE[/UID]",
     help="Trust this host's copy of this VM, or of all its VMs, without a signature.",
 )
+@click.option(
+    "--accept-group",
+    "groups",
+    multiple=True,
+    metavar="NODE[/NAMESPACE/NAME]",
+    help="Restore this security group, or all, as this host has it.",
+)
 @verb
-def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...]) -> None:
+def command(
+    invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...], groups: tuple[str, ...]
+) -> None:
     """Restore the VMs that hosts know and the bus has lost.
 
     Use it if a bus was created again, was restored from a backup, or lost records. Every host keeps
@@ -50,15 +63,24 @@ def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...])
     newer, but no controller of this bus has signed it. The host may be lying, or the key was lost
     with the bus (a backup has it); see --accept-unsigned. With conflict, you decide: WHY names the
     two copies.
+
+    Security groups that only hosts have are listed with their rules, which stay in force there. A
+    group is restored after you have accepted a host's copy, because a host could invent one.
     """
     asked: dict[str, object] = {"dry_run": dry_run}
     if accepted:
         asked["accept_unsigned"] = list(accepted)
+    if groups:
+        asked["accept_groups"] = list(groups)
     answer = invocation.call("bus", "rebuild", asked, timeout_s=TIMEOUT_S)
     invocation.show(answer, lambda: table(answer))
     vms, nodes = answer.get("vms") or [], answer.get("nodes") or []
     if not nodes:
         invocation.note("no host has shown itself; on each: virtbus node up")
+    unsure = [one for one in answer.get("groups") or () if one.get("step") in UNSURE]
+    if unsure:
+        count = len(unsure) + int(answer.get("groups_omitted") or 0)
+        invocation.note(f"{count} security group(s) are only on hosts: see --accept-group")
     if dry_run:
         return
     conflicts = sum(vm.get("step") in {"conflict", "unsigned"} for vm in vms)
@@ -86,6 +108,22 @@ def table(answer: Mapping[str, Any]) -> str:
         for node in answer.get("nodes") or ()
     ]
     parts = [output.table(VM_HEADER, vms)] if vms else []
+    groups = [_group(one) for one in answer.get("groups") or ()]
+    parts += [output.table(GROUP_HEADER, groups)] if groups else []
     parts.append(output.table(NODE_HEADER, nodes))
     parts.append(f"{answer.get('kept', 0)} VM(s) were as they should be")
     return "\n\n".join(parts)
+
+
+def _group(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row with the whole rules of a group: a person decides about them."""
+    spec = one.get("spec") or {}
+    return (
+        str(one.get("name")),
+        str(one.get("namespace")),
+        ",".join(map(str, one.get("nodes") or ())),
+        str(one.get("step")),
+        selector_text(spec.get("selector") or {}),
+        "; ".join(rule_text(rule) for rule in spec.get("rules") or ()) or "-",
+        str(one.get("message") or "-"),
+    )

@@ -73,8 +73,11 @@ class HostFiles:
 
     def missing_units(self) -> list[str]:
         """Return the units that are not on this host."""
-        folder = self._root / "etc/systemd/system"
-        return [unit for unit in UNITS if not (folder / f"{unit}.service").exists()]
+        return [unit for unit in UNITS if not self.unit(unit).exists()]
+
+    def unit(self, name: str) -> Path:
+        """Return the file of a unit."""
+        return self._root / "etc/systemd/system" / f"{name}.service"
 
     def answers(self, path: str) -> bool:
         """Return True if a process accepts connections on a UNIX socket."""

@@ -31,6 +31,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create db --image tiny --volume data-1        its data outlives db
         virtbus vm create db --image tiny --new-volume db-data=10GiB
         virtbus vm create ci --new-volume ci-root=20GiB:debian/12 --delete-volumes
+        virtbus vm create web --image debian --directory www=/srv/www:ro
         virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
         virtbus vm create web --image tiny --network lab --address 10.9.1.7
         virtbus vm create -f vm.yaml --wait running -o json
@@ -71,6 +72,13 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "--delete-volumes",
     is_flag=True,
     help="Delete the volumes of --new-volume with the VM.  [default: they are retained]",
+)
+@click.option(
+    "--directory",
+    "directories",
+    multiple=True,
+    metavar="TAG=PATH[:ro]",
+    help="A directory of the VM's host that the guest mounts by virtiofs as TAG; repeatable.",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
@@ -176,6 +184,7 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
         domain.setdefault("devices", {})["autoattach_graphics_device"] = True
     if flags["protected"]:
         wanted.setdefault("spec", {})["protected"] = True
+    request.with_directories(wanted, flags["directories"])
     ports = request.published(flags["published"])
     request.with_nic(wanted, publish=ports, addresses=flags["addresses"])
     wanted.setdefault("uid", uuid7())

@@ -118,6 +118,18 @@ def with_nic(wanted: dict[str, Any], **lists: Sequence[Any]) -> None:
             nics[0][field] = [*nics[0].get(field, ()), *values]
 
 
+def with_directories(wanted: dict[str, Any], values: Sequence[str]) -> None:
+    """Add `TAG=PATH[:ro]` texts to a `VmCreate` map; raise CliError for any other form."""
+    for value in values:
+        tag, _, path = value.partition("=")
+        readonly = path.endswith(":ro")
+        if not tag or not path.startswith("/"):
+            raise usage(f"--directory {value!r} must be TAG=PATH or TAG=PATH:ro")
+        one = {"name": tag, "directory": path.removesuffix(":ro"), "readonly": readonly}
+        domain = wanted.setdefault("spec", {}).setdefault("domain", {})
+        domain.setdefault("devices", {}).setdefault("filesystems", []).append(one)
+
+
 def labels(values: Sequence[str]) -> dict[str, str]:
     """Return `KEY=VALUE` texts as a map; raise CliError for any other form."""
     found: dict[str, str] = {}

@@ -89,8 +89,7 @@ class Containers:
         if former is None:
             return
         if former.phase == "running":
-            message = f"the container {former.id} still runs; stop it before the next attempt"
-            raise VirtbusError(Code.CONFLICT, "still_running", message)
+            raise _still_running(former)
         await self._machines.abandon(pod.key)
 
     async def start(self, container_id: str, left_s: float | None) -> None:
@@ -99,7 +98,8 @@ class Containers:
         Another call may stop it meanwhile.
 
         Raises:
-            VirtbusError: 404; 409 `exited`; the errors of `Machines.start` and `until_started`.
+            VirtbusError: 404; 409 `exited`, `still_running`; the errors of `Machines.start` and
+                `until_started`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
@@ -110,7 +110,9 @@ class Containers:
             if container.phase == "exited":
                 message = f"the container {container_id} has ended; create its next attempt"
                 raise VirtbusError(Code.CONFLICT, "exited", message)
-            self._pod(key, container.sandbox_id)
+            other = self._pod(key, container.sandbox_id).active
+            if other is not None and other.id != container_id:
+                raise _still_running(other)
             await self._machines.start(key, container_id)
         timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
         await self._machines.until_started(key, container_id, timeout_s)
@@ -185,6 +187,11 @@ class Containers:
         if found is None:
             raise not_found("container", container_id)
         return found
+
+
+def _still_running(former: Container) -> VirtbusError:
+    message = f"the container {former.id} still runs; stop it before the next attempt"
+    return VirtbusError(Code.CONFLICT, "still_running", message)
 
 
 def _same(pod: Pod, sandbox_id: str, config: ContainerConfig) -> Container | None:

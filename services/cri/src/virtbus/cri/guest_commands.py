@@ -1,11 +1,12 @@
 """Runs the commands of Exec and ExecSync in guests.
 
-ExecSync asks the guest agent, and SSH with the pod's key if the guest has none. Exec has streams,
-which the agent cannot carry, so it uses SSH.
+ExecSync asks the guest agent, and SSH with the pod's key if the guest has none, or if the bus is
+away. Exec has streams, which the agent cannot carry, so it uses SSH.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from virtbus.bus.errors import BusError, OutcomeUnknownError
 from virtbus.bus.runtime.keyed_lock import KeyedLock
@@ -19,9 +20,28 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import EXEC_OUTPUT_BYTES, EXEC_S, GuestExec, GuestExecuted
 from virtbus.schemas.wire import validate
 
-NO_AGENT = frozenset({"guest_agent_absent", "guest_agent_refused", "guest_simulated"})
+NO_AGENT = frozenset({"bus_away", "guest_agent_absent", "guest_agent_refused", "guest_simulated"})
+"""The reasons why a command did not run, so that SSH may run it."""
 ANSWER_S = 5.0
 """The time in which an answer arrives after the command's own time limit."""
+SLACK_S = 0.5
+"""The node's agent is given up before the call ends, so the call can tell why."""
+
+BOOT_S = 120.0
+"""The time after its start in which a guest may still boot. Commands wait for it meanwhile."""
+LOOK_S = 0.5
+BANNER_S = 3.0
+
+
+class GuestNow(NamedTuple):
+    """A running guest. `boots`: it was started so recently that it may not answer yet."""
+
+    machine: Machine
+    boots: bool
+
+
+Guest = Callable[[], GuestNow]
+"""Returns the guest as it is now; raises VirtbusError 404, 409 `not_running`."""
 
 
 class GuestCommands:
@@ -33,34 +53,57 @@ class GuestCommands:
         self._node = node
         self._queues = KeyedLock()
 
-    async def run(self, machine: Machine, words: tuple[str, ...], timeout_s: float) -> Outcome:
+    async def run(self, guest: Guest, words: tuple[str, ...], timeout_s: float) -> Outcome:
         """Run a command without input; 0 is the longest time limit.
 
         Raises:
-            VirtbusError: 422 `no_shell`; 504 `exec_timeout`; the errors of `agent.exec`.
+            VirtbusError: 422 `no_shell`; 503 `bus_away`, `agent_silent`, and no probe has failed;
+                504 `exec_timeout`; the errors of `agent.exec`.
         """
         limit_s = min(timeout_s or EXEC_S, EXEC_S)
+        uid = guest().machine.uid
         try:
-            async with asyncio.timeout(limit_s) as limit, self._queues.of(machine.uid):
+            async with asyncio.timeout(limit_s) as limit, self._queues.of(uid):
                 loop = asyncio.get_running_loop()
-                left_s = (limit.when() or loop.time()) - loop.time()
-                limit.reschedule(loop.time() + left_s + ANSWER_S)
+                until_s = limit.when() or loop.time()
+                limit.reschedule(until_s + ANSWER_S + SLACK_S)
                 try:
-                    return await self._by_agent(machine.uid, words, left_s)
+                    return await self._by_agent(uid, words, until_s - loop.time())
                 except VirtbusError as error:
                     if error.reason not in NO_AGENT:
                         raise
                     refusal = error
-                limit.reschedule(loop.time() + left_s)
+                limit.reschedule(until_s)
                 try:
-                    return await self._by_shell(machine, words)
+                    await self._booted(guest, until_s)
+                    return await self._by_shell(guest().machine, words)
                 except VirtbusError as error:
                     if error.reason != "no_shell":
                         raise
+                    if refusal.reason == "bus_away":
+                        raise refusal from error
                     raise _neither(refusal, error) from error
         except TimeoutError:
             message = f"the command did not end within {limit_s:g} s"
             raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from None
+
+    async def _booted(self, guest: Guest, until_s: float) -> None:
+        """Wait for the SSH server of a guest that may still boot, until shortly before a time.
+
+        Raises:
+            VirtbusError: 422 `no_shell`, which is no failed probe to kubelet.
+        """
+        loop = asyncio.get_running_loop()
+        while (now := guest()).boots:
+            left_s = until_s - loop.time() - SLACK_S
+            try:
+                await self._shell.check(reachable(now.machine)[0], max(0.0, min(BANNER_S, left_s)))
+            except VirtbusError:
+                if left_s < LOOK_S:
+                    raise
+            else:
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _by_agent(self, uid: str, words: tuple[str, ...], limit_s: float) -> Outcome:
         limit_s = min(max(1.0, limit_s), EXEC_S)
@@ -71,8 +114,9 @@ class GuestCommands:
                 subject, want, timeout_s=want.timeout_s + ANSWER_S
             )
         except OutcomeUnknownError as error:
-            message = f"the agent did not answer: {error}"
-            raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from error
+            # kubelet takes DEADLINE_EXCEEDED for a failed probe, and would restart the guest.
+            message = f"the node's agent did not answer: {error}"
+            raise VirtbusError(Code.UNAVAILABLE, "agent_silent", message) from error
         except BusError as error:
             raise away(str(error)) from error
         done = validate(GuestExecuted, answer)
@@ -82,9 +126,16 @@ class GuestCommands:
         address, key = reachable(machine)
         return await self._shell.collected(address, key, words, EXEC_OUTPUT_BYTES)
 
-    async def check(self, machine: Machine) -> None:
-        """Return if a command with streams can run; raises VirtbusError 422 `no_shell`."""
-        await self._shell.check(reachable(machine)[0])
+    async def check(self, guest: Guest, wait_s: float) -> None:
+        """Return once a command with streams can run.
+
+        A guest that boots has `wait_s` until it answers.
+
+        Raises:
+            VirtbusError: 422 `no_shell`.
+        """
+        await self._booted(guest, asyncio.get_running_loop().time() + wait_s)
+        await self._shell.check(reachable(guest().machine)[0], BANNER_S)
 
     async def interactive(
         self, machine: Machine, words: tuple[str, ...], wanted: Wanted, pipes: Mapping[str, Pipe]

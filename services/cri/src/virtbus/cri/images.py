@@ -112,25 +112,30 @@ class Images:
             raise VirtbusError(Code.INTERNAL, "image_failed", message)
 
     async def remove(self, text: str) -> None:
-        """Drop the references that a name or id means; imaged keeps the file. Repeatable."""
-        wanted = tuple(image_record.find(self._all.values(), text))
+        """Drop all names of the image that a name or id means; imaged keeps the file. Repeatable.
+
+        CRI's image is one file, so its other names go, too, as in containerd.
+        """
+        same = self._same(text)
         for key, image in tuple(self._all.items()):
-            if image in wanted:
+            if image in same:
                 del self._all[key]
                 await self._folder.remove(key)
 
     def status(self, text: str) -> Plain | None:
         """Return an image as ImageStatus has it; None if it was not pulled."""
-        found = next(image_record.find(self._all.values(), text), None)
-        if found is None:
-            return None
-        same = [one for one in self._all.values() if one.digest == found.digest]
-        return image_record.listed(same)[0]
+        return next(iter(image_record.listed(self._same(text))), None)
 
     def listed(self, text: str) -> list[Plain]:
         """Return the images that a name or id means; all for an empty text."""
-        images = image_record.find(self._all.values(), text) if text else self._all.values()
-        return image_record.listed(images)
+        if not text:
+            return image_record.listed(self._all.values())
+        return image_record.listed(self._same(text))
+
+    def _same(self, text: str) -> list[PulledImage]:
+        """Return all names of the images that a name or id means."""
+        digests = {one.digest for one in image_record.find(self._all.values(), text)}
+        return [one for one in self._all.values() if one.digest in digests]
 
     @property
     def used_bytes(self) -> int:

@@ -146,20 +146,30 @@ class Machines:
     # --- power ----------------------------------------------------------------------------
     async def start(self, key: str, container_id: str) -> None:
         """Request the start of a container's guest; raises the errors of `vm.start`."""
-        pod = self._pods.all[key]
-        container = pod.container(container_id)
-        starting = container.model_copy(update={"phase": "starting"})
-        await self._pods.put(pod.with_container(starting).with_machine(power_off=False))
         uid = self._uid(key)
+        revision = await self._begin(key, container_id)
         try:
             answer = await self._link.ask("vm", "start", VmStart(uid=uid))
         except VirtbusError as error:
             if error.code == Code.NOT_FOUND:
                 await self._pods.lost(uid)
             elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # it had no effect
-                await self._set_phase(key, container_id, "created")
+                await self._give_up(key, container_id, revision)
             raise
         await self._answered(key, validate(VmView, answer))
+
+    async def _begin(self, key: str, container_id: str) -> int:
+        """Note that a container starts; return the revision of its VM before that.
+
+        A view of this revision shows a VM that is off. It may arrive after this, and must not end
+        the container.
+        """
+        pod = self._pods.all[key]
+        starting = pod.container(container_id).model_copy(update={"phase": "starting"})
+        revision = pod.machine.revision if pod.machine else 0
+        changed = pod.with_machine(power_off=False, revision=revision + 1)
+        await self._pods.put(changed.with_container(starting))
+        return revision
 
     async def until_started(self, key: str, container_id: str, timeout_s: float) -> None:
         """Wait until a container's guest runs.
@@ -243,11 +253,13 @@ class Machines:
             raise VirtbusError(Code.CONFLICT, "vm_gone", message)
         return machine.uid
 
-    async def _set_phase(self, key: str, container_id: str, phase: str) -> None:
+    async def _give_up(self, key: str, container_id: str, revision: int) -> None:
+        """Note that a start had no effect on the VM, which has still this revision."""
         pod = self._pods.all[key]
         container = pod.container(container_id)
         if container.phase == "starting":
-            await self._pods.put(pod.with_container(container.model_copy(update={"phase": phase})))
+            created = container.model_copy(update={"phase": "created"})
+            await self._pods.put(pod.with_container(created).with_machine(revision=revision))
 
     # --- duties ---------------------------------------------------------------------------
     async def run(self) -> None:

@@ -19,7 +19,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm_status import VmView
 
 LEAST_PREFIX = 6
-"""An abbreviated id, as crictl shows it, has at least so many characters."""
+"""The least number of characters of an abbreviated id, as crictl shows it."""
 
 
 class Pods:

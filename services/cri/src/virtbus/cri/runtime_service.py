@@ -85,7 +85,7 @@ class StreamCalls:
         return {"url": self._streaming.attach(call.request)}
 
     async def _exec(self, call: Call) -> Plain:
-        return {"url": await self._streaming.exec(call.request)}
+        return {"url": await self._streaming.exec(call.request, call.left_s)}
 
     async def _exec_sync(self, call: Call) -> Plain:
         done = await self._streaming.exec_sync(call.request)

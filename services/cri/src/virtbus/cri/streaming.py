@@ -5,6 +5,7 @@ own size. So a session costs a bounded amount of memory on each side.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from virtbus.bus.client.streams import ByteStream, opening
 from virtbus.cri.core.answers import Plain
@@ -14,7 +15,7 @@ from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.edge.guest_shell import Outcome
 from virtbus.cri.edge.pipes import Pipe
 from virtbus.cri.edge.stream_server import Command, Forward, StreamServer
-from virtbus.cri.guest_commands import GuestCommands
+from virtbus.cri.guest_commands import BOOT_S, GuestCommands, GuestNow
 from virtbus.cri.pods import Pods, not_found
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -23,6 +24,10 @@ from virtbus.schemas.streams import ConsoleOpen, PortOpen
 WINDOW_BYTES = 64 * 1024
 DETACH = b"\x1d"
 """Ctrl-], typed alone: the client leaves the console, as in Virtlet."""
+EXEC_WAIT_S = 60.0
+"""The longest wait of an exec for a guest that boots."""
+ANSWER_S = 5.0
+"""The rest of a client's time, in which the answer with the reason arrives."""
 LEFT, CLIENT_CLOSED = "the client left", "the client closed the connection"
 
 
@@ -46,8 +51,8 @@ class Streaming:
         container_id = self._running(request.get("container_id", ""))
         return self.server.url(Command(container_id, wanted(request)))
 
-    async def exec(self, request: Plain) -> str:
-        """Return the URL of a command with streams.
+    async def exec(self, request: Plain, left_s: float | None) -> str:
+        """Return the URL of a command with streams; `left_s` is the rest of the client's time.
 
         Raises:
             VirtbusError: as `attach`; 400 `command_empty`; 422 `no_shell`.
@@ -55,7 +60,8 @@ class Streaming:
         container_id = self._running(request.get("container_id", ""))
         words = _words(request)
         streams = wanted(request)
-        await self._commands.check(self._machine(container_id))
+        wait_s = EXEC_WAIT_S if left_s is None else min(EXEC_WAIT_S, left_s - ANSWER_S)
+        await self._commands.check(partial(self._guest, container_id), wait_s)
         return self.server.url(Command(container_id, streams, words))
 
     async def exec_sync(self, request: Plain) -> Outcome:
@@ -67,7 +73,8 @@ class Streaming:
         """
         container_id = self._running(request.get("container_id", ""))
         timeout_s = max(0.0, float(request.get("timeout", 0)))
-        return await self._commands.run(self._machine(container_id), _words(request), timeout_s)
+        guest = partial(self._guest, container_id)
+        return await self._commands.run(guest, _words(request), timeout_s)
 
     def port_forward(self, request: Plain) -> str:
         """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409."""
@@ -114,6 +121,14 @@ class Streaming:
         container_id = self._running(container_id)
         key, _ = self._pods.find_container(container_id) or ("", "")
         return self._machine_of(key)
+
+    def _guest(self, container_id: str) -> GuestNow:
+        """Return the guest of a running container."""
+        machine = self._machine(container_id)
+        key, container_id = self._pods.find_container(container_id) or ("", "")
+        started_ns = self._pods.all[key].container(container_id).started_ns
+        up_s = (self._link.sources.time_ns() - started_ns) / 1e9
+        return GuestNow(machine, 0 <= up_s < BOOT_S)
 
     def _machine_of_sandbox(self, wanted_id: str) -> Machine:
         """Return the VM of a sandbox with a running container; raises VirtbusError 404, 409."""

@@ -70,7 +70,7 @@ class Attachments:
             VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in use;
                 429 without a free address. Errors of the kernel and of plugins.
         """
-        self._refuse_while_recovering()
+        self.refuse_while_recovering()
         plan = plan_of(record)
         async with self._locks.of(plan.uid):
             entry = self._entries.get(plan.uid)
@@ -131,7 +131,7 @@ class Attachments:
 
     async def change_nic(self, want: NicWork) -> NicDone:
         """Do one step of a hot-plug or unplug. Raises as `HotNics.change`; 503 while recovering."""
-        self._refuse_while_recovering()
+        self.refuse_while_recovering()
         async with self._locks.of(want.uid):
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
@@ -213,7 +213,7 @@ class Attachments:
             VirtbusError: 409 for an older epoch; 500 if a CNI plugin failed on DEL (the state file
                 stays, so that a further release tries again).
         """
-        self._refuse_while_recovering()
+        self.refuse_while_recovering()
         async with self._locks.of(uid):
             entry = self._entries.get(uid)
             check_epoch(uid, epoch, entry.attachment if entry is not None else None)
@@ -238,7 +238,7 @@ class Attachments:
             VirtbusError: 503 recovering, 404 unknown, 504 not ready in time, 409 tap busy, or the
                 attachment's error.
         """
-        self._refuse_while_recovering()
+        self.refuse_while_recovering()
         entry = self._entries.get(uid)
         if entry is None or entry.phase is None:
             raise VirtbusError(
@@ -318,6 +318,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
+        await in_thread(self._doors.ports.settle)
         self.recovering = False
         self.untidy.set()
 
@@ -392,7 +393,8 @@ class Attachments:
         needed = {nic.host_link for nic in self._other_nics("")}
         return needed | self._former_links | self._late_links
 
-    def _refuse_while_recovering(self) -> None:
+    def refuse_while_recovering(self) -> None:
+        """Raise 503 `recovering` until the host was compared with the state files."""
         if self.recovering:
             message = "netd is comparing its state with the host; try again in a second"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)

@@ -6,9 +6,15 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from virtbus.netd.core import cni as cni_values
-from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
+from virtbus.netd.core.address_assignment import (
+    network_mtu,
+    no_link,
+    refusal,
+    refused_mac,
+    replaced,
+)
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
+from virtbus.netd.core.cni_results import given_mac, repaired, settled
 from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.node_groups import NodeGroupBook
@@ -20,11 +26,12 @@ from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.hot_taps import return_lent
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
+from virtbus.netd.edge.plugin_links import PluginLinks
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.resolver import Resolver
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +68,7 @@ class Builder:
         self._doors = doors
         self._site = site
         self.links = GuestLinks(doors.namespaces, doors.attachers, doors.groups)
+        self._plugin_links = PluginLinks(doors.namespaces)
         self.insistent: set[str] = set()
         """CNI networks whose plugins choose the MAC. They are attached before a VM starts, never
         during its start."""
@@ -227,27 +235,26 @@ class Builder:
         netns = self._doors.namespaces.path(attachment.netns)
         done = await self._doors.cni.add(attachment.uid, nic, state.conflist, netns)
         nic = nic.model_copy(update={"cni": done})
-        result = done.result or {}
+        link = await in_thread(lambda: self._plugin_links.find(attachment, nic))
+        result, repairs = repaired(done.result or {}, nic.eth, link)
+        if repairs:
+            extra = {"code": "cni_completed", "uid": attachment.uid, "repairs": ",".join(repairs)}
+            log.info("the result of the plugins of %s was completed", nic.network, extra=extra)
         try:
-            nic = cni_values.settled(nic, result)
+            nic = settled(nic, result)
         finally:
             # DEL needs the result: plugins find their rules by the address, which the link loses.
             attachment = replaced(attachment, nic)
             keep(attachment)
-        link = await in_thread(lambda: self.links.take_address_off(attachment, nic))
         if link is None:
-            raise VirtbusError(
-                Code.UNSUPPORTED,
-                "cni_link",
-                f"the plugins of '{nic.network}' made no {nic.eth}; use ones that make a veth, "
-                "such as bridge or ptp",
-            )
-        mac = cni_values.given_mac(result, nic) or link.mac
+            raise no_link(nic)
+        await in_thread(lambda: self._plugin_links.take_addresses_off(attachment, nic))
+        mac = given_mac(result, nic) or link.mac
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
-        macvlan = link.kind == "macvlan"
-        update = {"mac": mac, "mtu": mtu_within(nic, link.mtu), "on_macvlan": macvlan}
+        on_macvlan = link.kind == "macvlan"
+        update = {"mac": mac, "mtu": network_mtu(nic, link.mtu), "on_macvlan": on_macvlan}
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
@@ -281,7 +288,7 @@ class Builder:
             raise failed
 
     async def _delete(self, attachment: Attachment) -> VirtbusError | None:
-        await in_thread(lambda: self.links.give_address_back(attachment))
+        await in_thread(lambda: self._plugin_links.give_addresses_back(attachment))
         netns = self._doors.namespaces.path(attachment.netns)
         failed: VirtbusError | None = None
         for nic in reversed(attachment.nics):

@@ -149,7 +149,7 @@ class HotNics:
 
 
 def changed(attachment: Attachment, wanted: Attachment) -> Attachment:
-    """Return the attachment of a running guest whose record asks for `wanted` (`grown`)."""
+    """Return the attachment of a running guest whose record changed to `wanted`; see `grown`."""
     if differs(attachment, wanted):
         extra = {"code": "network_kept", "uid": attachment.uid}
         log.info("the guest keeps its old interfaces until it restarts", extra=extra)

@@ -1,29 +1,31 @@
 """Follows the security groups of this node's VMs, and applies each change to running guests.
 
-The last state is in files, so that a netd without the bus has the same rules. A group ends with its
-purge marker, or if a complete list of the same bus does not contain it. Another bus, such as a
-restored one, may have lost it: then it stays.
+The last state is in files, so that a netd without the bus has the same rules.
 """
 
 import asyncio
 import logging
 from collections.abc import Collection
 
-from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import Entry, WatchMark
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.group_filter import GroupedNic
 from virtbus.netd.edge.groups_store import GroupsStore, StoredGroup
 from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.group_watch import GroupWatch
+from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.records import of_node_group, read_node_group, read_stored
+from virtbus.schemas.group_rebuild import KnownGroups
 from virtbus.schemas.security_group import NodeGroup
-from virtbus.schemas.subjects import JOIN_KEY, node_group
-from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.subjects import node_group
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
+PAGE_BYTES = REQUEST_BYTES
+"""The size limit of the groups in one answer."""
 AGAIN_S = 5.0
 """The pause before rules that could not be applied are applied again."""
 
@@ -35,12 +37,9 @@ class SecurityGroups:
         self, node: str, doors: HostPorts, attachments: Attachments, store: GroupsStore
     ) -> None:
         self._book = doors.groups
+        self._watch = GroupWatch(self._book)
         self._attachments = attachments
         self._store = store
-        self._nonces: dict[str, str] = {}
-        """By key: the nonce of the bus that the group was last seen on."""
-        self._nonce = ""
-        self._listed: set[str] = set()
         self._unsaved: set[str] = set()
         self._applied: dict[str, tuple[GroupedNic, ...]] = {}
         self._late: set[str] = set()
@@ -50,61 +49,27 @@ class SecurityGroups:
         for one in store.all():  # before anything is made or adopted
             key = node_group(node, one.group.namespace, one.group.name)
             self._book.groups[key] = one.group
-            self._nonces[key] = one.nonce
+            self._book.nonces[key] = one.nonce
 
-    def known(self) -> list[NodeGroup]:
-        """Return the groups by key, as a rebuild of the bus needs them."""
-        return [group for _, group in sorted(self._book.groups.items())]
+    def known(self, after: str = "") -> KnownGroups:
+        """Return a page of the groups, as a rebuild of the bus needs them."""
+        found: dict[str, NodeGroup] = {}
+        left_bytes = PAGE_BYTES
+        for key, group in sorted(self._book.groups.items()):
+            if key <= after:
+                continue
+            bare = group.model_copy(update={"peers": {}})
+            left_bytes -= len(encode(bare))
+            if left_bytes < 0 and found:
+                return KnownGroups(groups=found, more=True)
+            found[key] = bare
+        return KnownGroups(groups=found)
 
     # --- the bus ----------------------------------------------------------------------------
     def see(self, item: Entry | WatchMark) -> None:
         """Process an item of the watch on this node's keys. Unreadable values change nothing."""
-        if item is WatchMark.RESET:
-            self._listed.clear()
-            self._nonce = ""
-        elif item is WatchMark.SYNCED:
-            self._keep_listed()
-        elif isinstance(item, Entry):
-            try:
-                self._take(item)
-            except VirtbusError as error:
-                extra = {"code": "bad_record"}
-                log.error("%s cannot be read: %s", item.key, error, extra=extra)
-                self._listed.add(item.key)
-
-    def _take(self, entry: Entry) -> None:
-        if entry.key.endswith(f".{JOIN_KEY}") and entry.kind is EntryKind.PUT:
-            self._nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
-        if not of_node_group(entry.key):
-            return
-        if entry.kind is not EntryKind.PUT:
-            self._end({entry.key})
-            return
-        group = read_node_group(entry.key, entry.value)
-        self._listed.add(entry.key)
-        if self._book.groups.get(entry.key) != group or self._nonces.get(entry.key) != self._nonce:
-            self._book.groups[entry.key] = group
-            self._save({entry.key})
-
-    def _keep_listed(self) -> None:
-        """End the groups that a complete list of their bus does not contain."""
-        if self._nonce:
-            for key in self._listed:
-                if self._nonces.get(key) != self._nonce:
-                    self._nonces[key] = self._nonce
-                    self._save({key})
-            self._end(
-                {
-                    key
-                    for key, nonce in self._nonces.items()
-                    if nonce == self._nonce and key not in self._listed
-                }
-            )
-
-    def _end(self, keys: Collection[str]) -> None:
-        gone = {key for key in keys if self._book.groups.pop(key, None) is not None}
-        if gone:
-            self._save(gone)
+        if changed := self._watch.see(item):
+            self._save(changed)
 
     def _save(self, keys: Collection[str]) -> None:
         self._unsaved.update(keys)
@@ -143,12 +108,9 @@ class SecurityGroups:
             group = self._book.groups.get(key)
             try:
                 if group is not None:
-                    stored = StoredGroup(
-                        nonce=self._nonces.setdefault(key, self._nonce), group=group
-                    )
+                    stored = StoredGroup(nonce=self._book.nonces[key], group=group)
                     await in_thread(self._store.writer(stored))
                 else:
-                    self._nonces.pop(key, None)
                     await in_thread(self._store.remover(key))
             except OSError:
                 self._unsaved.add(key)

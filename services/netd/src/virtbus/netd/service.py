@@ -43,6 +43,7 @@ from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
@@ -59,10 +60,13 @@ from virtbus.schemas.node_rpc import (
     ServiceReport,
 )
 from virtbus.schemas.version import VERSION
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import valid_uid, validate
 
 log = logging.getLogger(__name__)
 
+CATCH_UP_S = 2.0
+"""A request for a network waits this long for its record from the bus."""
 COMPILER: str | None = "gcc"
 """Compiles vmwrapper. With None, the slower Python version is installed."""
 
@@ -174,8 +178,9 @@ class Netd:
     # --- requests ---------------------------------------------------------------------------
     def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
-            record = validate(Ensure, request.data).record
-            ready = await work.attempt(record)
+            asked = validate(Ensure, request.data).record
+            self._attachments.refuse_while_recovering()  # no failure of the VM, so no event
+            ready = await work.attempt(await _newest(work, asked))
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)
             return ready
@@ -195,6 +200,9 @@ class Netd:
         async def traffic(request: Request) -> Counters:
             return await self._traffic(valid_uid(validate(CountersAsk, request.data).uid))
 
+        async def groups(request: Request) -> KnownGroups:
+            return self._groups.known(validate(GroupsRead, request.data).after)
+
         handlers: dict[str, Handler] = {
             "ensure": ensure,
             "release": release,
@@ -202,6 +210,7 @@ class Netd:
             "traffic": traffic,
             "nic": self._nic,
             "path": self._network,
+            "groups": groups,
         }
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
@@ -291,6 +300,19 @@ class Netd:
             except OSError as error:
                 log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
                 self._attachments.untidy.set()
+
+
+async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
+    """Return a VM's record from the bus, which is at least as new as `record`.
+
+    So netd has the keys that were written before it, such as those of security groups, and an
+    agent that is late undoes nothing. Raises VirtbusError 503 `record_late` after CATCH_UP_S.
+    """
+    found = await work.newest(record, CATCH_UP_S)
+    if found is None:
+        message = "netd has not received this record from the bus yet; ask again"
+        raise VirtbusError(Code.UNAVAILABLE, "record_late", message, after_ms=500)
+    return found
 
 
 async def teardown(settings: Settings, ports: HostPorts) -> None:

@@ -35,6 +35,7 @@ from virtbus.nodeagent.edge.pool_servers import PoolServers
 from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
+from virtbus.nodeagent.edge.shared_directories import HostDirectories
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.local_ends import LocalEnds
@@ -89,6 +90,12 @@ async def serve(settings: Settings) -> None:
             files=files,
             seeds=SeedIsos(files.vms),
             disks=HostDiskFiles(settings.state_dir, pools, settings.devices_allowed),
+            shares=HostDirectories(
+                settings.run_dir,
+                settings.wrapper.parent,
+                settings.node,
+                settings.directories_allowed,
+            ),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
             reach=ReadinessProbe(files.console_log),
             events=AgentEvents(bus, settings.node),

@@ -20,6 +20,7 @@ from virtbus.nodeagent.core.ports import (
     RecordFiles,
     Seeds,
 )
+from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers
@@ -68,6 +69,8 @@ class AgentPorts:
     plugs: DiskPlugs = field(default_factory=NoPlugs)
     """The default is for simulated guests."""
     logins: Logins = field(default_factory=NoLogins)
+    """The default is for simulated guests."""
+    shares: SharedDirectories = field(default_factory=NoShares)
     """The default is for simulated guests."""
     servers: AwayServers = field(default_factory=AwayServers)
     """The servers of pools that do not answer."""

@@ -14,6 +14,7 @@ from virtbus.nodeagent.core.ports import (
     DomainState,
     Hypervisor,
 )
+from virtbus.nodeagent.core.shares import SharedDirectories
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.nodeagent.vm.observation import missed
@@ -55,8 +56,10 @@ class DomainEvents:
         guests: Mapping[str, VmActor],
         blind: Callable[[str], None],
         servers: AwayServers,
+        shares: SharedDirectories,
     ) -> None:
         self._hypervisor = hypervisor
+        self._shares = shares
         self._servers = servers
         self._wake = asyncio.Event()
         servers.changed = self._wake.set
@@ -143,6 +146,8 @@ class DomainEvents:
         for uid, facts in domains.items():
             if (waiting := self._guests.get(uid)) is not None:
                 await self._resume_after_full_disk(waiting, facts)
+                if facts.active:
+                    await self._tell_lost_directories(waiting)
         self._sees()
         return True
 
@@ -171,6 +176,15 @@ class DomainEvents:
         (self._waiting.add if waits else self._waiting.discard)(facts.uid)
         if waits != guest.vm.observed.disk_waits:
             guest.vm.observed.disk_waits = waits
+            guest.report()
+
+    async def _tell_lost_directories(self, guest: VmActor) -> None:
+        """Report the directories of a running guest whose virtiofsd has ended; libvirt does not."""
+        lost = await self._shares.lost(guest.vm.record)
+        if lost != guest.vm.observed.directories_lost:
+            guest.vm.observed.directories_lost = lost
+            extra = {"code": "directory_lost", "uid": guest.vm.record.uid}
+            log.warning("virtiofsd has ended: %s", ", ".join(lost) or "none any more", extra=extra)
             guest.report()
 
     def _cannot_see(self, error: str) -> None:

@@ -174,6 +174,7 @@ class Heartbeat:
                 for name, kind in report.links.items()
             },
             tunnel=next((one.tunnel for one in self._reports.values() if one.tunnel), None),
+            directories=settings.directories_allowed,
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),

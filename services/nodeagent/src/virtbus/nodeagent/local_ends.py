@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.actor import VmActor
@@ -43,8 +44,11 @@ class LocalEnds:
         self._check(want)
         began_s = asyncio.get_running_loop().time()
         if want.grace_s and self._up(want.uid):
-            await shutdown(want.uid, self._hypervisor, self._freezes)
-            await self._until_down(want.uid, began_s + want.grace_s)
+            ended = asyncio.Event()
+            async with background() as tasks:
+                tasks.start(self._ask(want.uid, ended))
+                await self._until_down(want.uid, began_s + want.grace_s)
+                ended.set()
         if self._up(want.uid):
             await self._hypervisor.destroy(want.uid)
             now_s = asyncio.get_running_loop().time()
@@ -54,6 +58,9 @@ class LocalEnds:
         log.info("guest ended for the container runtime", extra={"uid": want.uid})
         guest = self._guests.get(want.uid)
         return LocalEnded(last_exit=guest.vm.observed.last_exit if guest is not None else None)
+
+    async def _ask(self, uid: str, ended: asyncio.Event) -> None:
+        await shutdown(uid, self._hypervisor, self._freezes, ended)
 
     def _check(self, want: LocalEnd) -> None:
         guest = self._guests.get(want.uid)

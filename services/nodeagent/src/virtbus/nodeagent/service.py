@@ -53,7 +53,9 @@ class NodeAgent:
     async def run(self) -> None:
         """Serve until cancelled."""
         vms, tools, node = self.vms, self._tools, self._tools.settings.node
-        watched = DomainEvents(tools.hypervisor, vms.actors, self._liveness.blind, tools.servers)
+        watched = DomainEvents(
+            tools.hypervisor, vms.actors, self._liveness.blind, tools.servers, tools.shares
+        )
         async with asyncio.TaskGroup() as group:
             vms.group = group
             group.create_task(self._liveness.run())

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
+from virtbus.schemas.filesystem import HostPath
 from virtbus.schemas.quantity import Bytes
 
 DevicePattern = Annotated[
@@ -67,6 +68,13 @@ class Settings(ServiceSettings):
         description=(
             "block devices that VM pods may get as disks (PersistentVolumes of the mode Block), as "
             "patterns of paths: /dev/loop*, /dev/disk/by-id/*"
+        ),
+    )
+    directories_allowed: dict[HostPath, tuple[str, ...]] = Field(
+        {},
+        description=(
+            "directories of the host that VM pods may mount, with all directories below them; each "
+            "with the namespaces whose VMs may, too, or `*` for all"
         ),
     )
     min_free_bytes: Bytes = Field(

@@ -21,6 +21,7 @@ class Data(StrEnum):
     SNAPSHOT = "a snapshot"
     LAYER = "a layer"
     BACKUP = "a backup"
+    DIRECTORY = "a directory or file of the host"
 
 
 class Fate(StrEnum):
@@ -57,6 +58,10 @@ _BACKUPS = "services/imaged/tests/test_backups.py"
 _BACKUP_API = "services/controller/tests/test_backup_api.py"
 _POOLS = "services/imaged/tests/test_pools.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
+_DIRECTORIES = "services/controller/tests/test_directories.py"
+_STAY = f"{_DIRECTORIES}::test_a_vm_that_writes_to_a_directory_stays_and_one_that_reads_may_leave"
+_NOT_KEPT = f"{_DIRECTORIES}::test_a_directory_has_no_snapshots_and_no_backups"
+_SHARED = "tests/e2e/test_directories.py::test_a_guest_shares_directories_with_its_host"
 _TEMPLATES = "services/controller/tests/test_volume_templates.py"
 _OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
 _PURGED_BY_NAME = f"{_KEPT}::test_a_purge_removes_the_entry_that_it_names_and_no_other"
@@ -93,6 +98,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.SNAPSHOT: Outcome(Fate.STAYS, _KEPT_IMAGE),
         Data.LAYER: _UNTIL,
         Data.BACKUP: Outcome(Fate.STAYS, f"{_BACKUPS}::test_a_backup_outlives_its_vm"),
+        Data.DIRECTORY: Outcome(Fate.STAYS, _SHARED),
     },
     "`backup delete`": {
         Data.BACKUP: Outcome(
@@ -139,6 +145,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "the VM stays unless `--discard-local-disks` or its eviction strategy permits it",
         ),
         Data.VOLUME: Outcome(Fate.STAYS, _NO_COMMAND, "with its VM"),
+        Data.DIRECTORY: Outcome(Fate.STAYS, _STAY, "with its VM, unless that only reads"),
     },
     "`node fence`": {
         Data.DISK: Outcome(
@@ -147,6 +154,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "when the host returns, if the VM was moved",
         ),
         Data.VOLUME: Outcome(Fate.STAYS, _FENCED, "with its VM"),
+        Data.DIRECTORY: Outcome(Fate.STAYS, _STAY, "with its VM, unless that only reads"),
     },
     "the host returns after a fence": {
         Data.DISK: Outcome(
@@ -317,6 +325,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_LAYERED}::test_the_content_of_each_state_is_the_one_of_its_instant",
             "the disk of a running guest becomes one",
         ),
+        Data.DIRECTORY: Outcome(Fate.REFUSED, _NOT_KEPT, "also by `backup create`"),
     },
     "`snapshot restore`": {
         Data.DISK: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),

@@ -135,6 +135,7 @@ _VALUES: dict[str, Any] = {
     "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
     "accelerator": "kvm",
     "accept_unsigned": [f"n1/{UID}", "n2"],
+    "accept_groups": ["n1/default/web", "n2"],
     "lose_volumes": ["shop/data"],
     "accelerators": ["kvm", "tcg"],
     "code": 503,
@@ -213,6 +214,7 @@ _VALUES: dict[str, Any] = {
         },
         {"name": "data", "empty_disk": {"capacity": 1024**3}},
         {"name": "device", "host_device": {"path": "/dev/loop0"}},
+        {"name": "file", "host_disk": {"path": "/srv/vms/data.img", "capacity": 1024**3}},
         {
             "name": "cloudinit",
             "cloud_init_no_cloud": {
@@ -257,6 +259,10 @@ _VALUES: dict[str, Any] = {
     "image_pull_secret": _LOGINS,
     "pull_secret": _LOGINS,
     "HostDevice.path": "/dev/loop0",
+    "HostDisk.path": "/srv/vms/data.img",
+    "Filesystem.directory": "/srv/shared/www",
+    "NodeRecord.directories": {"/srv/shared": ["default"]},
+    "NodeView.directories": {"/srv/shared": ["default"]},
     "ImagePull.ref": "docker://quay.io/team/tools:2",
     "Ignition.config": _IGNITION,
     "CloudInitNoCloud.network_data_base64": "dmVyc2lvbjogMgo=",

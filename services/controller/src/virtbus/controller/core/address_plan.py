@@ -8,7 +8,7 @@ from typing import NamedTuple
 from virtbus.controller.core.network_demand import Targets
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.address_pool import AddressPool
-from virtbus.schemas.cni_config import takes_addresses
+from virtbus.schemas.cni_config import capability
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
@@ -144,7 +144,7 @@ def _not_of_plugins(path: str, text: str, network: str, config: str | None) -> I
     if ip_address(text).version == 6:
         hint = "choose an IPv4 address"
         yield Detail(path=path, message="plugins take IPv4 addresses only", hint=hint)
-    elif config is not None and not takes_addresses(json.loads(config)):
+    elif config is not None and not capability(json.loads(config), "ips"):
         hint = "leave addresses out, or make a network whose conflist has the capability ips"
         yield Detail(path=path, message=f"the plugins of {network} choose addresses", hint=hint)
 

@@ -16,6 +16,7 @@ from virtbus.schemas.api import VmCreate
 from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
 from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.filesystem import filesystem_problems
 from virtbus.schemas.image import is_sealed
 from virtbus.schemas.nic import NICS_MAX
 from virtbus.schemas.nic_rules import nic_problems
@@ -127,12 +128,13 @@ def checked_spec(spec: Plain) -> VmSpec:
 
 
 def check_devices(spec: VmSpec) -> None:
-    """Raise VirtbusError 400 with all problems of the disks and interfaces of a complete spec."""
+    """Raise VirtbusError 400 with all problems of the devices of a complete spec."""
     devices = spec.domain.devices
     disks, nics = dict(enumerate(devices.disks)), dict(enumerate(devices.interfaces))
-    found = (*disk_problems(disks, spec.domain.io_threads), *nic_problems(nics, disks))
+    found = [*disk_problems(disks, spec.domain.io_threads), *nic_problems(nics, disks)]
+    found += filesystem_problems(devices.filesystems, [one.name for one in spec.volumes])
     if found:
-        raise invalid(found)
+        raise invalid(tuple(found))
 
 
 def starts_by_itself(strategy: RunStrategy) -> bool:
@@ -218,7 +220,8 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
     )
     found += _secret_size(data, volumes)
-    found += mount_problems(_with_root(data, volumes), _maps(devices.get("disks")))
+    tags = [one.get("name") for one in _maps(devices.get("filesystems"))]
+    found += mount_problems(_with_root(data, volumes), _maps(devices.get("disks")), tags)
     return found
 
 
@@ -280,7 +283,7 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", "volume", "host_device", *_ISO)
+    kinds = ("image", "container_disk", "empty_disk", "volume", "host_device", "host_disk", *_ISO)
     named: set[str] = set()
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]

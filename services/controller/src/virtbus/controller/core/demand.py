@@ -8,6 +8,7 @@ from virtbus.controller.core.network_demand import (
     Targets,
     network_demand,
 )
+from virtbus.schemas.host_paths import host_paths
 from virtbus.schemas.vm import VmSpec
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -29,6 +30,8 @@ class Demand(NamedTuple):
     networks: NetworkDemand
     labels: frozenset[tuple[str, str]]
     host: str = ""
+    directories: frozenset[str] = frozenset()
+    """The directories and files of the node that the guest uses."""
 
 
 def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
@@ -41,6 +44,7 @@ def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
         network_demand(spec, targets),
         frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
         spec.node_selector.get(HOSTNAME, ""),
+        frozenset(one.path for one in host_paths(spec)),
     )
 
 

@@ -1,6 +1,9 @@
-"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`)."""
+"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`).
 
-from collections.abc import Mapping, Sequence
+Directories are mounted by their tags.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from virtbus.schemas.disk import serial_of
@@ -11,21 +14,24 @@ SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 Raw = Mapping[str, Any]
 
 
-def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
+def mount_problems(
+    volumes: Sequence[Raw], disks: Sequence[Raw], tags: Sequence[Any] = ()
+) -> list[Detail]:
     """Return the mounts and links of raw volumes that their guest would not find, or may not make.
 
-    A file system is made on an empty disk only.
+    `tags` are the names of directories, which are mounted by virtiofs. A file system is made on an
+    empty disk only.
     """
-    found = []
     if not (mounts := _mounts(volumes)):
         return []
+    found = [one for place in mounts if place[1].get("volume") in tags for one in _shared(*place)]
     names = [str(volume.get("name")) for volume in volumes]
     given = {str(disk.get("name")): disk.get("serial") for disk in disks}
     empty = {str(one.get("name")) for one in volumes if one.get("empty_disk") is not None}
     held = {name: str(given.get(name) or serial_of(name)) for name in (*names, *given)}
     for path, mount in mounts:
         name = mount.get("volume")
-        if not isinstance(name, str):
+        if not isinstance(name, str) or name in tags:
             continue  # its type is reported already
         if name not in names:
             why = f"no volume is named {name!r:.80}"
@@ -41,6 +47,16 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
             message = "needs a filesystem by name, for example ext4, and no partition"
             found.append(Detail(path=f"{path}.make_filesystem", message=message))
     return found
+
+
+def _shared(path: str, mount: Raw) -> Iterator[Detail]:
+    """Yield the properties of a mount or link that a directory cannot have."""
+    if ".links[" in path:
+        yield Detail(path=f"{path}.volume", message="a directory has no device to link to")
+    for name in ("partition", "make_filesystem", "filesystem"):
+        if mount.get(name):
+            message = "is for disks; a directory is mounted as it is"
+            yield Detail(path=f"{path}.{name}", message=message)
 
 
 def _can_be_made(mount: Raw) -> bool:

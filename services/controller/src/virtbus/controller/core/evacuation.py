@@ -7,6 +7,7 @@ from virtbus.controller.core.demand import demand_of
 from virtbus.controller.core.placement import Candidate, Placement
 from virtbus.controller.core.pools import Needs, needs_of_shared
 from virtbus.controller.core.volume_placement import Home, place_near
+from virtbus.schemas.host_paths import host_paths
 from virtbus.schemas.node import Fence
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
@@ -29,7 +30,7 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
     or `discard` permits the loss. Nothing permits the loss of a volume; one on a server goes along.
     """
-    if why := volumes_stay(record):
+    if why := data_stays(record):
         return why
     strategy = record.spec.eviction_strategy
     if strategy is not None:
@@ -37,11 +38,17 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     return "" if discard else data_loss_reason(record)
 
 
-def volumes_stay(record: VmRecord) -> str:
-    """Return a text on the volumes that keep a VM on its node; empty if it has none.
+def data_stays(record: VmRecord) -> str:
+    """Return a text on the volumes and directories that keep a VM on its node; empty if none do.
 
-    Several nodes reach a volume of a pool on a server, so it keeps no VM.
+    Several nodes reach a volume of a pool on a server, so it keeps no VM. Nor does a directory
+    that the guest only reads: each node that offers it has it.
     """
+    if written := ", ".join(one.path for one in host_paths(record.spec) if one.written):
+        return (
+            f"it writes to directories or files of this node ({written}); create it again to run "
+            "it on another node"
+        )
     refs = record.volume_refs.values()
     names = ", ".join(ref.name for ref in refs if not ABILITIES[ref.kind].shared)
     if not names:
@@ -71,7 +78,7 @@ def fenced(record: VmRecord, fence: Fence) -> str:
         if record.evacuating
         else eviction_blocked_reason(record, discard=fence.discard_local_disks)
     )
-    if stays := volumes_stay(record):
+    if stays := data_stays(record):
         return f"{record.node} is fenced, and the VM waits for it: {stays}"
     if not why:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"

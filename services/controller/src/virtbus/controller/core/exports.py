@@ -3,6 +3,7 @@
 from virtbus.controller.core import resting
 from virtbus.controller.core.pools import no_copies
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import OperationExport
 from virtbus.schemas.pool import ABILITIES
@@ -35,7 +36,7 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
 
 
 def _disk(want: OperationExport, vm: VmRecord) -> str:
-    disks = [one.name for one in vm.spec.volumes if not one.is_iso and not one.host_device]
+    disks = [one.name for one in vm.spec.volumes if not one.is_iso and not of_host(one)]
     if want.disk in disks:
         return want.disk
     if want.disk is None and disks:

@@ -52,7 +52,7 @@ REASONS_KEPT = 1000
 
 @dataclass
 class Fleet:
-    """All cached state. `revision` and `status_revision` are the highest seen of `vm` and `st`.
+    """All cached state. `revision` and `status_revision` are the highest since the last lists.
 
     Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
     VM counts only while the VM's record is on that node.

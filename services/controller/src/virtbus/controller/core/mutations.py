@@ -10,6 +10,7 @@ from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.filesystem import FILESYSTEMS
 from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
@@ -45,10 +46,11 @@ AT_RESTART = (
     "spec.domain.accelerator",
     "spec.domain.io_threads",
     "spec.domain.devices.watchdog",
+    FILESYSTEMS,
 )
 OF_DEVICES = (
     *("spec.domain.devices.disks", "spec.domain.io_threads"),
-    *("spec.domain.devices.interfaces", "spec.networks"),
+    *("spec.domain.devices.interfaces", "spec.networks", FILESYSTEMS),
 )
 OF_A_DISK = re.compile(
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."

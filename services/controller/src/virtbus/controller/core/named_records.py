@@ -1,7 +1,7 @@
 """Caches the records of one kind that have a namespace and a name, as a watch delivers them."""
 
 from collections import Counter
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, ItemsView, KeysView
 from typing import Generic
 
 from virtbus.controller.core.vm_keys import NamedT, Stored
@@ -17,10 +17,14 @@ class NamedRecords(Generic[NamedT]):
         self._key_of = key_of
         self._stored: dict[str, Stored[NamedT]] = {}
         self._seen = 0
-        """The highest revision of such a record that the watch has delivered."""
+        """The highest revision that the watch has delivered since its last list began."""
         self._in_namespace: Counter[str] = Counter()
 
     # --- input ----------------------------------------------------------------------------
+    def begin_list(self) -> None:
+        """Forget how far the watch had come: the list that follows may have lower revisions."""
+        self._seen = 0
+
     def put(self, key: str, value: bytes, revision: int) -> None:
         """Process a record from the watch; raises VirtbusError if it cannot be read."""
         self._seen = max(self._seen, revision)
@@ -54,6 +58,9 @@ class NamedRecords(Generic[NamedT]):
     # --- answers --------------------------------------------------------------------------
     def keys(self) -> KeysView[str]:
         return self._stored.keys()
+
+    def items(self) -> ItemsView[str, Stored[NamedT]]:
+        return self._stored.items()
 
     def at(self, key: str) -> Stored[NamedT] | None:
         """Return a record by its key."""

@@ -35,7 +35,9 @@ _FIELDS = {
     NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu", "gateway6", *POOL}),
     NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", "dns", "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
-    NetworkKind.OVERLAY: frozenset({"subnet", "gateway", "dns", "mtu", "ranges", "excluded"}),
+    NetworkKind.OVERLAY: frozenset(
+        {"subnet", "gateway", "dns", "mtu", "gateway6", *POOL} - {"pool"}
+    ),
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
     NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),

@@ -37,9 +37,13 @@ class Operations:
         self._of: dict[str, set[str]] = {}
         """By uid of a VM or volume: the keys of its operations."""
         self._seen = 0
-        """The highest revision of an operation that the watch has delivered."""
+        """The highest revision that the watch has delivered since its last list began."""
 
     # --- input ----------------------------------------------------------------------------
+    def begin_list(self) -> None:
+        """Forget how far the watch had come: the list that follows may have lower revisions."""
+        self._seen = 0
+
     def put(self, key: str, value: bytes, revision: int) -> None:
         """Process an operation or status from a watch; raises VirtbusError if it is unreadable."""
         if not key.startswith("$KV.vm."):

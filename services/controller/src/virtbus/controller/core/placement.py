@@ -16,6 +16,7 @@ from virtbus.controller.core.demand import (
     Demand,
     demand_of,
 )
+from virtbus.controller.core.directories import not_offered
 from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import image_key
@@ -179,6 +180,10 @@ def _networks(want: Demand, node: Candidate) -> str | None:
     return f"has or allows no {' and no '.join(f'{k} {n}' for n, k in links)}" if links else None
 
 
+def _directories(want: Demand, node: Candidate) -> str | None:
+    return not_offered(want.directories, node.record)
+
+
 def _vcpus(want: Demand, node: Candidate) -> str | None:
     wanted, most = want.vcpus, node.record.max_vcpus
     if most and wanted > most:
@@ -205,7 +210,7 @@ def _disk(want: Demand, node: Candidate) -> str | None:
 
 
 Filter = Callable[[Demand, Candidate], str | None]
-OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
+OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks, _directories)
 """Filters that read only fields in which nodes of one kind are equal."""
 FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _host, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
@@ -288,7 +293,7 @@ def never(
     """Return why the node could not take the VM even if it were empty and ready, or None."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
-    checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _vcpus, _memory)
+    checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _directories, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # otherwise its networks are unknown
         checks = (*checks, _networks)
     want = demand_of(spec, targets)

@@ -6,6 +6,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.pool import ABILITIES, LOCAL, USABLE, NodePools, PoolKind, PoolReport
+from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.records import read_stored, refuse_foreign
 from virtbus.schemas.volume import VolumeRecord, VolumeSource
 from virtbus.schemas.volume_ref import VolumeRef
@@ -87,7 +88,7 @@ class KnownPools:
         """Return a new volume with the kind of its pool.
 
         Raises:
-            VirtbusError: as `refuse_new`; 422 `pool_unassigned`, `no_copies`.
+            VirtbusError: as `refuse_new`; 400 `disk_too_large`; 422 `pool_unassigned`, `no_copies`.
         """
         self.refuse_new(record, record.spec.size)
         pool, key = record.spec.pool, _key(record)
@@ -101,6 +102,12 @@ class KnownPools:
                 f"(pools.{pool}.volumes)"
             )
             raise VirtbusError(Code.UNSUPPORTED, "pool_unassigned", message)
+        rooms = [one.place_bytes[key] for one in found if key in one.place_bytes]
+        if rooms and record.spec.size > max(rooms):
+            room, size = format_bytes(max(rooms)), format_bytes(record.spec.size)
+            message = f"the place of {key} in the pool {pool} has {room}, and the volume {size}"
+            detail = Detail(path="spec.size", message=f"is more than {room}")
+            raise VirtbusError(Code.INVALID, "disk_too_large", message, details=(detail,))
         if record.spec.source != VolumeSource() and not ABILITIES[kind].copies:
             raise no_copies(pool)
         return record.model_copy(update={"pool_kind": kind})

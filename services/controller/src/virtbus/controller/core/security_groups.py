@@ -83,7 +83,7 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
 
     @property
     def seen(self) -> int:
-        """Return the highest revision of a group that the watch has delivered."""
+        """Return the highest revision of a group that the watch delivered since its last list."""
         return self._seen
 
     def get(self, namespace: str, name: str) -> StoredGroup | None:

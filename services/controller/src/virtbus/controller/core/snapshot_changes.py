@@ -7,6 +7,7 @@ from virtbus.controller.core import named_creates
 from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.node_rpc import HeldSnapshot
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.pool import abilities_of
@@ -55,12 +56,18 @@ def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
 
 
 def refuse_devices(spec: VmSpec) -> None:
-    """Raise 422 if a VM has a device of its node, whose blocks virtbus does not keep."""
+    """Raise 422 if a VM has devices, files or directories of its node."""
+    for one in spec.domain.devices.filesystems:
+        message = (
+            f"{one.name} is the directory {one.directory} of the node, which has no snapshots and "
+            "no backups; back it up on its host, and take the directory from the VM's spec"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
     for volume in spec.volumes:
-        if volume.host_device is not None:
+        if of_host(volume):
             message = (
-                f"the disk {volume.name} is a device of the node, which has no snapshots; use "
-                "those of its storage"
+                f"the disk {volume.name} is a device or a file of the node, of which virtbus makes "
+                "no snapshots; use those of its storage"
             )
             raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 
@@ -108,7 +115,7 @@ def kept_name(record: SnapshotRecord, uid: str) -> str:
 
 
 def ref_of_snapshot(record: SnapshotRecord) -> SnapshotRef:
-    """Return the snapshot as requests to its node name it."""
+    """Return the reference to a snapshot for requests to its node."""
     return SnapshotRef(uid=record.uid, namespace=record.namespace, name=record.name)
 
 
@@ -130,7 +137,7 @@ def operation_of(
 
 
 def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
-    """Return the snapshot that a node has, from the node's description."""
+    """Return the record of a snapshot that a node describes, and that has none."""
     fields: dict[str, object] = {
         "resource": held.resource,
         "name": held.name,
@@ -225,7 +232,7 @@ def refuse_another(record: SnapshotRecord, uid: object) -> None:
     if uid != record.source_uid:
         message = (
             f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "
-            f"is {uid} now; `--to {record.source}` restores into it all the same"
+            f"is {uid} now; `--to {record.source}` restores into it nevertheless"
         )
         raise VirtbusError(Code.CONFLICT, "source_gone", message)
 

@@ -10,6 +10,7 @@ from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportResult, OperationRecord, OperationStatus
 from virtbus.schemas.pool import ABILITIES, PoolKind, PoolReport
+from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeMove, VolumeRecord
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
@@ -230,9 +231,12 @@ def shown(record: VolumeRecord, progress: str) -> str:
 
 def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]) -> None:
     """Raise 409 `no_pool` unless `pool`, among the `pools` of the target, can take the volume."""
-    kind = _kind_at(pools, pool)
-    keys = (f"{record.namespace}.{record.name}",) if ABILITIES[kind].assigned else ()
-    why = why_not(pools, ((pool, record.spec.size, keys),))
+    kind, key = _kind_at(pools, pool), f"{record.namespace}.{record.name}"
+    why = why_not(pools, ((pool, record.spec.size, (key,) if ABILITIES[kind].assigned else ()),))
+    there = pools.get(pool)
+    room_bytes = None if there is None else there.place_bytes.get(key)
+    if room_bytes is not None and record.spec.size > room_bytes:
+        why = f"its place in the pool {pool} has {format_bytes(room_bytes)}"
     if not ABILITIES[kind].copies or (pool == record.spec.pool and kind is not record.pool_kind):
         why = f"its pool {pool} is of the kind {kind}"
     if why:

@@ -117,7 +117,7 @@ class Assignment:
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Copy an orphan secret to the VM's node, if it is the record's and that node has none."""
+        """Copy an orphan secret to the VM's node, if the record refers to it and none is there."""
         if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
             return
         key = subjects.vm_secret(record.node, record.uid)

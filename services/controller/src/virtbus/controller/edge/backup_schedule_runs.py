@@ -161,21 +161,29 @@ class BackupScheduleRuns:
         """Remove backups that the schedule does not keep; what fails is tried after the next run.
 
         Each node's directory is looked at alone, so a parent is never missed. A node that does not
-        answer delays no other node and no run.
+        answer delays no other node and no run. A backup whose delete is refused keeps no other.
         """
+        extra = {"code": "backups_remain", "uid": record.uid}
 
         async def remove(node: str) -> None:
             held = [one async for one in self._directories.held(node)]
             for id_ in unneeded(held, record.name, record.namespace, record.spec.keep):
                 tenure.check()
-                await self._directories.ask(node, BackupsAsk(do="delete", id=id_))
-                log.info("removed %s, by its schedule", id_, extra={"code": "backup_deleted"})
+                try:
+                    await self._directories.ask(node, BackupsAsk(do="delete", id=id_))
+                except VirtbusError as error:
+                    if error.code != Code.CONFLICT:
+                        raise
+                    log.warning(
+                        "old backup %s on %s stays for now: %s", id_, node, error, extra=extra
+                    )
+                else:
+                    log.info("removed %s, by its schedule", id_, extra={"code": "backup_deleted"})
 
         nodes = self._directories.nodes()
         until_s = asyncio.get_running_loop().time() + RETAIN_S
         done = await self._directories.each(nodes, remove, until_s)
         if remain := [node for node in nodes if node not in done]:
-            extra = {"code": "backups_remain", "uid": record.uid}
             log.warning("old backups on %s stay for now", ", ".join(remain), extra=extra)
 
     async def _fail(self, held: StoredBackupSchedule, why: str) -> None:

@@ -139,7 +139,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses for the uid; raises as `create`. `renew`: its own ones, too."""
+        """Claim name and addresses for the uid; raises as `create`. `renew` repeats its own."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)
@@ -368,7 +368,7 @@ class Commits:
         return True
 
     async def free_claim(self, key: str) -> bool:
-        """Purge a claim whose holder has no record with it; return False otherwise.
+        """Purge a claim, and return True, unless its holder's record has that name or address.
 
         The claim is read before the tombstone is written. A create of that uid that continues must
         renew the claim, and then this purge fails (ADR 0003). A record without the address is put

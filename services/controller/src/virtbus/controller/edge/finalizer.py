@@ -29,6 +29,8 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+MENDED_S = 30.0
+"""Delay after a value that cannot be read. Its mend may cause no message about the VM."""
 AT_ONCE = 16
 """Number of concurrent deletes: each makes three writes and reads in sequence."""
 
@@ -56,15 +58,11 @@ class Finalizer:
             uid = await changed.get()
             try:
                 await self._finish(uid)
-            except VirtbusError as error:
-                log.warning("completion of a delete will be retried: %s", error, extra=_bad(uid))
-            except BusError as error:
-                log.warning(
-                    "completion of a delete failed, will be retried: %s",
-                    error,
-                    extra={"code": "finish_retry", "uid": uid},
-                )
-                asyncio.get_running_loop().call_later(RETRY_S, changed.put_nowait, uid)
+            except (BusError, VirtbusError) as error:
+                after_s = RETRY_S if isinstance(error, BusError) else MENDED_S
+                extra = {"code": "finish_retry", "uid": uid}
+                log.warning("end of a delete, tried again in %g s: %s", after_s, error, extra=extra)
+                asyncio.get_running_loop().call_later(after_s, changed.put_nowait, uid)
 
     async def _finish(self, uid: str) -> None:
         held = self._fleet.vms.get(uid)

@@ -6,7 +6,7 @@ So a node knows a VM's groups no later than the VM. The leader writes all other 
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import NoReturn
 
 from virtbus.bus.client.ports import Bus, Write
@@ -24,6 +24,9 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
+
+StoredValue = tuple[NodeGroup | None, int]
+"""The value of a key of a node, and its revision; None if the value cannot be read."""
 
 ROUND_S = 0.2
 """All changes within this time are one write for each node and group."""
@@ -57,7 +60,7 @@ class GroupKeys:
             return []
         groups, found = self._fleet.groups, []
         members: Membership | None = None
-        for group in groups.of_vm(after):
+        for group in tuple(groups.of_vm(after)):
             key = subjects.node_group(after.node, group.namespace, group.name)
             known, _ = groups.on_nodes.get(key, (None, 0))
             if known is not None and known.uid == group.uid and self._has_member(group, after.node):
@@ -120,6 +123,7 @@ class NodeGroups:
         Other tasks run between the steps, because a round of a large fleet takes seconds.
         """
         members, wanted, complete = membership(self._fleet), set[str](), True
+        before = dict(self._fleet.groups.on_nodes)
         for _ in members.gathered([held.record for held in self._fleet.groups.listed(None)]):
             await asyncio.sleep(0)
         try:
@@ -130,14 +134,36 @@ class NodeGroups:
                     tenure.check()
                     complete &= await self._put(key, value, revision)
                 await asyncio.sleep(0)
-            for key in self._over(wanted):
+            # Others may have written keys since the members were read: these stay.
+            left = {key: held for key, held in before.items() if key not in wanted}
+            for key, value, revision in self._former(members, left):
                 tenure.check()
-                complete &= await self._end(key)
+                complete &= await self._put(key, value, revision)
+            for key in self._over(left):
+                tenure.check()
+                complete &= await self._end(key, left[key][1])
         except BusError as error:
             log.info("groups of nodes are late: %s", error, extra={"code": "groups_late"})
             await asyncio.sleep(AGAIN_S)
             return False
         return complete
+
+    def _former(
+        self, members: Membership, left: Mapping[str, StoredValue]
+    ) -> list[tuple[str, NodeGroup, int]]:
+        """Return the keys without a member whose value is not that of their group.
+
+        A group that selects other VMs now is not to apply to the former ones any longer.
+        """
+        found = []
+        for key, (there, revision) in sorted(left.items()):
+            node, group = group_of_node_group(key)
+            held = self._fleet.groups.at(group)
+            if held is not None and not self._fleet.damaged.has(group):
+                value = members.on_node(held.record, node)
+                if there != value:
+                    found.append((key, value, revision))
+        return found
 
     async def _put(self, key: str, value: NodeGroup, revision: int) -> bool:
         try:
@@ -152,7 +178,7 @@ class NodeGroups:
             log.error("%s is not written: %s", key, error, extra={"code": "group_too_large"})
         return True
 
-    def _over(self, wanted: Collection[str]) -> list[str]:
+    def _over(self, left: Mapping[str, StoredValue]) -> list[str]:
         """Return the keys whose group is gone, or that have had no member for KEPT_S.
 
         A key stays while its group, or a VM of its node, cannot be read: guests may depend on it.
@@ -160,9 +186,7 @@ class NodeGroups:
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
         damaged = self._fleet.damaged
         blind = damaged.nodes_of_records()
-        self._unneeded_s = {
-            key: self._unneeded_s.get(key, now_s) for key in groups.on_nodes if key not in wanted
-        }
+        self._unneeded_s = {key: self._unneeded_s.get(key, now_s) for key in left}
         for key, since_s in self._unneeded_s.items():
             node, group = group_of_node_group(key)
             if damaged.has(group) or node in blind:
@@ -171,8 +195,7 @@ class NodeGroups:
                 found.append(key)
         return found
 
-    async def _end(self, key: str) -> bool:
-        _, revision = self._fleet.groups.on_nodes[key]
+    async def _end(self, key: str, revision: int) -> bool:
         try:
             ended = await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
         except ConflictError:

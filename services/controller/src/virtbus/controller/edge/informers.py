@@ -1,13 +1,18 @@
-"""Updates the cached fleet by one watch for each bucket; a watch lists again after an outage."""
+"""Updates the cached fleet by one watch for each bucket; a watch lists again after an outage.
+
+After a restore of the bus in place, a list has lower revisions than the cache. Its values replace
+those of the cache nevertheless.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.backup_schedules import BackupSchedules
+from virtbus.controller.core.bucket_list import BucketList
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
@@ -30,6 +35,14 @@ _NAMED = (
     *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
     *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS, subjects.SECURITY_GROUP_KEYS),
     subjects.BACKUP_SCHEDULE_KEYS,
+)
+_Cache = (
+    Volumes
+    | Snapshots
+    | NamedRecords[ImageNameRecord]
+    | Networks
+    | SecurityGroups
+    | BackupSchedules
 )
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
@@ -66,7 +79,7 @@ class Informers:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("vm", self._vm, self._known_in_vm))
             group.create_task(self._follow("st", self._status, self._known_in_st))
-            group.create_task(self._follow("node", self._node, set))
+            group.create_task(self._follow("node", self._node, dict))
             group.create_task(self._look_again())
 
     async def _look_again(self) -> None:
@@ -80,24 +93,42 @@ class Informers:
                         self._fleet.damaged.discard(found.key)
 
     async def _follow(
-        self, bucket: str, take: Callable[[Entry], str | None], known: Callable[[], set[str]]
+        self,
+        bucket: str,
+        take: Callable[[Entry], str | None],
+        known: Callable[[], dict[str, int]],
     ) -> None:
-        missing: set[str] = set()
+        listing = BucketList()
         async with self._bus.watch(f"$KV.{bucket}.>") as watch:
             async for item in watch:
                 if item is WatchMark.RESET:
-                    missing = known() | self._fleet.damaged.in_bucket(bucket)
-                    self._fleet.quiet_since_s = asyncio.get_running_loop().time()
+                    damaged = self._fleet.damaged.in_bucket(bucket)
+                    listing.begin(known() | dict.fromkeys(damaged, 0))
+                    self._begin_list(bucket)
                 elif item is WatchMark.SYNCED:
-                    self._forget(bucket, missing)
+                    self._forget(bucket, listing.end())
+                    if listing.repeat:
+                        watch.relist()
                     self._lists[bucket].set()
                 elif isinstance(item, Entry):
-                    uid = self._take(take, item)
                     if item.kind is EntryKind.PUT:
-                        missing -= {_name(item.key), item.key}
-                    self._changed(uid)
+                        names = {_name(item.key), item.key}
+                        self._forget(bucket, listing.outdated(names, item.revision))
+                    self._changed(self._take(take, item))
                     for listener in self.listeners:
                         listener()
+
+    def _begin_list(self, bucket: str) -> None:
+        """Forget how far the watch had come: a restored bus continues at a lower revision."""
+        fleet = self._fleet
+        fleet.quiet_since_s = asyncio.get_running_loop().time()
+        if bucket == "st":
+            fleet.status_revision = 0
+        elif bucket == "vm":
+            fleet.revision = 0
+            fleet.operations.begin_list()
+            for cache in _caches(fleet):
+                cache.begin_list()
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
         try:
@@ -130,7 +161,7 @@ class Informers:
         subject = subjects.dead_letter("controller")
         self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
 
-    def _forget(self, bucket: str, missing: set[str]) -> None:
+    def _forget(self, bucket: str, missing: Iterable[str]) -> None:
         """Drop the values of keys that a complete list no longer contains."""
         for uid in missing:
             if uid.startswith("$KV."):
@@ -160,29 +191,29 @@ class Informers:
             fleet.claims.pop(key, None)
             fleet.addresses.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
-            fleet.purge_vm(key, fleet.revision)
+            fleet.node_specs.pop(key.split(".")[2], None)
+            fleet.offer(key.split(".")[2])
 
     def _changed(self, uid: str | None) -> None:
         self._watches.changed(uid)
         if uid is not None:
             self.released.put_nowait(uid)
 
-    def _known_in_vm(self) -> set[str]:
+    def _known_in_vm(self) -> dict[str, int]:
+        """Return the revisions of the cached values of `vm`; 0 for those that any list replaces."""
         fleet = self._fleet
-        node_specs = (subjects.node_spec(node) for node in fleet.node_specs)
-        return {
-            *fleet.vms,
-            *node_specs,
-            *(subjects.node_host(node) for node in fleet.hosts.records),
+        plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),
-            *fleet.volumes.keys(),
-            *fleet.volumes.snapshots.keys(),
-            *fleet.images.names.keys(),
-            *fleet.networks.keys(),
-            *fleet.groups.all_keys(),
-            *fleet.operations.schedules.keys(),
             *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
+        }
+        return {
+            **dict.fromkeys(plain, 0),
+            **{uid: held.revision for uid, held in fleet.vms.items()},
+            **{subjects.node_spec(node): one[1] for node, one in fleet.node_specs.items()},
+            **{subjects.node_host(node): one[1] for node, one in fleet.hosts.records.items()},
+            **{key: one[1] for key, one in fleet.groups.on_nodes.items()},
+            **{key: one.revision for cache in _caches(fleet) for key, one in cache.items()},
         }
 
     def _vm(self, entry: Entry) -> str | None:
@@ -227,10 +258,10 @@ class Informers:
     def _not_moved(self, uid: str, revision: int) -> None:
         self._changed(self._fleet.drop_moved(uid, revision))
 
-    def _known_in_st(self) -> set[str]:
+    def _known_in_st(self) -> dict[str, int]:
         fleet = self._fleet
         known = fleet.images.known() | fleet.pools.known() | fleet.operations.status_keys()
-        return {uid for _, uid in fleet.statuses} | known
+        return dict.fromkeys({uid for _, uid in fleet.statuses} | known, 0)
 
     def _status(self, entry: Entry) -> str | None:
         last = entry.key.rpartition(".")[2]
@@ -279,16 +310,15 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
         cache.put(entry.key, entry.value, entry.revision)
 
 
-def _named(
-    fleet: Fleet, key: str
-) -> (
-    Volumes
-    | Snapshots
-    | NamedRecords[ImageNameRecord]
-    | Networks
-    | SecurityGroups
-    | BackupSchedules
-):
+def _caches(fleet: Fleet) -> tuple[_Cache, ...]:
+    """Return the caches of named objects."""
+    return (
+        *(fleet.volumes, fleet.volumes.snapshots, fleet.images.names),
+        *(fleet.networks, fleet.groups, fleet.operations.schedules),
+    )
+
+
+def _named(fleet: Fleet, key: str) -> _Cache:
     """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes

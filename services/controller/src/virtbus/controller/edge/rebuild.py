@@ -26,6 +26,7 @@ from virtbus.controller.core.rebuild_plan import (
 from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.group_rebuild import GroupRebuild
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
@@ -62,12 +63,14 @@ class Rebuilds:
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
         self._networks = NetworkWrites(bus)
+        self._groups = GroupRebuild(bus, fleet, events)
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
         reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
+        groups, omitted = await self._groups.rebuild(reports, want.accept_groups, dry=want.dry_run)
         silent = {*failed, *(set(self._fleet.known_nodes()) - set(nodes))}
         bus = await self._known(reports.values())
         records = [record for report in reports.values() for record in report.records]
@@ -95,6 +98,8 @@ class Rebuilds:
                 _shown(step) for step in done if step.step is not RebuildAction.KEEP or step.why
             ),
             nodes=tuple(sorted(results, key=lambda each: each.node)),
+            groups=tuple(groups),
+            groups_omitted=omitted,
             kept=sum(step.step is RebuildAction.KEEP and not step.why for step in done),
         )
 

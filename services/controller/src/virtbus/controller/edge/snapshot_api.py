@@ -12,6 +12,7 @@ from virtbus.controller.core import pages, resting, snapshot_changes, volume_cha
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
+from virtbus.controller.core.snapshot_users import refuse_used
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.controller.core.volume_holds import ref_of
@@ -196,9 +197,17 @@ class SnapshotApi:
         return self.show(await self._change(want, change, EventKind.SNAPSHOT_UPDATED, request))
 
     async def delete(self, request: Request) -> SnapshotView:
-        """Remove a snapshot. The leader removes its data, then its record."""
-        want = validate(SnapshotDelete, request.data)
-        change, kind = snapshot_changes.deleting, EventKind.SNAPSHOT_DELETING
+        """Remove a snapshot. The leader removes its data, then its record.
+
+        Raises:
+            VirtbusError: 409 as `refuse_used` and `snapshot_changes.deleting`.
+        """
+        want, kind = validate(SnapshotDelete, request.data), EventKind.SNAPSHOT_DELETING
+
+        def change(record: SnapshotRecord) -> SnapshotRecord:
+            refuse_used(record, self._fleet)
+            return snapshot_changes.deleting(record)
+
         try:
             return self.show(await self._change(want, change, kind, request))
         except UnreadableValueError as error:

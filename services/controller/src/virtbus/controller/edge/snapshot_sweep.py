@@ -10,6 +10,7 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.snapshot_changes import completed, ref_of_snapshot
+from virtbus.controller.core.snapshot_users import users_of
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
@@ -131,6 +132,8 @@ class SnapshotSweep:
                 with suppress(VirtbusError):  # it ends by itself
                     await self._operations.cancel(operation.record.id)
                 return
+        if any(users_of(held.record.uid, self._fleet)):
+            return  # a copy began while the delete was accepted
         if not held.record.lost:
             subject = subjects.rpc(held.record.node, "imaged", "snapshot-release")
             ask = SnapshotRelease(ref=ref_of_snapshot(held.record))

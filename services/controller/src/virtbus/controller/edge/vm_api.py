@@ -8,17 +8,18 @@ from dataclasses import replace
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time, refuse_late
-from virtbus.bus.client.owners import check_owner, owner_of
+from virtbus.bus.client.owners import check_owner, node_of, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import mutations, pages
 from virtbus.controller.core.allocations import takes_room
 from virtbus.controller.core.demand import demand_of
+from virtbus.controller.core.directories import check_directories
 from virtbus.controller.core.evacuation import (
     EvacuationTargets,
     data_loss_reason,
+    data_stays,
     evacuating,
-    volumes_stay,
 )
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
@@ -149,6 +150,8 @@ class VmApi:
             unheard, known = self._fleet.unheard_nodes(), network_names(before.spec)
             refuse_unknown(spec, offers, targets, unheard, known=known)
         check_networks(spec, record.namespace, offers, targets)
+        if not node_of(record.owner):
+            check_directories(spec, record.namespace, offers)
         return record.model_copy(update={"network_targets": targets})
 
     async def _with_addresses(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
@@ -208,7 +211,7 @@ class VmApi:
                 f"host is off for sure: `virtbus node fence {node} --confirm REASON`"
             )
             raise VirtbusError(Code.CONFLICT, "node_silent", message)
-        if why := volumes_stay(record):
+        if why := data_stays(record):
             message = f"{record.name} stays: {why}"
             raise VirtbusError(Code.CONFLICT, "volumes_stay", message)
         if record.spec.eviction_strategy is None and not want.discard_local_disks:

@@ -14,6 +14,7 @@ from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.claims import AddressTakenError, addresses_of
 from virtbus.controller.core.clones import origin_of, taken_over
+from virtbus.controller.core.directories import check_directories
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
@@ -282,6 +283,8 @@ class VmCreates:
         targets, unheard = record.network_targets, self._fleet.unheard_nodes()
         offers = [node.record for node in nodes]
         check_networks(spec, admitted.namespace, offers, targets)
+        if not node_of(record.owner):  # kubelet decides for the pods of its node
+            check_directories(spec, admitted.namespace, offers)
         refuse_unknown(spec, offers, targets, unheard)
         powered = admitted.powered or strict
         placement = place_near(spec, nodes, home, powered=powered, strict=strict, targets=targets)

@@ -102,6 +102,8 @@ class Mount(LenientModel):
     readonly: bool = False
     is_file: bool = Field(False, exclude=True)
     """The node's path is a file, as `edge/volume_files.py` found it; no field of CRI."""
+    is_folder: bool = Field(False, exclude=True)
+    """The node's path is a folder; no field of CRI."""
     memory: bool = Field(False, exclude=True)
     """The node's path is a file system in memory; no field of CRI."""
     options: dict[str, str] | None = Field(None, exclude=True)

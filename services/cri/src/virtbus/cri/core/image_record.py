@@ -19,7 +19,7 @@ class PulledImage(StoredRecord):
     digest: str
     ref: str
     pinned: str = ""
-    """The digest in the pod's name: of the file, or of a container image's manifest."""
+    """The digest that the pod names: that of the file, or of a container image's manifest."""
     size_bytes: int
     virtual_bytes: int
     """The size of the disk in the image."""
@@ -55,14 +55,17 @@ def known(images: Iterable[PulledImage], text: str) -> PulledImage:
 
 
 def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
-    """Return images as ListImages has them: one for each digest, with all its names."""
+    """Return images as ListImages has them: one for each digest, with all its names.
+
+    A pull by digest gives no tag.
+    """
     by_digest: dict[str, list[PulledImage]] = {}
     for image in images:
         by_digest.setdefault(image.digest, []).append(image)
     return [
         {
             "id": digest,
-            "repo_tags": sorted({one.name for one in same}),
+            "repo_tags": sorted({one.name for one in same if one.name and not one.pinned}),
             "repo_digests": sorted({f"{one.name}@{one.pinned or digest}" for one in same}),
             "size": max(one.size_bytes for one in same),
             "spec": {"image": same[0].name},

@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from virtbus.cri.core import pod_volumes
 from virtbus.cri.core.configs import ContainerConfig, Device, Mount
 from virtbus.schemas.errors import Detail
@@ -17,6 +15,7 @@ from virtbus.schemas.guest_files import GuestLink, GuestMount
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN, EmptyDisk, Volume
 from virtbus.schemas.volume_ref import HostDevice
+from virtbus.schemas.wire import reason_of
 
 SIZES = "virtbus.io/empty-dir-sizes"
 """An annotation: `cache=5Gi,tmp=1Gi`. CRI does not contain the field `sizeLimit`."""
@@ -167,18 +166,13 @@ def problems(config: ContainerConfig) -> Iterator[Detail]:
             if mount.options is not None:
                 capacity_bytes(mount.options.get("capacity", ""))
         except ValueError as error:
-            message = f"the volume at {mount.container_path!r:.200} cannot be a disk: {_why(error)}"
+            message = (
+                f"the volume at {mount.container_path!r:.200} cannot be a disk: {reason_of(error)}"
+            )
             yield Detail(path=f"mounts[{index}]", message=message)
     for index, device in enumerate(config.devices):
         try:
             _ = _device(device).volume if device.block_path else None
         except ValueError as error:
-            message = f"the device at {device.container_path!r:.200}: {_why(error)}"
+            message = f"the device at {device.container_path!r:.200}: {reason_of(error)}"
             yield Detail(path=f"devices[{index}]", message=message)
-
-
-def _why(error: ValueError) -> str:
-    """Return the reason in an error, without the lines that pydantic adds."""
-    if isinstance(error, ValidationError):
-        return "; ".join(one["msg"] for one in error.errors(include_url=False))
-    return str(error)

@@ -1,4 +1,4 @@
-"""Says what becomes of a pod's mounts: files, a disk, nothing, or a refusal with the reason.
+"""Says what becomes of a pod's mounts: files, a disk, a directory, nothing, or a refusal.
 
 kubelet gives a container only paths of its node. The folder of a volume names the kind.
 """
@@ -33,10 +33,7 @@ NAMES = {
 
 
 _SUBPATH = re.compile(r"/pods/[^/]+/volume-subpaths/")
-_SHARED = (
-    "needs a folder that node and guest share (virtiofs), which a VM does not have yet; "
-    "use a ConfigMap or Secret for small files"
-)
+_NO_FOLDER = "is neither a folder nor a file of the node; a guest gets folders and files only"
 
 
 _FLEXVOLUMES = {
@@ -71,6 +68,15 @@ def is_disk(mount: Mount) -> bool:
     return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and mount.permitted))
 
 
+def is_directory(mount: Mount) -> bool:
+    """Return True for a folder of the node that the guest mounts by virtiofs.
+
+    Each volume without another meaning is one, as in Virtlet. A token never is.
+    """
+    other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
+    return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)
+
+
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     """Return the mounts whose files the guest gets: small volumes, and single files."""
     return tuple(
@@ -84,7 +90,8 @@ def refusals(mounts: tuple[Mount, ...], devices: tuple[Device, ...]) -> Iterator
     """Yield the mounts and devices that a VM cannot have."""
     files = as_files(mounts)
     for index, mount in enumerate(mounts):
-        if not of_kubelet(mount) and mount not in files and not is_disk(mount):
+        usable = of_kubelet(mount) or is_disk(mount) or is_directory(mount)
+        if not usable and mount not in files:
             yield Detail(path=f"mounts[{index}]", message=_why(mount))
     for index, device in enumerate(devices):
         if device.container_path == ROOT_PATH:
@@ -104,7 +111,7 @@ def refusals(mounts: tuple[Mount, ...], devices: tuple[Device, ...]) -> Iterator
 def _why(mount: Mount) -> str:
     found = kind(mount)
     if not found and _SUBPATH.search(mount.host_path):
-        return f"a folder of a volume (subPath) at {mount.container_path} {_SHARED}"
+        return f"the subPath at {mount.container_path} {_NO_FOLDER}"
     if found == EMPTY_DIR:
         return (
             f"the emptyDir at {mount.container_path} has the medium Memory, and a guest's memory "
@@ -113,7 +120,7 @@ def _why(mount: Mount) -> str:
     if found == FLEXVOLUME:
         return f"the flexvolume at {mount.container_path} {_why_flexvolume(mount)}"
     what = NAMES.get(found, f"a volume of the kind {found}")
-    return f"{what} at {mount.container_path} {_SHARED}"
+    return f"{what} at {mount.container_path} {_NO_FOLDER}"
 
 
 def _why_flexvolume(mount: Mount) -> str:

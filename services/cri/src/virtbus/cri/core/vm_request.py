@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.cri.core import pod_disks, pod_volumes, virtlet
+from virtbus.cri.core import pod_directories, pod_disks, pod_volumes, virtlet
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
@@ -20,6 +20,7 @@ from virtbus.cri.core.configs import (
 )
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod, ShellKey
+from virtbus.cri.core.pod_directories import PodDirectory
 from virtbus.cri.core.pod_disks import PodDisk
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.cri.core.virtlet_sources import Contents
@@ -74,6 +75,7 @@ class Inside(NamedTuple):
     wanted: Wishes
     files: tuple[GuestFile, ...]
     disks: tuple[PodDisk, ...] = ()
+    directories: tuple[PodDirectory, ...] = ()
 
 
 class Read(NamedTuple):
@@ -152,6 +154,7 @@ def check_container(config: ContainerConfig) -> None:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
     found += pod_volumes.refusals(config.mounts, config.devices)
     found += pod_disks.problems(config)
+    found += pod_directories.problems(config)
     found += _resource_problems(config.linux.resources)
     _refuse(found)
 
@@ -231,6 +234,7 @@ def _spec(
     root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
     more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
+    shared = pod_directories.directories(config)
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
@@ -243,12 +247,13 @@ def _spec(
                     *(Disk(name=one.name, bus=bus, readonly=one.readonly) for one in more),
                 ),
                 interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
+                filesystems=tuple(one.filesystem for one in shared),
             ),
             firmware=Firmware(uuid=wanted.system_uuid),
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, inside._replace(disks=more)),
+            _seed(sandbox, config, inside._replace(disks=more, directories=shared)),
             *(one.volume for one in more),
         ),
         networks=(Network(name=NIC, network=place.network),),
@@ -266,7 +271,10 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": (*inside.files, *wanted.files),
-        "mounts": tuple(mount for one in inside.disks for mount in one.mounts),
+        "mounts": (
+            *(mount for one in inside.disks for mount in one.mounts),
+            *(mount for one in inside.directories for mount in one.mounts),
+        ),
         "links": tuple(link for one in inside.disks for link in one.links),
     }
     if wanted.config_drive:

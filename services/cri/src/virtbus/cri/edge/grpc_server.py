@@ -15,7 +15,7 @@ import grpc
 from cri_api.v1 import api_pb2
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.own_socket import close_to_others, own_path
@@ -24,7 +24,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 Plain = dict[str, Any]
-Context: TypeAlias = "grpc.aio.ServicerContext[Message, Message]"
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, Message]"
+RpcHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, Message]"
 MESSAGE_BYTES = 16 * 1024 * 1024
 """The size of a message that kubelet sends and accepts."""
 CALLS_AT_ONCE = 512
@@ -106,47 +107,41 @@ def _service(name: str, offer: Offer) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(described.full_name, methods)
 
 
-def _method(method: MethodDescriptor, offer: Offer) -> "grpc.RpcMethodHandler[Message, Message]":
+def _method(method: MethodDescriptor, offer: Offer) -> RpcHandler:
     make = _streaming if method.server_streaming else _single
     why = offer.refused.get(method.name, f"{method.name} is unknown to this version of virtbus")
     return make(method, offer, why)
 
 
-def _single(
-    method: MethodDescriptor, offer: Offer, why: str
-) -> "grpc.RpcMethodHandler[Message, Message]":
+def _single(method: MethodDescriptor, offer: Offer, why: str) -> RpcHandler:
     asked, answered = _types(method)
     handler = offer.handlers.get(method.name)
 
-    async def call(request: Message, context: Context) -> Message:
+    async def call(request: bytes, context: Context) -> Message:
         if handler is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
         try:
-            return answered(**await handler(_call(request, context)))
+            return answered(**await handler(_call(asked, request, context)))
         except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
             await context.abort(*_status(method.name, error))
 
-    return grpc.unary_unary_rpc_method_handler(call, asked.FromString, answered.SerializeToString)
+    return grpc.unary_unary_rpc_method_handler(call, None, answered.SerializeToString)
 
 
-def _streaming(
-    method: MethodDescriptor, offer: Offer, why: str
-) -> "grpc.RpcMethodHandler[Message, Message]":
+def _streaming(method: MethodDescriptor, offer: Offer, why: str) -> RpcHandler:
     asked, answered = _types(method)
     source = offer.streams.get(method.name)
 
-    async def stream(request: Message, context: Context) -> None:
+    async def stream(request: bytes, context: Context) -> None:
         if source is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
         try:
-            async for one in source(_call(request, context)):
+            async for one in source(_call(asked, request, context)):
                 await context.write(answered(**one))
         except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
             await context.abort(*_status(method.name, error))
 
-    return grpc.unary_stream_rpc_method_handler(
-        stream, asked.FromString, answered.SerializeToString
-    )
+    return grpc.unary_stream_rpc_method_handler(stream, None, answered.SerializeToString)
 
 
 def _types(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
@@ -156,8 +151,14 @@ def _types(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
     return asked, answered
 
 
-def _call(request: Message, context: Context) -> Call:
-    plain = json_format.MessageToDict(request, preserving_proto_field_name=True)
+def _call(asked: type[Message], request: bytes, context: Context) -> Call:
+    """Return a request as plain values; raises VirtbusError 400 `request_unreadable`."""
+    try:
+        message = asked.FromString(request)
+    except DecodeError:
+        text = f"the request is no {asked.__name__} of runtime.v1; compare the versions of the CRI"
+        raise VirtbusError(Code.INVALID, "request_unreadable", text) from None
+    plain = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return Call(plain, _left_s(context))
 
 

@@ -36,8 +36,6 @@ MACS = ("hmac-sha2-256", "hmac-sha2-512")
 """Small sets, ed25519 first: with asyncssh's own, a dropbear without an RSA key breaks down."""
 asyncssh.set_log_level(logging.WARNING)
 
-BANNER_S = 3.0
-
 
 class Outcome(NamedTuple):
     """The end of a command."""
@@ -64,10 +62,10 @@ class GuestShell:
         public = " ".join(key.export_public_key().decode().split()[:2])
         return ShellKey(private=key.export_private_key().decode(), public=f"{public} virtbus-cri")
 
-    async def check(self, address: str) -> None:
+    async def check(self, address: str, limit_s: float) -> None:
         """Return if an SSH server answers; raises VirtbusError 422 `no_shell`."""
         try:
-            async with asyncio.timeout(BANNER_S):
+            async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_connection(address, self._port)
                 try:
                     banner = await reader.readexactly(4)
@@ -119,7 +117,12 @@ class GuestShell:
             _running(connection, words, tty=False) as process,
         ):
             process.stdin.write_eof()
-            exit_code = await _outcome(process, take)
+            try:
+                exit_code = await _outcome(process, take)
+            except asyncio.CancelledError:
+                with suppress(OSError):  # it has just ended
+                    process.kill()  # at its time limit, it ends in the guest, too
+                raise
         return Outcome(exit_code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
 
     @asynccontextmanager

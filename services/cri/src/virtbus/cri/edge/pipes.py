@@ -1,7 +1,7 @@
 """Buffers the bytes of one stream of a client until a session reads them.
 
-A connection stops reading while a pipe is full. So a client that sends more than its session takes
-costs the limit, and waits.
+A connection stops reading while a pipe is full. So a client that sends faster than its session
+reads has to wait, and uses FULL_BYTES of memory at most.
 """
 
 import asyncio
@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 FULL_BYTES = 64 * 1024
 Send = Callable[[bytes, bool], Awaitable[None]]
-"""Sends bytes to the client; True: they are the last ones. It waits while the client is slow."""
+"""Sends bytes to the client, and waits while the client is slow. The second argument is True for
+the last bytes."""
 
 
 class Pipe:

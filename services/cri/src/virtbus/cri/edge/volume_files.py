@@ -51,6 +51,7 @@ def _inspected(mount: Mount, memory: frozenset[str], permitted: Sequence[str]) -
     return mount.model_copy(
         update={
             "is_file": path.is_file(),
+            "is_folder": path.is_dir(),
             "memory": mount.host_path.rstrip("/") in memory,
             "options": options,
             "block_path": device,

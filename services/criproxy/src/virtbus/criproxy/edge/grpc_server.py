@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 CALLS_AT_ONCE = 512
 CALLS_OF_A_CONNECTION = 256
-"""Calls that one client may leave half open, so that the others' are still served."""
+"""The limit of open calls of one connection, so that a stalled client leaves calls to others."""
 STOP_S = 5.0
 OWN_METADATA = ("grpc-", ":", "user-agent", "content-type", "te", "virtbus-")
 """The beginnings of keys that gRPC writes itself."""

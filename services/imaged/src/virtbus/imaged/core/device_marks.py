@@ -10,10 +10,10 @@ from typing import Literal
 
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import LenientModel
+from virtbus.schemas.pool import END_BYTES as END_BYTES
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import decode, encode_json, validate
 
-END_BYTES = 1024**2
 BLOCK_BYTES = 4096
 MAGIC = b"VBMARK1\0"
 _HEAD = len(MAGIC) + 32 + 4

@@ -14,7 +14,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class Conversions:
-    """Converts parts, within the limits of a transfer."""
+    """Converts downloaded files of the store, within the limits of a transfer."""
 
     def __init__(
         self,
@@ -93,6 +93,6 @@ def _over(url: str, cpu_s: int) -> VirtbusError:
     return VirtbusError(
         Code.UNSUPPORTED,
         "conversion_limit",
-        f"{shown(url)} takes more than {cpu_s} s of CPU time to convert, which its size allows; "
-        "convert it yourself with 'qemu-img convert -O qcow2'",
+        f"{shown(url)} takes more than the {cpu_s} s of CPU time that its size allows for a "
+        "conversion; convert it yourself with 'qemu-img convert -O qcow2'",
     )

@@ -7,11 +7,12 @@ from virtbus.imaged.edge.partial_download import store_error
 
 CHUNK_BYTES = 4 * 1024**2
 _FROZEN = 0o444
-"""The sandbox of qemu-img has another user; the folders keep others out."""
+"""The mode of a finished file. qemu-img in the sandbox runs as another user, and must read it; the
+modes of the folders keep all others out."""
 
 
 class Digester:
-    """Reads an open file from its begin, and copies it on the way; `step` blocks on the disk."""
+    """Reads an open file from its start, and copies it meanwhile; `step` blocks on the disk."""
 
     def __init__(self, source: int, target: int | None = None) -> None:
         self._source = source

@@ -10,8 +10,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from virtbus.bus.client.accept_loop import accept
 from virtbus.bus.client.fair_shares import FairShares
-from virtbus.bus.runtime.tasks import background
 from virtbus.imaged.core import download_requests as requests
 from virtbus.imaged.core.limits import DownloadLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -60,7 +60,7 @@ class DownloadServer:
                 continue
             with listener:
                 self.port = listener.getsockname()[1]
-                await self._accept(listener)
+                await accept(listener, self._shares, self._serve)
 
     def _listen(self) -> socket.socket:
         address, port = self._limits.address
@@ -68,21 +68,6 @@ class DownloadServer:
         listener = socket.create_server((address, port), family=family)
         listener.setblocking(False)
         return listener
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        async with background() as tasks:
-            while True:
-                try:
-                    connection, address = await loop.sock_accept(listener)
-                except OSError as error:  # out of descriptors: wait until some are closed
-                    log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
-                    await asyncio.sleep(0.1)
-                    continue
-                if self._shares.take(source := str(address[0])):
-                    tasks.start(self._serve(connection, source))
-                else:
-                    connection.close()
 
     async def _serve(self, connection: socket.socket, source: str) -> None:
         """Answer one connection, and close it."""

@@ -202,11 +202,11 @@ class PartRoom:
         self._part = part
 
     def __call__(self, more_bytes: int) -> None:
-        """Check that so many more bytes fit; errors as `StoreSpace.check`."""
+        """Check that this number of further bytes fits; errors as `StoreSpace.check`."""
         self._space.check(self._part, more_bytes)
 
     def reserve(self, more_bytes: int) -> None:
-        """Check so many bytes, and keep them for this part."""
+        """Check that this number of bytes fits, and reserve them for this part."""
         self._space.reserve(self._part, more_bytes)
 
     def release(self) -> None:

@@ -125,6 +125,16 @@ def on_segment(nic: Nic, link_mtu: int) -> Nic:
     Raises:
         VirtbusError: 422 `mtu_too_large` if the network's or the record's MTU exceeds the link's.
     """
+    mtu = network_mtu(nic, link_mtu)
+    return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu})
+
+
+def network_mtu(nic: Nic, link_mtu: int) -> int:
+    """Return the MTU of an interface on a link that virtbus did not make.
+
+    Raises:
+        VirtbusError: 422 `mtu_too_large` if the network's or the record's MTU exceeds the link's.
+    """
     asked = (nic.target.spec.mtu if nic.target is not None else None) or link_mtu
     if asked > link_mtu:
         message = (
@@ -132,7 +142,7 @@ def on_segment(nic: Nic, link_mtu: int) -> Nic:
             f"{link_mtu}; lower the network's"
         )
         raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message)
-    return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu_within(nic, asked)})
+    return mtu_within(nic, asked)
 
 
 def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
@@ -148,8 +158,8 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
     address = lease.address.ip
     if address in reach.hosts or not is_host(address):
         message = (
-            f"a DHCP server of the network '{nic.network}' gave the guest {address}, which belongs "
-            "to a host of the fleet or is no host's; correct the server's range"
+            f"a DHCP server of the network '{nic.network}' gave the guest {address}, which is the "
+            "address of a host of the fleet, or no address for a host; correct the server's range"
         )
         raise VirtbusError(Code.DENIED, "lease_refused", message)
     gateway = str(lease.router) if lease.router is not None else ""
@@ -194,11 +204,20 @@ def refused_mac(nic: Nic, mac: str) -> VirtbusError:
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",
-        f"the plugins of '{nic.network}' gave {mac} where {nic.mac} was asked; the next try "
+        f"the plugins of '{nic.network}' chose the MAC {mac} instead of {nic.mac}; the next try "
         "attaches this network before the start and takes their MAC",
         retry=Retry.LATER,
         after_ms=0,
     )
+
+
+def no_link(nic: Nic) -> VirtbusError:
+    """Return 422 `cni_link`: the plugins made no link in the namespace."""
+    message = (
+        f"the plugins of '{nic.network}' made no {nic.eth}; use ones that make a veth, such as "
+        "bridge or ptp"
+    )
+    return VirtbusError(Code.UNSUPPORTED, "cni_link", message)
 
 
 def refusal(error: VirtbusError | OSError) -> VirtbusError:

@@ -85,6 +85,8 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    asks_segment: bool = False
+    """The conflist has the plugin `dhcp`. It is not run: the guest asks the server itself."""
     on_macvlan: bool = False
     """The plugins made a macvlan link. It keeps the guest's MAC: it takes no other frames."""
     target: NetworkTarget | None = None
@@ -139,7 +141,13 @@ class Nic(LenientModel):
     @property
     def on_segment(self) -> bool:
         """Return True if the DHCP server of a segment gives the guest its address."""
-        return self.target is not None and self.target.spec.kind in ON_SEGMENTS
+        of_kind = self.target is not None and self.target.spec.kind in ON_SEGMENTS
+        return of_kind or self.asks_segment
+
+    @property
+    def network_dns(self) -> tuple[str, ...]:
+        """Return the name servers in its network object; empty: the node's."""
+        return self.target.spec.dns if self.target is not None else ()
 
     @property
     def eth(self) -> str:

@@ -1,16 +1,20 @@
-"""Builds and parses the data of CNI (spec 1.1.0): conflists, environments of plugins, results."""
+"""Builds and parses the data of CNI (spec 1.1.0): conflists, environments, inputs and answers."""
 
 import json
 import re
 from collections.abc import Collection, Iterator
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_address, ip_interface
+from ipaddress import ip_address, ip_interface
 from typing import Any
 
-from virtbus.netd.core.attachment import Nic, Route
+from virtbus.netd.core.attachment import CniState, Nic
 from virtbus.netd.core.cni_verbs import chosen_version
-from virtbus.schemas.cni_config import plugins_in, takes_addresses
+from virtbus.netd.core.traffic_control import burst_of
+from virtbus.schemas.cni_config import capability, plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.network_object import NetworkTarget
+from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
+from virtbus.schemas.nic import NicLimits
+from virtbus.schemas.publish import PublishedPort
+from virtbus.schemas.wire import invalid
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 _PLUGIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -102,9 +106,37 @@ def plugin_input(
 
 
 def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
-    """Return the values of capabilities; a plugin gets those of its own."""
-    ips = [_with_prefix(conflist, address) for address in nic.asked]
-    return {"mac": nic.mac, **({"ips": ips} if ips else {})}
+    """Return the values of capabilities; a plugin gets those of its own.
+
+    Without a value, a capability is left out.
+    """
+    values = {
+        "mac": nic.mac,
+        "ips": [_with_prefix(conflist, address) for address in nic.asked],
+        "portMappings": [_mapping(port) for port in nic.publish],
+        "bandwidth": _bandwidth(nic.limits, nic.mtu) if nic.limits is not None else None,
+        "dns": {"servers": list(nic.network_dns)} if nic.network_dns else None,
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _mapping(port: PublishedPort) -> dict[str, Any]:
+    return {
+        "hostPort": port.host_port,
+        "containerPort": port.guest_port,
+        "protocol": port.protocol,
+        "hostIP": port.host_address or "",
+    }
+
+
+def _bandwidth(limits: NicLimits, mtu: int) -> dict[str, int]:
+    """Return limits in bits, as CNI has them; `ingress` is the way to the guest."""
+    found = {}
+    for way, limit in (("ingress", limits.inbound), ("egress", limits.outbound)):
+        if limit is not None:
+            found[f"{way}Rate"] = limit.bytes_per_s * 8
+            found[f"{way}Burst"] = burst_of(limit, mtu) * 8
+    return found
 
 
 def _with_prefix(conflist: dict[str, Any], address: str) -> str:
@@ -134,24 +166,62 @@ def _subnets(value: Any) -> Iterator[str]:
             yield from _subnets(each)
 
 
-def refuse_static(conflist: dict[str, Any], nic: Nic) -> None:
-    """Refuse the static addresses of an interface whose plugins take none.
+def planned(nic: Nic, conflist: dict[str, Any]) -> Nic:
+    """Return an interface with the conflist that its plugins get.
+
+    The plugin `dhcp` is left out: its daemon could not renew a lease, because answers go to the
+    guest. The guest asks the server of its network itself.
 
     Raises:
-        VirtbusError: 422 `static_address` with the field.
+        VirtbusError: 422 `static_address`; 400 for published ports that no plugin takes.
     """
-    takes, six = takes_addresses(conflist), [text for text in nic.asked if ":" in text]
-    if not nic.asked or (takes and not six):
+    asks = any(_asks_server(plugin) for plugin in conflist["plugins"])
+    _refuse_static(conflist, nic, asks=asks)
+    _refuse_ports(conflist, nic, asks=asks)
+    if asks:
+        plugins = [
+            {**plugin, "ipam": {}} if _asks_server(plugin) else plugin
+            for plugin in conflist["plugins"]
+        ]
+        conflist = {**conflist, "plugins": plugins}
+    return nic.model_copy(update={"cni": CniState(conflist=conflist), "asks_segment": asks})
+
+
+def _asks_server(plugin: dict[str, Any]) -> bool:
+    ipam = plugin.get("ipam")
+    return isinstance(ipam, dict) and ipam.get("type") == "dhcp"
+
+
+def _refuse_static(conflist: dict[str, Any], nic: Nic, *, asks: bool) -> None:
+    takes, six = capability(conflist, "ips"), [text for text in nic.asked if ":" in text]
+    if not nic.asked or (takes and not six and not asks):
         return
-    message = (
-        f"the plugins of '{nic.network}' choose addresses; leave them out, or add the capability "
-        "ips to a plugin of its conflist"
-        if not takes
-        else f"plugins take IPv4 addresses only; leave {six[0]} out"
-    )
+    if asks:
+        message = f"a DHCP server gives the addresses of '{nic.network}'; leave them out"
+    elif takes:
+        message = f"plugins take IPv4 addresses only; leave {six[0]} out"
+    else:
+        message = (
+            f"the plugins of '{nic.network}' choose addresses; leave them out, or add the "
+            "capability ips to a plugin of its conflist"
+        )
     path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
     detail = Detail(path=path, message=message)
     raise VirtbusError(Code.UNSUPPORTED, "static_address", message, details=(detail,))
+
+
+def _refuse_ports(conflist: dict[str, Any], nic: Nic, *, asks: bool) -> None:
+    if not nic.publish or (capability(conflist, "portMappings") and not asks):
+        return
+    message = (
+        f"the address on '{nic.network}' is not known before the guest has a lease; publish on an "
+        f"interface of '{BUILT_IN}'"
+        if asks
+        else f"no plugin of '{nic.network}' leads ports to a guest; add portmap with the "
+        f"capability portMappings to its conflist, or publish on an interface of '{BUILT_IN}'"
+    )
+    path = f"spec.domain.devices.interfaces[{nic.position}].publish"
+    raise invalid((Detail(path=path, message=message),))
 
 
 def environment(
@@ -211,67 +281,3 @@ def failure_text(output: bytes, errors: bytes) -> str:
     else:
         message = (errors or output).decode("utf-8", "replace")
     return " ".join(message.split())[:500] or "no message"
-
-
-def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
-    """Return the MAC of the interface `eth<index>` in the result; None if it has none."""
-    for interface in _objects(result, "interfaces"):
-        if interface.get("sandbox") and interface.get("name") == nic.eth:
-            mac = interface.get("mac")
-            return mac.lower() if isinstance(mac, str) and mac else None
-    return None
-
-
-def settled(nic: Nic, result: dict[str, Any]) -> Nic:
-    """Return the interface with the IPv4 addresses, routes and DNS of a result.
-
-    Raises:
-        VirtbusError: 500 `cni_result` if addresses or routes are unreadable or missing.
-    """
-    try:
-        found = [ip for ip in _objects(result, "ips") if ":" not in str(ip.get("address", ":"))]
-        addresses = [str(IPv4Interface(ip["address"])) for ip in found]
-        gateways = [str(IPv4Address(ip["gateway"])) for ip in found if ip.get("gateway")]
-        routes = [
-            _route(route)
-            for route in _objects(result, "routes")
-            if ":" not in str(route.get("dst", ":"))
-        ]
-        dns = result.get("dns") or {}
-        servers = [str(IPv4Address(s)) for s in dns.get("nameservers") or () if ":" not in s]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(nic, str(error)) from None
-    if not addresses:
-        raise _unreadable(nic, "it has no IPv4 address")
-    if missing := set(nic.asked).difference(address.partition("/")[0] for address in addresses):
-        raise _unreadable(nic, f"it lacks {', '.join(sorted(missing))}, which was asked")
-    default = next((r.gateway for r in routes if r.destination == "0.0.0.0/0" and r.gateway), "")
-    return nic.model_copy(
-        update={
-            "addresses": tuple(addresses),
-            "gateway": default or next(iter(gateways), ""),
-            "routes": tuple(r for r in routes if r.destination != "0.0.0.0/0"),
-            "dns": tuple(servers),
-            "domain": str(dns.get("domain") or ""),
-            "search": tuple(str(each) for each in dns.get("search") or ()),
-        }
-    )
-
-
-def _objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    return [item for item in result.get(key) or () if isinstance(item, dict)]
-
-
-def _route(route: dict[str, Any]) -> Route:
-    destination = str(IPv4Network(route["dst"], strict=False))
-    gateway = str(IPv4Address(route["gw"])) if route.get("gw") else ""
-    return Route(destination=destination, gateway=gateway)
-
-
-def _unreadable(nic: Nic, why: str) -> VirtbusError:
-    return VirtbusError(
-        Code.INTERNAL,
-        "cni_result",
-        f"the CNI result of network '{nic.network}' cannot be used: {why}; virtbus needs IPv4 "
-        "addresses in CIDR form",
-    )

@@ -249,6 +249,38 @@ def group_tables(nics: Sequence[GroupedNic]) -> list[NetlinkCall]:
     return nft_tables.batch(calls)
 
 
+def closed_tables(nics: Sequence[GroupedNic]) -> list[NetlinkCall]:
+    """Return one transaction that closes interfaces, for a kernel that cannot track connections.
+
+    Only ARP passes. Chains of netdev need no hook of IP.
+    """
+    inet, netdev = nft.Family.INET, nft.Family.NETDEV
+    drop, arp = nft.NftVerdict.DROP, nft.ether_type(nft.ETHERTYPE_ARP)
+    chains = [
+        nft.Chain(f"closed-{link}", _INGRESS, _AFTER_ANTISPOOF, policy=drop, device=link)
+        for nic in nics
+        for link in (nic.tap, nic.eth)
+    ]
+    rules = [nft.rule(one.name, arp, nft.verdict(nft.NftVerdict.ACCEPT)) for one in chains]
+    calls = [
+        *nft_tables.ended(inet, TABLE),
+        *nft_tables.ended(netdev, TABLE),
+        *nft_tables.contents(inet, TABLE, [nft.Chain(_closed(nics))], []),
+        *nft_tables.contents(netdev, TABLE, chains, rules),
+    ]
+    return nft_tables.batch(calls)
+
+
+def has_closed(nics: Sequence[GroupedNic]) -> NetlinkCall:
+    """Return the query for the chain that exists only while these interfaces are closed."""
+    return nft_tables.get_chain(nft.Family.INET, TABLE, _closed(nics))
+
+
+def _closed(nics: Sequence[GroupedNic]) -> str:
+    """Return the name of a chain with a hash of the interfaces."""
+    return f"closed-{hashlib.sha256(repr(_links(nics)).encode()).hexdigest()[:12]}"
+
+
 def no_tables() -> list[NetlinkCall]:
     """Return one transaction that removes the tables."""
     families = nft.Family.INET, nft.Family.NETDEV

@@ -223,5 +223,5 @@ def has_host_table(bridge: str) -> NetlinkCall:
 
 
 def no_host_table(bridge: str) -> list[NetlinkCall]:
-    """Return the transaction that removes the table (ENOENT if there is none)."""
-    return nft_tables.batch([nft_tables.delete_table(_FAMILY, table_of(bridge))])
+    """Return the transaction that removes the table, if there is one."""
+    return nft_tables.batch(nft_tables.ended(_FAMILY, table_of(bridge)))

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.group_filter import GroupedNic, PeerRule, peer_rule
 from virtbus.schemas.network_object import NetworkKind
-from virtbus.schemas.security_group import ANYWHERE, Direction, NodeGroup, selects
+from virtbus.schemas.security_group import (
+    ANYWHERE,
+    Direction,
+    GroupedVm,
+    NodeGroup,
+    selects,
+)
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +26,8 @@ class NodeGroupBook:
 
     def __init__(self) -> None:
         self.groups: dict[str, NodeGroup] = {}
+        self.nonces: dict[str, str] = {}
+        """By key: the nonce of the bus that the group was last seen on."""
 
     def of(self, attachment: Attachment) -> tuple[GroupedNic, ...]:
         """Return the interfaces of a VM that are isolated in some direction."""
@@ -27,9 +35,9 @@ class NodeGroupBook:
         found = (_grouped(nic, groups) for nic in attachment.nics)
         return tuple(nic for nic in found if nic.isolated)
 
-    def of_vm(self, attachment: Attachment) -> list[NodeGroup]:
+    def of_vm(self, vm: GroupedVm) -> list[NodeGroup]:
         """Return the groups that select a VM, by name. Other threads may change `groups`."""
-        found = (group for group in list(self.groups.values()) if selects(group, attachment))
+        found = (group for group in list(self.groups.values()) if selects(group, vm))
         return sorted(found, key=lambda group: group.name)
 
 

@@ -26,13 +26,11 @@ def plan_of(record: VmRecord) -> Attachment:
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
         target = record.network_targets.get(network)
         kind = _kind(network, target)
-        if interface.publish and kind is not NicKind.BRIDGE:
-            way_out = (
-                "publish its ports with the CNI plugin portmap"
-                if kind is NicKind.CNI
-                else (f"publish on an interface of the network '{BUILT_IN}'")
+        if interface.publish and kind not in {NicKind.BRIDGE, NicKind.CNI}:
+            message = (
+                f"'{network}' is a {kind} network; publish on an interface of the network "
+                f"'{BUILT_IN}', or of a conflist with the plugin portmap"
             )
-            message = f"'{network}' is a {kind} network; {way_out}"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:

@@ -2,6 +2,7 @@
 
 A packet to a published port is sent on to the guest before the host's own rules see it. Packets of
 guests are excepted: a guest reaches its neighbours by their own addresses, and no port of a host.
+Ports of interfaces by CNI are their plugins'.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_interface
 
 from virtbus.netd.core import nft, nft_tables
-from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.host_table import table_of
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.schemas.address_pool import Address
@@ -60,7 +61,7 @@ def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
     owner = f"the VM {attachment.namespace}/{attachment.vm_name} ({attachment.uid})"
     return tuple(
         Lead(port, guest, owner)
-        for nic in attachment.nics
+        for nic in _own(attachment)
         for port in nic.publish
         for guest in _first_of_each(nic)
         if port.has(guest.version)
@@ -69,10 +70,30 @@ def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
 
 def refuse_without_ipv6(attachment: Attachment) -> None:
     """Raise 422 `no_ipv6` if a port has an IPv6 address of the host, and its guest has none."""
-    for nic in attachment.nics:
+    for nic in _own(attachment):
         for port in nic.publish if nic.addresses and not nic.addresses6 else ():
             if not port.has(4):
                 raise _no_ipv6(port)
+
+
+def check_ports(attachment: Attachment, others: Iterable[Nic]) -> None:
+    """Refuse a port that an interface of another VM has, if plugins lead one of both to its guest.
+
+    Plugins do not notice that, and the first one would get all packets.
+
+    Raises:
+        VirtbusError: 409 `port_taken`.
+    """
+    held = [(other, port) for other in others for port in other.publish]
+    for nic in attachment.nics:
+        for port in nic.publish:
+            for other, taken in held:
+                if NicKind.CNI in {nic.kind, other.kind} and port.clashes(taken):
+                    raise port_taken(port, f"another VM's interface on '{other.network}'")
+
+
+def _own(attachment: Attachment) -> Iterator[Nic]:
+    return (nic for nic in attachment.nics if nic.kind is not NicKind.CNI)
 
 
 def _first_of_each(nic: Nic) -> Iterator[Address]:
@@ -134,8 +155,8 @@ def has_ports_table(bridge: str) -> NetlinkCall:
 
 
 def no_ports_table(bridge: str) -> list[NetlinkCall]:
-    """Return the transaction that removes the table (ENOENT if there is none)."""
-    return nft_tables.batch([nft_tables.delete_table(_FAMILY, table_name(bridge))])
+    """Return the transaction that removes the table, if there is one."""
+    return nft_tables.batch(nft_tables.ended(_FAMILY, table_name(bridge)))
 
 
 def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
-from virtbus.netd.core.cni import refuse_static
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.cni import planned
+from virtbus.netd.core.published import check_ports
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridges import HostBridges
@@ -62,8 +63,7 @@ class CniAttacher:
             conflist = self.cni.load(name or nic.network, vm.namespace)
         else:
             conflist = self.cni.of_target(nic.target)
-        refuse_static(conflist, nic)
-        return nic.model_copy(update={"cni": CniState(conflist=conflist)})
+        return planned(nic, conflist)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Do nothing, as the three other methods."""
@@ -108,7 +108,11 @@ class Attachers:
         return link or self.bridges.name_of(nic)
 
     def plan(self, vm: Attachment, others: Sequence[Nic]) -> Attachment:
-        """Return the attachment with an address or a conflist for each interface."""
+        """Return the attachment with an address or a conflist for each interface.
+
+        Raises VirtbusError for what a network does not give, or another interface has.
+        """
+        check_ports(vm, others)
         nics: list[Nic] = []
         for nic in vm.nics:
             nics.append(self._of[nic.kind].plan(nic, vm, [*others, *nics]))

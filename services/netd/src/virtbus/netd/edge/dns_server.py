@@ -23,7 +23,7 @@ PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together: netd also has networks to make."""
 CROWDED = 512
-"""If all guests together have so many open queries, each may have only a few."""
+"""The number of open queries of all guests together, above which each guest may have only a few."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024

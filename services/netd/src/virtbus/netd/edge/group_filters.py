@@ -23,7 +23,8 @@ def guard(nics: Sequence[GroupedNic]) -> None:
     If only members of groups changed, only their sets are updated. One transaction does either.
 
     Raises:
-        VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter.
+        VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. The interfaces
+            are closed, because they would be open without their rules.
     """
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(group_filter.has_table()) is not None
@@ -31,7 +32,10 @@ def guard(nics: Sequence[GroupedNic]) -> None:
             if stands:
                 filters.do(group_filter.no_tables())
             return
-        _track()
+        if not _track():
+            if filters.ask(group_filter.has_closed(nics)) is None:
+                filters.do(group_filter.closed_tables(nics))
+            raise _no_bridge_filter(nics)
         if not stands or filters.ask(group_filter.has_rules(nics)) is None:
             filters.do(group_filter.group_tables(nics))
             _track()  # the setting may appear with the first rule about connections
@@ -45,6 +49,8 @@ def faults(nics: Sequence[GroupedNic]) -> list[str]:
         if not nics:
             stands = filters.ask(group_filter.has_table()) is not None
             return ["there are rules of security groups that do not apply"] if stands else []
+        if filters.ask(group_filter.has_closed(nics)) is not None:
+            return [_no_bridge_filter(nics).body.message]
         if filters.ask(group_filter.has_rules(nics)) is None:
             return ["the rules of its security groups are gone"]
         if not all(map(_is_on, _OF_BRIDGES)):
@@ -88,13 +94,17 @@ def _is_on(key: str) -> bool:
         return False
 
 
-def _track() -> None:
-    """Let packets on the bridges of this namespace pass the hooks of IP."""
-    for key in _OF_BRIDGES:
-        if not write_sysctl(key, "1"):
-            message = (
-                "the host's kernel cannot apply security groups: it has no br_netfilter; load it "
-                "with `modprobe br_netfilter`"
-            )
-            raise VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", message)
+def _track() -> bool:
+    """Let packets on the bridges of this namespace pass the hooks of IP; False if it cannot."""
+    if not all(write_sysctl(key, "1") for key in _OF_BRIDGES):
+        return False
     write_sysctl(_PICK_UP, "0")
+    return True
+
+
+def _no_bridge_filter(nics: Sequence[GroupedNic]) -> VirtbusError:
+    message = (
+        f"{', '.join(nic.eth for nic in nics)} closed: the host's kernel cannot apply security "
+        "groups, because it has no br_netfilter; load it with `modprobe br_netfilter`"
+    )
+    return VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", message)

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ctypes import addressof, create_string_buffer
-from ipaddress import IPv4Interface
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
@@ -89,8 +88,8 @@ class GuestLinks:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
 
         Makes a network without CNI interfaces, and completes the parts around existing CNI links.
-        With `keeps_running`, a guest that runs keeps its network if the host cannot apply its
-        security groups, for example because a module is missing. A comparison reports that.
+        With `keeps_running`, a guest that runs keeps its links if the host cannot apply its
+        security groups because a module is missing. They are closed, and a comparison reports it.
 
         Raises:
             VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
@@ -186,41 +185,6 @@ class GuestLinks:
         """Return True while a process has a tap of `attachment` open: a guest runs."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
-    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.LinkDetails | None:
-        """Remove the IPv4 addresses of a link that CNI made: from now on the guest uses them.
-
-        Return the link; None if it does not exist.
-        """
-        self._namespaces.enter(attachment.netns)
-        with Netlink() as inside:
-            link = links.describe(inside, nic.eth)
-            if link is None:
-                return None
-            found = links.list_addresses(inside, socket.AF_INET)
-            inside.do(
-                [
-                    links.delete_address(link.index, each.interface)
-                    for each in found
-                    if each.index == link.index
-                ]
-            )
-            return link
-
-    def give_address_back(self, attachment: Attachment) -> None:
-        """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
-
-        A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
-        """
-        if self._namespaces.exists(attachment.netns):
-            self._namespaces.enter(attachment.netns)
-        else:
-            self._namespaces.remove(attachment.netns)
-            self._namespaces.make_and_enter(attachment.netns)
-        with Netlink() as inside:
-            for nic in attachment.nics:
-                if nic.kind is NicKind.CNI:
-                    _restore(inside, nic)
-
     def delete_host_links(self, host_links: Collection[str]) -> None:
         """Delete these host ends, even if something keeps their namespace alive."""
         with Netlink() as host:
@@ -297,9 +261,13 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     mac, macvlan = names.wire_mac(uid, nic.index), _is_macvlan(nic)
     wire = mac if nic.kind is NicKind.CNI and not macvlan else None
     own = mac if macvlan else None
+    # A bridge of plugins may return the guest's own broadcasts (hairpin mode: flannel, Weave). If
+    # the inner bridge learned from them, it would look for the guest outside.
+    deaf = [links.deaf_port(nic.eth)] if nic.kind is NicKind.CNI else []
     return [
         links.new_bridge(nic.bridge, index=bridge, mac=own),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
+        *deaf,
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
         tuning.link_state(nic),
     ]
@@ -355,15 +323,6 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
 def _running(netlink: Netlink, name: str) -> bool:
     link = links.find(netlink, name)
     return link is not None and link.running
-
-
-def _restore(inside: Netlink, nic: Nic) -> None:
-    if links.find(inside, nic.eth) is None:
-        inside.do([links.new_bridge(nic.eth)])
-    inside.do([links.set_link(nic.eth, up=True, master=0, mac=nic.mac)])
-    link = links.find(inside, nic.eth)
-    if link is not None:
-        inside.do([links.add_address(link.index, IPv4Interface(a)) for a in nic.addresses])
 
 
 def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:

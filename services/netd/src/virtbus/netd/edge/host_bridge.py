@@ -259,7 +259,7 @@ class HostBridge:
             with Netlink() as host:
                 link = links.find(host, self.name)
                 if link is None or not _is_foreign(link, self.mark):
-                    with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
+                    with Netlink(NETLINK_NETFILTER) as filters:
                         filters.do(no_host_table(self.name))
                     if self._target is not None and self.kind is NicKind.OVERLAY:
                         host.do([links.delete_link(names.tunnel(self._target.uid))])

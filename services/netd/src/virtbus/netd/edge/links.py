@@ -200,8 +200,16 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
 
 def quiet_port(name: str) -> NetlinkCall:
     """Return the call that ends learning from a bridge's port, and frames to unknown MACs there."""
-    data = nest(("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
-    info = nest(("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", data))
+    return _port(name, ("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
+
+
+def deaf_port(name: str) -> NetlinkCall:
+    """Return the call that ends learning from a bridge's port."""
+    return _port(name, ("IFLA_BRPORT_LEARNING", 0))
+
+
+def _port(name: str, *data: Attribute) -> NetlinkCall:
+    info = nest(("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", nest(*data)))
     return LINKS.set_port(name, ("IFLA_IFNAME", name), ("IFLA_LINKINFO", info))
 
 

@@ -53,13 +53,23 @@ class PublishedPorts:
     def adopt(self, attachment: Attachment) -> None:
         """Publish the ports of a network that was made earlier, and so has them already.
 
-        At netd's start the table of the earlier netd stays until all networks are adopted.
+        At netd's start the table of the earlier netd stays until `settle`.
         """
         with self._lock:
             if leads := leads_of(attachment):
                 self._leads[attachment.uid] = leads
                 if self._whole or not self._stands():
                     self._apply()
+
+    def settle(self) -> None:
+        """Write the table once all networks of an earlier netd are adopted.
+
+        So a port whose network ended with that netd leads nowhere, also if its guest's address is
+        given to another.
+        """
+        with self._lock:
+            if self._leads or self._stands():
+                self._write()
 
     def drop(self, uid: str) -> None:
         """End the published ports of a VM."""
@@ -92,7 +102,7 @@ class PublishedPorts:
 
     def _apply(self) -> None:
         name, leads = self._bridge.name, [lead for held in self._leads.values() for lead in held]
-        with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
+        with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(ports_table(name, leads) if leads else no_ports_table(name))
 
     def _stands(self) -> bool:

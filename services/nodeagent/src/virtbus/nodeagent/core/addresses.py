@@ -40,6 +40,11 @@ def of_disk(name: str) -> str:
     return f"disk/{name}"
 
 
+def of_filesystem(name: str) -> str:
+    """Return the device of a directory, in the pool of root ports."""
+    return f"filesystem/{name}"
+
+
 def of_sata(index: int) -> str:
     """Return the device of an additional AHCI controller."""
     return f"sata{index}"
@@ -83,6 +88,7 @@ def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
         yield SCSI
     yield from (of_sata(index) for index in range(1, 1 + sata_controllers))
     yield from (SERIAL, BALLOON, RNG)
+    yield from (of_filesystem(one.name) for one in domain.devices.filesystems)
     if domain.devices.watchdog is not None:
         yield WATCHDOG
     if any(disk.bus is DiskBus.USB for disk in disks):

@@ -11,7 +11,7 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer. QEMU reports that of some protocols only."""
+    """The pools whose server does not answer. QEMU itself reports it only with some protocols."""
 
     def __init__(self) -> None:
         self._pools: set[str] = set()

@@ -32,7 +32,7 @@ def config_drive_files(
         f"{LATEST}/meta_data.json": _json(meta),
         f"{LATEST}/network_data.json": _json(_network(interfaces)) if network is None else network,
     }
-    added = cloud_config_lists(seed, record.spec.domain.devices.disks)
+    added = cloud_config_lists(seed, record.spec.domain.devices)
     user, vendor = user_and_vendor(seed, {}, added)
     if user is not None:
         files[f"{LATEST}/user_data"] = user

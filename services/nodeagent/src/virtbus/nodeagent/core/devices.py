@@ -1,13 +1,17 @@
-"""Renders a guest's display, and the devices that report a failed guest.
+"""Renders a guest's display, its directories, and the devices that report a failed guest.
 
 The display has a VGA device as in KubeVirt (16 MiB, one head) and a VNC server. libvirt connects
 the agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket file that others could
 reach (CON-03, CON-04).
 """
 
-from virtbus.nodeagent.core.addresses import WATCHDOG, Addresses
+from collections.abc import Sequence
+
+from virtbus.nodeagent.core.addresses import WATCHDOG, Addresses, of_filesystem
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.pcie import port_address
+from virtbus.nodeagent.core.shares import Shares
+from virtbus.schemas.filesystem import Filesystem
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.watchdog import Watchdog
 
@@ -37,6 +41,35 @@ def display_elements(spec: VmSpec) -> list[Element]:
             ),
         ),
     ]
+
+
+def filesystem_elements(
+    filesystems: Sequence[Filesystem], shares: Shares, addresses: Addresses
+) -> list[Element]:
+    """Return the directories that the guest mounts by virtiofs.
+
+    The source is a mount point of the agent. `Shares.program` mounts the directory there.
+    """
+    return [
+        el(
+            "filesystem",
+            el("driver", type="virtiofs"),
+            el("binary", path=str(shares.program)),
+            el("source", dir=str(shares.points[one.name])),
+            el("target", dir=one.name),
+            port_address(addresses, of_filesystem(one.name)),
+            type="mount",
+            accessmode="passthrough",
+        )
+        for one in filesystems
+    ]
+
+
+def memory_backing(filesystems: Sequence[Filesystem]) -> Element | None:
+    """Return memory that virtiofsd shares with the guest; None without directories."""
+    if not filesystems:
+        return None
+    return el("memoryBacking", el("source", type="memfd"), el("access", mode="shared"))
 
 
 def guards(watchdog: Watchdog | None, addresses: Addresses) -> list[Element]:

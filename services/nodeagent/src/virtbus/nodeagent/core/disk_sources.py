@@ -62,11 +62,13 @@ class DiskSource:
     """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
     device: bool = False
     """The path is a device that the spec names, and it is not checked yet."""
+    lent: bool = False
+    """The agent opens the file for each start, and libvirt gets its descriptor by this name."""
 
     @property
     def is_file(self) -> bool:
         """Return True if imaged has made a file for the disk."""
-        return self.network is None and not self.device_bytes and not self.device
+        return self.network is None and not (self.device_bytes or self.device or self.lent)
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -81,6 +83,11 @@ def refused(volume: str, why: str) -> VirtbusError:
 def disk_name(volume: str) -> str:
     """Return the file name of a volume's disk in the VM's folder."""
     return f"{volume}.qcow2"
+
+
+def lent_name(volume: str) -> str:
+    """Return libvirt's name of an open file."""
+    return f"virtbus-{volume}"
 
 
 def disk_sources(
@@ -104,6 +111,9 @@ def disk_sources(
         if volume.host_device is not None:
             path = volume.host_device.path
             sources[volume.name] = DiskSource(path, ImageFormat.RAW, device=True)
+            continue
+        if volume.host_disk is not None:
+            sources[volume.name] = DiskSource(lent_name(volume.name), ImageFormat.RAW, lent=True)
             continue
         disk = made.get(volume.name)
         if disk is None:

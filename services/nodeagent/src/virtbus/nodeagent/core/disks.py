@@ -172,11 +172,13 @@ def _source(file: DiskSource | None) -> tuple[Element, ...]:
         return (network_source(file.network),)
     if file.device_bytes:
         return (device_source(file.path, file.device_bytes), el("backingStore"))
+    if file.lent:  # the name of the file has no effect
+        return (el("source", file=f"/dev/{file.path}", fdgroup=file.path), el("backingStore"))
     return (el("source", file=file.path), _backing(file))
 
 
 def _type(file: DiskSource | None) -> str:
-    if file is None or file.is_file:
+    if file is None or file.is_file or file.lent:
         return "file"
     return "block" if file.device_bytes else "network"
 

@@ -15,7 +15,12 @@ from virtbus.nodeagent.core.addresses import (
     Addresses,
     assigned,
 )
-from virtbus.nodeagent.core.devices import display_elements, guards
+from virtbus.nodeagent.core.devices import (
+    display_elements,
+    filesystem_elements,
+    guards,
+    memory_backing,
+)
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements, usb_controller
 from virtbus.nodeagent.core.element import Element, el, to_text
@@ -23,6 +28,7 @@ from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.nvme import nvme_overrides
 from virtbus.nodeagent.core.pcie import pci_controllers, port_address
+from virtbus.nodeagent.core.shares import NO_SHARES, Shares
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
@@ -49,6 +55,7 @@ class DomainInputs:
     emulator: str
     ignition: Path | None = None
     """A file that the guest reads as fw_cfg `opt/com.coreos/config`."""
+    shares: Shares = NO_SHARES
     kept: Addresses = field(default_factory=dict)
     """The addresses that devices had in the previous run."""
     skip_cpu_queries: bool = False
@@ -65,6 +72,7 @@ def render(inputs: DomainInputs) -> str:
         el("uuid", record.uid),
         el("metadata", metadata(record, addresses)),
         el("memory", str(-(-spec.domain.memory.guest // 1024)), unit="KiB"),
+        memory_backing(spec.domain.devices.filesystems),
         el("vcpu", str(spec.domain.cpu.vcpus), placement="static"),
         _threads(spec),
         _sysinfo(spec.domain.firmware),
@@ -155,6 +163,7 @@ def _devices(inputs: DomainInputs, addresses: Addresses) -> Element:
             el("target", type="virtio", name="org.qemu.guest_agent.0"),
             type="unix",
         ),
+        *filesystem_elements(spec.domain.devices.filesystems, inputs.shares, addresses),
         *guards(spec.domain.devices.watchdog, addresses),
     ]
     usb = usb_controller(spec.domain.devices.disks, addresses)

@@ -23,5 +23,5 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 
 
 def to_text(element: Element) -> str:
-    """Return an element as text, without a space that libvirt would have to parse."""
+    """Return an element as text, without white space between tags, which libvirt would parse."""
     return ET.tostring(element, encoding="unicode")

@@ -2,15 +2,19 @@
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit
-from virtbus.schemas.vm import Disk, DiskBus
+from virtbus.schemas.vm import Devices, Disk, DiskBus
 
 ENVIRONMENT = "/etc/cloud/environment"
+_MOUNT = (
+    'mkdir -p "$1"; mountpoint -q "$1" || mount -t virtiofs -o "$3" "$2" "$1" || '
+    'echo "$4" >/dev/console'
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
 _SPECIAL = re.compile(r'(["\\$`])')
 _LINKS = {
@@ -25,21 +29,23 @@ _LINKS = {
 """udev's names of a disk below /dev/disk/by-id, with its serial; measured in Debian 12."""
 
 
-def cloud_config_lists(seed: CloudInit, disks: Sequence[Disk]) -> dict[str, list[Any]]:
+def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]]:
     """Return the lists that the platform appends to the user's.
 
-    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for links.
+    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for links and
+    directories.
     """
     files = [_file(one) for one in seed.write_files]
     if seed.environment:
         text = environment_file(seed.environment)
         files.append(_file(GuestFile(path=ENVIRONMENT, content=text)))
-    found = {disk.name: disk for disk in disks}
+    found = {disk.name: disk for disk in devices.disks}
+    tags = frozenset(one.name for one in devices.filesystems)
     lists: dict[str, list[Any]] = {
         "write_files": files,
         "fs_setup": list(_file_systems(seed.mounts, found)),
         "mounts": list(_mounts(seed.mounts, found)),
-        "bootcmd": list(_links(seed.links, found)),
+        "bootcmd": [*_links(seed.links, found), *_directories(seed.mounts, tags)],
     }
     return {name: values for name, values in lists.items() if values}
 
@@ -76,10 +82,27 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
     for mount in mounts:
         disk = disks.get(mount.volume)
         if disk is None:
-            continue  # admission refuses it; an update may have removed the disk
+            continue  # a directory; or an update has removed the disk
         # cloud-init's form of a partition; it ignores a device of the name …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
+
+
+def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterator[list[str]]:
+    """Yield the commands that mount directories at each boot.
+
+    cloud-init's list `mounts` ignores a tag, because it is no block device (measured: 22.4). A
+    failure is printed on the console, so a guest without the module boots.
+    """
+    for mount in mounts:
+        if mount.volume not in tags:
+            continue
+        options = ",".join(one for one in mount.options.split(",") if one != "nofail")
+        text = (
+            f"virtbus: {mount.path} is not mounted (virtiofs, tag {mount.volume}): the guest needs "
+            "the kernel module virtiofs"
+        )
+        yield ["sh", "-c", _MOUNT, "sh", mount.path, mount.volume, options or "defaults", text]
 
 
 def _file_systems(

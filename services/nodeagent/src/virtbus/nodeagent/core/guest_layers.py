@@ -79,5 +79,5 @@ class GuestLayerPort(Protocol):
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
         """Let the guest continue in `files`, by target, from one instant on.
 
-        After an error it may use them or not: `look` says so.
+        After an error, only `look` tells which files the guest uses.
         """

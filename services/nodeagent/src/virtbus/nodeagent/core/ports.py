@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from virtbus.nodeagent.core.addresses import Addresses
@@ -14,6 +15,8 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
+
+NO_FILES: Mapping[str, int] = MappingProxyType({})
 
 
 class DomainState(StrEnum):
@@ -138,8 +141,12 @@ class Hypervisor(Protocol):
     async def define(self, xml: str) -> None:
         """Define the domain; replace an earlier definition."""
 
-    async def start(self, uid: str, *, paused: bool = False) -> None:
+    async def start(
+        self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         """Return when the guest runs, or is paused before its first instruction (`paused`).
+
+        `files` are descriptors of open files, by the names in the domain.
 
         Errors contain the last line that QEMU printed; 409 `guest_lost`.
         """

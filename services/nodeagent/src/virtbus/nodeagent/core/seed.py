@@ -19,7 +19,7 @@ def seed_files(
     defaults: dict[str, Any] = {"hostname": hostname}
     if seed.ssh_keys:
         meta["public-keys"] = defaults["ssh_authorized_keys"] = list(seed.ssh_keys)
-    added = cloud_config_lists(seed, record.spec.domain.devices.disks)
+    added = cloud_config_lists(seed, record.spec.domain.devices)
     user, vendor = user_and_vendor(seed, defaults, added)
     files = {
         "meta-data": to_yaml(meta),

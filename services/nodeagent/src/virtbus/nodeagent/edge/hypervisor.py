@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.disks import DriveState
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.edge.libvirt_backups import LibvirtBackups
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_devices import LibvirtDevices
@@ -157,7 +157,9 @@ class LibvirtHypervisor:
             timeout_s=CHANGE_TIMEOUT_S,
         )
 
-    async def start(self, uid: str, *, paused: bool = False) -> None:
+    async def start(
+        self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
+    ) -> None:
         """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
         self._lost.refuse(uid)
         flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
@@ -169,6 +171,8 @@ class LibvirtHypervisor:
                     if paused:
                         domain.suspend()
                 else:
+                    for name, descriptor in files.items():
+                        domain.FDAssociate(name, [descriptor])
                     domain.createWithFlags(flags)
             except libvirt.libvirtError:
                 now = facts_of(domain)

@@ -8,7 +8,7 @@ from functools import partial
 from virtbus.bus.runtime.pool_settings import PROBE_S, BlockPool, PoolSettings
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.pool_servers import Tell
-from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
+from virtbus.schemas.pool import END_BYTES, MESSAGE_MAX, PoolReport, PoolState
 
 
 async def report_devices(
@@ -24,7 +24,8 @@ async def report_devices(
 
 def measured(name: str, pool: BlockPool) -> PoolReport:
     """Return the state of a pool of devices. It blocks."""
-    sizes, missing = [], []
+    sizes: dict[str, int] = {}
+    missing = []
     for volume, path in sorted(pool.volumes.items()):
         try:
             device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -32,7 +33,7 @@ def measured(name: str, pool: BlockPool) -> PoolReport:
             missing.append(f"{path} of {volume}: {error.strerror}")
             continue
         try:
-            sizes.append(os.lseek(device, 0, os.SEEK_END))
+            sizes[volume] = os.lseek(device, 0, os.SEEK_END)
         finally:
             os.close(device)
     return PoolReport(
@@ -40,7 +41,8 @@ def measured(name: str, pool: BlockPool) -> PoolReport:
         kind=pool.kind,
         state=PoolState.GONE if missing else PoolState.READY,
         message="; ".join(missing)[:MESSAGE_MAX],
-        size_bytes=sum(sizes),
+        size_bytes=sum(sizes.values()),
+        place_bytes={volume: max(0, size - END_BYTES) for volume, size in sizes.items()},
         volumes=len(pool.volumes),
         assigned=tuple(sorted(pool.volumes)),
     )

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from virtbus.bus.runtime.pool_settings import PROBE_S, PoolSettings, ServerPool
+from virtbus.bus.runtime.pool_settings import PROBE_S, NbdPool, PoolSettings, ServerPool
 from virtbus.nodeagent.core.away_servers import AwayServers
 from virtbus.nodeagent.core.server_answers import FirstWords, first_words, hosts
+from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
+PLACES_S = 60.0
+"""Interval of the questions for sizes, which change rarely."""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
 Tell = Callable[[str, Iterable[PoolReport]], None]
@@ -37,19 +40,34 @@ class PoolServers:
                 group.create_task(self._follow(name, pool))
 
     async def _follow(self, name: str, pool: ServerPool) -> None:
+        loop, due_s = asyncio.get_running_loop(), 0.0
+        places: dict[str, int] = {}
         while True:
             state, message = await probed(pool)
             self._away.set(name, away=state is PoolState.GONE)
+            if state is not PoolState.GONE and loop.time() >= due_s:
+                places = await place_sizes(pool)
+                due_s = loop.time() + PLACES_S
             self._reports[name] = PoolReport(
                 name=name,
                 kind=pool.kind,
                 state=state,
                 message=message,
+                size_bytes=sum(places.values()),
+                place_bytes=places,
                 volumes=len(pool.volumes),
                 assigned=tuple(sorted(pool.volumes)),
             )
             self._tell("servers", [self._reports[one] for one in sorted(self._reports)])
             await asyncio.sleep(self._interval_s)
+
+
+async def place_sizes(pool: ServerPool) -> dict[str, int]:
+    """Return the sizes of the places that a server tells without a login, by volume."""
+    if not isinstance(pool, NbdPool) or pool.tls:
+        return {}
+    sizes = await export_sizes(pool.host, pool.port, sorted(pool.volumes.values()))
+    return {key: sizes[name] for key, name in sorted(pool.volumes.items()) if name in sizes}
 
 
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:

@@ -182,9 +182,8 @@ class AgentFiles:
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
             with contextlib.suppress(OSError):  # libvirt's folder; libvirt never deletes its logs
-                for backup in ("", ".0", ".1", ".2"):
-                    log = f"{domain_name(check_uid(uid))}.log{backup}"
-                    (LIBVIRT_LOGS / log).unlink(missing_ok=True)
+                for path in LIBVIRT_LOGS.glob(f"{domain_name(check_uid(uid))}*.log*"):
+                    path.unlink(missing_ok=True)  # also those of virtiofsd
             for pattern in ("seed-*", ".seed-*", f"{PINNED}*", f"{BACKUP_PIN}*"):
                 for path in (self.vms / check_uid(uid)).glob(pattern):
                     path.unlink(missing_ok=True)

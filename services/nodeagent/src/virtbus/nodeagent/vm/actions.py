@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 from virtbus.bus.errors import BusError
@@ -15,7 +16,7 @@ from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, Machin
 from virtbus.nodeagent.vm.observation import missed
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
-from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
+from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare, without_guest
 from virtbus.nodeagent.vm.operations.release import Leaving, release
 from virtbus.nodeagent.vm.operations.start import (
     Machine,
@@ -160,7 +161,7 @@ class Actions:
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
         self._ended = asyncio.Event()
-        """Set once the guest that is being destroyed has ended, for any reason."""
+        """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -184,7 +185,7 @@ class Actions:
             "release": self._release,
             "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
             "retry backed off": self._retry_backed_off,
-            "reset attempts": partial(_reset_attempts, vm),
+            "reset attempts": partial(setattr, vm.observed, "attempt", 0),
             "verify running": partial(self._run, "confirm", self._verify_running),
             "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
             "watch": self.watch,
@@ -241,6 +242,13 @@ class Actions:
             vm.image.reset()
             vm.net.reset()
         self._prepared = True
+        try:
+            gone = await without_guest(vm.record, self._tools)
+        except VirtbusError as error:
+            return Outcome("dependencies failed", error)
+        if gone:
+            vm.observed.disks = replace(vm.observed.disks, detached=gone)
+            self._report()
         parts = self._copy, vm.image, vm.net
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
@@ -345,12 +353,16 @@ class Actions:
         self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             tools, uid = self._tools, record.uid
-            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes))
+            if self.tasks.running("destroy") is None:
+                self._ended = asyncio.Event()
+            ended = self._ended
+            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes, ended))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
     def _destroy(self) -> None:
+        self._ended.set()  # the guest is not asked again
         self._ended = asyncio.Event()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
@@ -376,8 +388,7 @@ class Actions:
 
     def _retry_backed_off(self) -> None:
         self._vm.observed.attempt += 1
-        after_s = backoff_s(self._vm.observed.attempt)
-        self.tasks.set_timer(after_s, partial(self._post, "retry"))
+        self.tasks.set_timer(backoff_s(self._vm.observed.attempt), partial(self._post, "retry"))
 
 
 def _sync_disks(
@@ -387,7 +398,3 @@ def _sync_disks(
     vm.disks_changed.set()
     if tasks.running("disks") is None:
         tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
-
-
-def _reset_attempts(vm: ActorState) -> None:
-    vm.observed.attempt = 0

@@ -71,12 +71,12 @@ class Applied:
         event = next_event(record, self, phase)
         if event == "restart":
             return [event]
+        update = next_update(record, self, phase)
         if event != "run" or phase not in START_LATER:
             self.update(record)
         pause = next_pause(record, self, phase)
         if pause is None and phase not in UNSEEN:
             self.pause_epoch = record.pause_epoch
-        update = next_update(record, self, phase)
         if update is not None:
             disks = record.spec.domain.devices.disks
             self.limits, self.media = disk_limits(disks), media(record)
@@ -163,8 +163,15 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" for a guest with other disks, limits, media or NICs, or unknown ones."""
-    if record.ending or not record.powered or phase not in UP:
+    """Return "update" if a guest, or the preparation of its start, differs from the record.
+
+    A guest differs by its disks, limits, media or NICs, also by unknown ones.
+    """
+    if record.ending or not record.powered:
+        return None
+    if phase == "preparing":
+        return "update" if record.generation > before.generation else None
+    if phase not in UP:
         return None
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and media(record) == before.media

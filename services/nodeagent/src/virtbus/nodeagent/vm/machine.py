@@ -33,7 +33,7 @@ MachineEvent = Literal[
     "restart",
     "pause",
     "unpause",
-    "update",  # the running guest must be changed
+    "update",  # the running guest must be changed, or its start prepared again
     "delete",
     "purged",
     # Results of the node's services.
@@ -102,6 +102,7 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("preparing", "dependencies ready"): ("starting", ("start",)),
     ("preparing", "dependencies failed"): ("backing off", ("retry backed off",)),
     ("preparing", "dependencies impossible"): ("failed", ()),
+    ("preparing", "update"): ("preparing", ("prepare",)),
     ("preparing", "halt"): ("stopped", ()),
     ("starting", "started"): ("running", ("await stable",)),
     ("starting", "paused"): ("paused", ()),

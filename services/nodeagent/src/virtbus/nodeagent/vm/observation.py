@@ -100,6 +100,8 @@ class Observed:
     """The process of a running guest that libvirt has lost."""
     disk_waits: str = ""
     """The reason why the guest waits for a disk: QEMU has paused it, or a server is away."""
+    directories_lost: tuple[str, ...] = ()
+    """The tags of directories whose virtiofsd has ended under the running guest."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
     disks: GuestDisks = field(default_factory=GuestDisks)
@@ -142,6 +144,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
+        seen.directories_lost = ()
         seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
@@ -39,6 +39,7 @@ NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Wai
 """Reasons of NICS_PENDING, by the error's."""
 DISKS_PENDING = "DisksPending"
 DISK_STALLED = "DiskStalled"
+DIRECTORY_LOST = "DirectoryLost"
 GUEST_LOST = "GuestLost"
 OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
 """Phases in which no guest runs or starts."""
@@ -134,12 +135,23 @@ def _of_guest(observed: Observed) -> Iterator[Condition]:
         yield Condition(type=GUEST_LOST, status=True, message=lost_message(observed.lost_pid))
     if observed.frozen is not None:
         yield _frozen(observed.frozen)
+    if observed.directories_lost:
+        yield _directories_lost(observed.directories_lost)
     if observed.disks.pending:
         yield _disks_pending(observed.disks.pending)
     if observed.drives_error is not None:
         yield _media_pending(observed.drives_error)
     if observed.nics_error is not None:
         yield _nics_pending(observed.nics_error)
+
+
+def _directories_lost(tags: Sequence[str]) -> Condition:
+    """Return the condition of a guest whose access to directories waits for ever."""
+    message = (
+        f"virtiofsd has ended, so the guest waits for ever in {', '.join(tags)}; restart the VM: "
+        "`virtbus vm restart`"
+    )
+    return Condition(type=DIRECTORY_LOST, status=True, message=message)
 
 
 def _detached(vm: ActorState) -> tuple[str, ...]:

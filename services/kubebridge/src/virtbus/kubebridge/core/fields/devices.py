@@ -300,8 +300,9 @@ OTHERS = (
     refused(f"{DEVICES}.hostDevices[]", "no device is passed through", "leave it out"),
     refused(
         f"{DEVICES}.filesystems[]",
-        "no folder is shared with a guest",
-        "copy files to a disk, or over the network",
+        "KubeVirt shares claims, Secrets and ConfigMaps of the VM's pod; there is no pod, and the"
+        " bridge has no claims",
+        "use disks of the kinds secret and configMap, or a VM pod with volumes",
     ),
     refused(f"{DEVICES}.clientPassthrough", "no USB device is redirected", "leave it out"),
     refused(f"{DEVICES}.downwardMetrics", "the host's metrics stay on the host", "leave it out"),

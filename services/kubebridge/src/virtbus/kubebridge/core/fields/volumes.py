@@ -1,6 +1,6 @@
 """Fields of disk contents, networks and SSH keys: `volumes`, `networks`, `accessCredentials`."""
 
-from virtbus.kubebridge.core.fields.row import Field, FieldType, below, mapped, refused
+from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole
 
 VOLUMES, NETWORKS, KEYS = "volumes[]", "networks[]", "accessCredentials[].sshPublicKey"
@@ -104,7 +104,25 @@ CONTENTS = (
         refused(f"{VOLUMES}.{name}", CLAIMS, CONTAINER)
         for name in ("persistentVolumeClaim", "dataVolume", "ephemeral", "memoryDump")
     ),
-    refused(f"{VOLUMES}.hostDisk", "files of a host cannot be disks", CONTAINER),
+    below(f"{VOLUMES}.hostDisk", "a raw disk in a file of the node"),
+    mapped(
+        f"{VOLUMES}.hostDisk.path",
+        FieldType.TEXT,
+        f"{TO}.host_disk.path",
+        "below a directory that the nodes' setting `directories_allowed` opens to the namespace",
+    ),
+    mapped(
+        f"{VOLUMES}.hostDisk.type",
+        FieldType.TEXT,
+        "",
+        "`Disk`: the file exists; `DiskOrCreate`: the node makes it with the capacity",
+        values=("Disk", "DiskOrCreate"),
+        instead="write Disk or DiskOrCreate",
+    ),
+    mapped(
+        f"{VOLUMES}.hostDisk.capacity", FieldType.QUANTITY, f"{TO}.host_disk.capacity", make=whole
+    ),
+    ignored(f"{VOLUMES}.hostDisk.shared", "a VM with such a disk stays on its node"),
     refused(f"{VOLUMES}.containerPath", "there is no pod", CONTAINER),
     refused(
         f"{VOLUMES}.downwardAPI",

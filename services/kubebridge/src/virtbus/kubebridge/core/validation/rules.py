@@ -47,6 +47,7 @@ class Rule(NamedTuple):
 
 NAMELESS = "must be the name of the object whose keys are the files"
 TWICE = "{} is used twice; give each a name of its own"
+HOST_DISK = "volumes[].hostDisk"
 REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
 
 VM_RULES = (
@@ -296,6 +297,7 @@ SPEC_RULES = (
         REQUIRED,
         cel=False,
     ),
+    Rule(68, HOST_DISK, "{}", checks.host_disk, cel=False, of=HOST_DISK),
     Rule(0, "tolerations[]", "{}", checks.toleration, cel=False, of="tolerations[]"),
     Rule(0, "affinity", "{}", checks.preferred, cel=False),
     Rule(0, f"{NICS}[].ports[]", "{}", checks.ports, cel=False, of=f"{NICS}[]"),

@@ -315,3 +315,14 @@ def ports(nic: Object) -> Iterator[Found]:
     odd = (index for index, one in enumerate(items(nic, "ports")) if at(one, "port") not in PORTS)
     yield from ((f".ports[{index}].port", "must be 1 to 65535") for index in odd)
     yield from ((f".{path}", twice) for path, _ in names_twice("ports")(nic))
+
+
+def host_disk(one: Object) -> list[Found]:
+    """Return the fields of a disk in a file of the node that are missing, or too many."""
+    found: list[Found] = [
+        (f".{name}", "must be given") for name in ("path", "type") if not text(one, name)
+    ]
+    makes, sized = text(one, "type") == "DiskOrCreate", bool(given(one, "capacity"))
+    if makes != sized:
+        found.append((".capacity", "must be given for the type DiskOrCreate, and for no other"))
+    return found

@@ -178,7 +178,8 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
     grace_s = DEFAULT_GRACE_S if vmi.grace_s is None else min(max(vmi.grace_s, 0), GRACE_MOST_S)
     view = seen.view
     if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
-        plan.append(delete(vmi.uid, grace_s))
+        # Requeue on success too: the VM may have left the watch before the answer arrives.
+        plan += [delete(vmi.uid, grace_s), Requeue(RETRY_S[0])]
     if view is not None and not view.deleting:
         plan.append(RecordEvent("ShuttingDown", "Signaled Graceful Shutdown"))
 

@@ -46,6 +46,8 @@ class VmInformer:
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
         self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request shows a forgotten end again
+        self._left: Recent[str, None] = Recent(ENDED_MAX)
+        """The uids of VMs that left the watch, and have not come back."""
         self._pauses = delays(*PAUSE_S, bus.sources)
         self.notify: Notify = lambda _: None
         self.synced = asyncio.Event()
@@ -79,9 +81,13 @@ class VmInformer:
         self._gone[uid] = None
 
     def answered(self, view: VmView) -> None:
-        """Store the VM in an answer, unless the watch is already ahead of it."""
-        before = self.get(view.uid)
-        if view.uid not in self._gone and (before is None or before.revision < view.revision):
+        """Store the VM in an answer, unless the watch is already ahead of it.
+
+        The answer to a delete may arrive after the VM has left the watch. No change would follow.
+        """
+        before, left = self.get(view.uid), view.deleting and view.uid in self._left
+        newer = before is None or before.revision < view.revision
+        if newer and not left and view.uid not in self._gone:
             self._put(view.uid, f"{view.namespace}/{view.name}", encode(view))
 
     def _put(self, uid: str, path: str, body: bytes) -> None:
@@ -128,6 +134,7 @@ class VmInformer:
                     listed.add(self._take(view))
                 if reply.get("synced"):
                     for uid in self._views.keys() - listed:
+                        self._left[uid] = None
                         self.notify(self._drop(uid))
                     self._pauses = delays(*PAUSE_S, self._bus.sources)
                     self.synced.set()
@@ -143,6 +150,7 @@ class VmInformer:
     def _take(self, view: Plain) -> str:
         uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
         before, stored = self._views.get(uid), (key, encode(view))
+        self._left.pop(uid, None)
         if uid not in self._gone and before != stored:
             self._put(uid, *stored)
             self.notify(key)
@@ -151,6 +159,7 @@ class VmInformer:
     def _went(self, uid: str) -> None:
         """Remove a VM that left the watch. It has ended only if it was being deleted."""
         view, path = self.get(uid), self._drop(uid)
+        self._left[uid] = None
         if view is None:
             return
         if view.deleting:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from virtbus.bus.client.accept_loop import accept
 from virtbus.bus.client.fair_shares import FairShares
-from virtbus.bus.runtime.tasks import background
 
 MOST = 1024
 """Maximum number of connections, each of some 60 KB. Each open console uses one."""
@@ -48,20 +48,7 @@ class Connections:
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
-        async with background() as tasks:
-            while True:
-                try:
-                    connection, address = await loop.sock_accept(listener)
-                except OSError as error:  # out of descriptors: wait until some are closed
-                    log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
-                    await asyncio.sleep(0.1)
-                    continue
-                self._sweep()
-                if self._shares.take(source := str(address[0])):
-                    tasks.start(self._greeted(connection, source))
-                else:
-                    connection.close()
+        await accept(listener, self._shares, self._greeted, self._sweep)
 
     async def _greeted(self, connection: socket.socket, source: str) -> None:
         loop = asyncio.get_running_loop()

@@ -116,3 +116,18 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
     if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
         return None  # no secrets, or those of another create of this uid
     return read_stored(VmSecrets, entry.key, entry.value)
+
+
+async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
+    """Return the disks that should leave and that no guest has; raises VirtbusError.
+
+    The next start has none of them, because it is for this record or a later one. libvirt may still
+    carry out a start of an earlier record.
+    """
+    leaving = record.detaching
+    if not leaving:
+        return frozenset()
+    facts = await tools.hypervisor.facts(record.uid)
+    if facts is not None and facts.active:
+        return frozenset()
+    return frozenset([name for name, ref in leaving.items() if not await tools.disks.opened(ref)])

@@ -58,10 +58,11 @@ async def start(
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
-                async with tools.logins.lent(logins):
+                async with tools.logins.lent(logins), tools.shares.disks(record) as files:
                     still = paused()
-                    await tools.hypervisor.start(record.uid, paused=still)
-        except VirtbusError as error:
+                    await tools.hypervisor.start(record.uid, paused=still, files=files)
+        except VirtbusError as failure:
+            error = await tools.shares.explained(record, failure)
             later = error.code == Code.UNAVAILABLE
             event: MachineEvent = "start later" if later else "start failed"
             return Outcome(event, error, kind=EventKind.DOMAIN_FAILED)
@@ -83,6 +84,7 @@ async def _define(
             Code.UNAVAILABLE, "no_image", "the disks are not ready; the agent retries"
         )
     disks = await tools.disks.sources(record, made.disks)
+    shares = await tools.shares.prepare(record)
     with tracing.span("libvirt define", uid=record.uid):
         await tools.hypervisor.define(
             render(
@@ -90,6 +92,7 @@ async def _define(
                     record=record,
                     disks=disks,
                     seeds=tools.seeds.paths(record),
+                    shares=shares,
                     ignition=tools.seeds.ignition_path(record),
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),

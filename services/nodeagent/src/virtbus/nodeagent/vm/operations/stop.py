@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from virtbus.bus.client import tracing
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.machine import MachineEvent
@@ -16,8 +17,14 @@ THAW_S = 3.0
 """Maximum delay of a shutdown by a thaw, in seconds. The grace runs meanwhile."""
 
 
-async def shutdown(uid: str, hypervisor: Hypervisor, freezes: Freezes) -> MachineEvent | None:
-    """Request a shutdown by ACPI; return "ended" if no guest runs, otherwise None.
+PRESS_S = 5.0
+"""Time after which the power button is pressed again: a guest that boots does not notice it."""
+
+
+async def shutdown(
+    uid: str, hypervisor: Hypervisor, freezes: Freezes, ended: asyncio.Event
+) -> MachineEvent | None:
+    """Request a shutdown by ACPI until `ended`; return "ended" if no guest runs, otherwise None.
 
     A frozen guest cannot shut down, so it is thawed first. If libvirt fails, the guest is destroyed
     when the grace expires.
@@ -28,11 +35,15 @@ async def shutdown(uid: str, hypervisor: Hypervisor, freezes: Freezes) -> Machin
                 await freezes.thaw(uid, "stop", timeout_s=THAW_S)
         except (VirtbusError, TimeoutError) as error:
             log.info("not thawed before the shutdown: %s", error, extra={"uid": uid})
-    try:
-        return None if await hypervisor.shutdown(uid) else "ended"
-    except VirtbusError as error:
-        log.info("ACPI shutdown: %s", error, extra={"uid": uid})
-        return None
+    while not ended.is_set():
+        try:
+            if not await hypervisor.shutdown(uid):
+                return "ended"
+        except VirtbusError as error:
+            log.info("ACPI shutdown: %s", error, extra={"uid": uid})
+            return None
+        await wait_for_event(ended, PRESS_S)
+    return None
 
 
 async def destroy(

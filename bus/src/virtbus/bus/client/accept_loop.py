@@ -1,0 +1,40 @@
+"""Accepts the connections to a socket, with a share of the limit for each source."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from virtbus.bus.client.fair_shares import FairShares
+from virtbus.bus.runtime.tasks import background
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.1
+"""Delay after a refused accept: the process is out of descriptors until some are closed."""
+Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
+"""Serves a connection from an address. It closes the connection, and releases the share then."""
+
+
+async def accept(
+    listener: socket.socket,
+    shares: FairShares,
+    serve: Serve,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Accept connections until cancelled; call `before` for each, before it takes its share."""
+    loop = asyncio.get_running_loop()
+    async with background() as tasks:
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                await asyncio.sleep(PAUSE_S)
+                continue
+            before()
+            if shares.take(source := str(address[0])):
+                tasks.start(serve(connection, source))
+            else:
+                connection.close()

@@ -1,0 +1,36 @@
+"""Security groups that hosts have and the bus has lost (ADR 0069)."""
+
+from pydantic import Field
+
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.security_group import GroupSpec, NodeGroup
+
+
+class GroupsRead(LenientModel):
+    """`rpc.netd.groups`: a host's copies of the groups of its VMs, to rebuild a lost bus.
+
+    The answer is a page of the groups whose key is above `after`.
+    """
+
+    after: str = ""
+
+
+class KnownGroups(LenientModel):
+    """A page of a host's groups, without peers, by key. `more` is set if another page follows."""
+
+    groups: dict[str, NodeGroup] = Field(default_factory=dict)
+    more: bool = False
+
+
+class RebuiltGroup(LenientModel):
+    """The result for one group. `step` is add, raise, unconfirmed or conflict.
+
+    `nodes` have this copy. An unconfirmed copy is written once a person accepts one of them.
+    """
+
+    namespace: str
+    name: str
+    nodes: tuple[str, ...] = ()
+    step: str
+    message: str = ""
+    spec: GroupSpec | None = None

@@ -1,0 +1,44 @@
+"""Compares a list of a bucket with the cache: missing values, and those of a restored bus.
+
+Revisions only rise, so a cache ignores a value with a lower one. But a bus that was restored in
+place continues at a lower revision. Then a list proves that the cached value is outdated.
+"""
+
+from collections.abc import Iterable, Mapping
+
+
+class BucketList:
+    """The last list of one bucket. Names are keys, or the uids of VMs."""
+
+    def __init__(self) -> None:
+        self._missing: dict[str, int] = {}
+        """The revisions of cached values that the list has not contained yet, by name."""
+        self._older = False
+        """The list has a value of a lower revision than the cache."""
+        self._all = False
+        """The list replaces all cached values: another value may have the same revision."""
+
+    def begin(self, cached: Mapping[str, int]) -> None:
+        """Begin a list; `cached` are the revisions of all cached values, 0 if none decides."""
+        self._missing = dict(cached)
+        self._all, self._older = self._older, False
+
+    def outdated(self, names: Iterable[str], revision: int) -> list[str]:
+        """Return those of a value's names whose cached value it replaces despite its revision."""
+        found = []
+        for name in self._missing.keys() & names:
+            cached = self._missing.pop(name)
+            self._older |= revision < cached
+            if revision < cached + self._all:
+                found.append(name)
+        return found
+
+    def end(self) -> list[str]:
+        """Return the names of cached values that the bus does not have."""
+        missing, self._missing = list(self._missing), {}
+        return missing
+
+    @property
+    def repeat(self) -> bool:
+        """Return True if the bus was restored, and the next list has to replace all values."""
+        return self._older and not self._all

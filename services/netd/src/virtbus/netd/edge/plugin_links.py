@@ -1,0 +1,114 @@
+"""Reads and changes the links that CNI plugins made in the namespaces of VMs.
+
+The address of such a link becomes the guest's. Plugins look for it on DEL, so it returns before.
+All methods block, and leave their thread in the VM's namespace: call each in `in_thread`.
+"""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind, Route
+from virtbus.netd.core.cni_results import PluginLink
+from virtbus.netd.edge import links
+from virtbus.netd.edge.namespaces import Namespaces
+from virtbus.netd.edge.netlink import Netlink
+
+_ROUTES = Path("/proc/thread-self/net/route")
+_UP, _REJECT = 0x1, 0x200
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLinks:
+    """The links of CNI interfaces in `namespaces`."""
+
+    namespaces: Namespaces
+
+    def find(self, attachment: Attachment, nic: Nic) -> PluginLink | None:
+        """Return the link of an interface; None if the plugins made none."""
+        self.namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            link = links.describe(inside, nic.eth)
+            if link is None:
+                return None
+            addresses = _addresses(inside, link.index)
+        return PluginLink(
+            kind=link.kind,
+            mac=link.mac,
+            mtu=link.mtu,
+            addresses=tuple(str(each) for each in addresses),
+            routes=tuple(routes_in(_ROUTES.read_text(), nic.eth, addresses)),
+        )
+
+    def take_addresses_off(self, attachment: Attachment, nic: Nic) -> None:
+        """Remove the IPv4 addresses of a link: from now on the guest uses them.
+
+        The kernel removes the routes with the last one.
+        """
+        self.namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            link = links.find(inside, nic.eth)
+            if link is not None:
+                found = _addresses(inside, link.index)
+                inside.do([links.delete_address(link.index, each) for each in found])
+
+    def give_addresses_back(self, attachment: Attachment) -> None:
+        """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
+
+        A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
+        """
+        if self.namespaces.exists(attachment.netns):
+            self.namespaces.enter(attachment.netns)
+        else:
+            self.namespaces.remove(attachment.netns)
+            self.namespaces.make_and_enter(attachment.netns)
+        with Netlink() as inside:
+            for nic in attachment.nics:
+                if nic.kind is NicKind.CNI:
+                    _restore(inside, nic)
+
+
+def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]:
+    """Yield the routes of a link in the text of `/proc/net/route`.
+
+    Those to the networks of its `own` addresses are left out, as are multicasts, which a guest
+    routes by itself, and a route that only leads to a gateway: an offer adds it.
+    """
+    rows = [line.split() for line in text.splitlines()[1:]]
+    found: list[tuple[IPv4Network, IPv4Address]] = []
+    for row in rows:
+        flags = int(row[3], 16)
+        if row[0] == name and flags & _UP and not flags & _REJECT:
+            found.append((IPv4Network((_address(row[1]), str(_address(row[7])))), _address(row[2])))
+    gateways = {gateway for _, gateway in found if int(gateway)}
+    for destination, gateway in found:
+        on_link = not int(gateway)
+        to_gateway = on_link and destination in {IPv4Network(each) for each in gateways}
+        connected = on_link and any(destination == each.network for each in own)
+        if not (destination.is_multicast or connected or to_gateway):
+            yield Route(destination=str(destination), gateway="" if on_link else str(gateway))
+
+
+def _address(word: str) -> IPv4Address:
+    """Return an address: the kernel writes a word of 32 bits in the host's order."""
+    return IPv4Address(bytes.fromhex(word)[::-1])
+
+
+def _addresses(inside: Netlink, index: int) -> list[IPv4Interface]:
+    found = links.list_addresses(inside, socket.AF_INET)
+    return [
+        each.interface
+        for each in found
+        if each.index == index and isinstance(each.interface, IPv4Interface)
+    ]
+
+
+def _restore(inside: Netlink, nic: Nic) -> None:
+    if links.find(inside, nic.eth) is None:
+        inside.do([links.new_bridge(nic.eth)])
+    inside.do([links.set_link(nic.eth, up=True, master=0, mac=nic.mac)])
+    link = links.find(inside, nic.eth)
+    if link is not None:
+        inside.do([links.add_address(link.index, IPv4Interface(a)) for a in nic.addresses])

@@ -1,0 +1,66 @@
+"""Defines the port of directories that guests share with their host by virtiofs (ADR 0076)."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from virtbus.nodeagent.core.ports import NO_FILES
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import VmRecord
+
+
+class Shares(NamedTuple):
+    """The part of a VM's directories that libvirt gets."""
+
+    program: Path
+    """The program that libvirt runs as virtiofsd."""
+    points: Mapping[str, Path]
+    """An empty folder for each directory, by its tag."""
+
+
+NO_SHARES = Shares(Path(), {})
+
+
+class SharedDirectories(Protocol):
+    """The directories that guests share with their host."""
+
+    async def prepare(self, record: VmRecord) -> Shares:
+        """Return what libvirt needs for a start of the VM.
+
+        Raises:
+            VirtbusError: 403 `directory_closed`: the node does not give the VM a directory; 503
+                `state_write`.
+        """
+
+    def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
+        """Open the files of the node that are disks of the VM, and close them at the end.
+
+        The value has their descriptors by the names in the domain.
+
+        Raises:
+            VirtbusError: as `prepare`; 409 `disk_refused`: a file is missing or no plain file.
+        """
+
+    async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
+        """Return the reason why a directory was refused as 409 `directory_refused`, or `error`."""
+
+    async def lost(self, record: VmRecord) -> tuple[str, ...]:
+        """Return the directories whose virtiofsd has ended, of a guest that runs."""
+
+
+class NoShares:
+    """Simulated guests have no directories."""
+
+    async def prepare(self, _record: VmRecord) -> Shares:
+        return NO_SHARES
+
+    @asynccontextmanager
+    async def disks(self, _record: VmRecord) -> AsyncIterator[Mapping[str, int]]:
+        yield NO_FILES
+
+    async def explained(self, _record: VmRecord, error: VirtbusError) -> VirtbusError:
+        return error
+
+    async def lost(self, _record: VmRecord) -> tuple[str, ...]:
+        return ()

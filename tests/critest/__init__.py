@@ -1,0 +1,1 @@
+"""Runs critest, built elsewhere, against containerd and virtbus on one node."""
