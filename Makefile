@@ -93,12 +93,14 @@ kube-load: setup ## VMS=n applied to a real API server, RATE=n a second, NODES=n
 	@tools/in-host-netns $(BIN)/python -m tests.load.kubernetes --vms $(or $(VMS),1000) \
 	    --rate $(or $(RATE),20) --nodes $(or $(NODES),50) $(ARGS)
 
-load: setup ## VMS=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default CONTROLLERS=n: what it cost (root)
+load: setup ## VMS=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default CONTROLLERS=n, or VOLUMES=n: what it cost (root)
 	@mkdir -p build-out
-	@tools/in-host-netns $(BIN)/python -m tests.load --vms $(or $(VMS),10000) --nodes $(or $(NODES),200) \
+	@$(if $(VOLUMES),tools/in-host-netns $(BIN)/python -m tests.load.objects --volumes $(VOLUMES) --nodes $(or $(NODES),20) \
+	    --controllers $(or $(CONTROLLERS),2) --json build-out/objects.jsonl $(ARGS))
+	@$(if $(VOLUMES),,tools/in-host-netns $(BIN)/python -m tests.load --vms $(or $(VMS),10000) --nodes $(or $(NODES),200) \
 	    --replicas $(or $(REPLICAS),1) --sync $(or $(SYNC),always) \
 	    --controllers $(or $(CONTROLLERS),2) \
-	    --json build-out/load.jsonl --plot build-out/load.png $(ARGS)
+	    --json build-out/load.jsonl --plot build-out/load.png $(ARGS))
 
 storm: setup ## GUESTS=n real guests of one host started at once, against plain libvirt; ROUNDS= GUEST=halt|tiny (root)
 	@mkdir -p build-out

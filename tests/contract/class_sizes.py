@@ -19,8 +19,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 REASONS: dict[str, str] = {
     "nodeagent.operation_runner.OperationRunner": (
-        "twelve attributes: the operations by their states, and the ports of the two kinds of work "
-        "on running guests"
+        "thirteen attributes: the operations by their states, and the ports of the two kinds of "
+        "work on running guests"
     ),
     "bus.client.connection.NatsLink": (
         "one connection is one state machine: each call of nats-py and each loss of the "

@@ -118,6 +118,9 @@ class Holder:
         for root in self._roots():
             self._remove_group(root)
         subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, check=False)
+        # frozen layers are immutable (ADR 0061)
+        argv = ["chattr", "-R", "-f", "-i", str(self._base)]
+        subprocess.run(argv, capture_output=True, check=False)
         shutil.rmtree(self._base, ignore_errors=True)
 
     @staticmethod

@@ -49,7 +49,7 @@ class Population:
     """Creates and deletes VMs through the API, and follows them by one watch of the API."""
 
     def __init__(self, bus: NatsBus, memory: str = "64MiB") -> None:
-        self._bus = bus
+        self.bus = bus
         self._memory = memory
         self.vms: dict[str, Vm] = {}
         self._changed = asyncio.Event()
@@ -74,7 +74,7 @@ class Population:
     async def _watch(self) -> None:
         listed: set[str] = set()
         renewed_s, renew = time.monotonic(), ""
-        async with self._bus.request_stream(
+        async with self.bus.request_stream(
             "virtbus.api.v1.vm.watch", {}, idle_timeout_s=IDLE_S
         ) as replies:
             async for reply in replies:
@@ -90,7 +90,7 @@ class Population:
                 renew = reply.get("renew") or renew
                 if renew and time.monotonic() - renewed_s > RENEW_S:
                     renewed_s = time.monotonic()
-                    await self._bus.publish(renew, {})
+                    await self.bus.publish(renew, {})
 
     def _seen(self, view: dict[str, Any]) -> None:
         vm = self.vms.get(view["uid"])
@@ -170,7 +170,7 @@ class Population:
         give_up_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                await self._bus.request(subject, data, timeout_s=10)
+                await self.bus.request(subject, data, timeout_s=10)
             except (BusError, VirtbusError) as error:
                 refused = isinstance(error, VirtbusError) and error.code < Code.EXHAUSTED
                 if refused or time.monotonic() > give_up_s:

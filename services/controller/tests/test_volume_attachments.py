@@ -25,6 +25,7 @@ from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.volume_attachment import attached, detached
 from virtbus.controller.edge.commit import Commits
 from virtbus.schemas.disk import Disk
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_api import VolumeView
@@ -95,6 +96,33 @@ async def test_an_attach_is_refused_with_the_reason(made: World) -> None:
     assert (taken.reason, uid(1) in str(taken)) == ("volume_in_use", True)
     assert (await refused(detach(made, vm="vm2"))).reason == "not_its_holder"
     assert (await shown(made)).holder == uid(1)
+
+
+def test_two_controllers_attach_one_volume_at_once_and_one_vm_gets_it() -> None:
+    winners = set()
+
+    async def scenario(gates: Gates) -> None:
+        server = await prepared()
+        free, tries = volume(9), {}
+        for number in (1, 2):
+            with_it = holder(number, free).model_copy(update={"powered": False})
+            told = status(with_it, VmState.STOPPED)
+            bare = detached(with_it, told, free)
+            stands = (await Commits(MemoryBus(server)).create(bare, None)).held
+            commits = Commits(ScheduledBus(server, f"c{number}", gates))
+            tries[f"c{number}"] = commits.replace(stands, attached(bare, told, free, DISK))
+        results = await gates.run(tries)
+        lost = [one for one in results.values() if isinstance(one, VirtbusError)]
+        assert [one.reason for one in lost] == ["volume_in_use"]
+        winner = (await at(MemoryBus(server))).holder
+        winners.add(winner)
+        for number in (1, 2):
+            there = await Commits(MemoryBus(server)).latest(uid(number))
+            assert isinstance(there, StoredVm)
+            assert bool(there.record.volume_refs) == (winner == uid(number))
+
+    asyncio.run(sample(scenario, runs=100))
+    assert winners == {uid(1), uid(2)}
 
 
 def test_a_start_and_a_detach_exclude_each_other() -> None:

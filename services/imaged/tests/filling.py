@@ -11,6 +11,7 @@ from typing import Any
 from services.imaged.tests.records import uid
 from services.imaged.tests.site_under_test import FAST, Node
 
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge.disk_places import DiskPlaces
@@ -82,11 +83,12 @@ async def filling(
     space: SpaceLimits | None = None,
     filled: Callable[[], None] = Filled(),  # noqa: B008  nobody counts the default's calls
     pools: Pools | None = None,
+    backups: BackupChecks | None = None,
 ) -> AsyncIterator[Fills]:
     """Fills that end with the context, as the process does."""
     pools = pools or Pools(node.files, limits=space)
     places = DiskPlaces(pools, node.store)
-    parts = FillParts(node.disks, node.images, node.store, places, pools, threads, FAST)
+    parts = FillParts(node.disks, node.images, node.store, places, pools, threads, FAST, backups)
     async with asyncio.TaskGroup() as group:
         jobs = DiskJobs(group)
         yield Fills(jobs, parts, filled, converter)

@@ -350,6 +350,23 @@ async def test_the_file_of_a_deleted_operation_is_removed_once(site: Site) -> No
         assert site.runner.export(record.id) is None
 
 
+async def test_the_file_of_a_deleted_operation_is_removed_once_imaged_is_back(site: Site) -> None:
+    async with site.serving():
+        record = await site.put()
+        for _ in range(2):
+            await site.runner.round()
+        site.imaged.asked.clear()
+    key = subjects.operation_record(NODE, record.id)
+    await site.bus.purge(key)
+    await site.told(key)
+    await site.runner.round()  # nobody serves
+    assert site.imaged.asked == []
+    async with site.serving():
+        for _ in range(2):
+            await site.runner.round()
+        assert [do for _, do in site.imaged.asked] == ["remove"]
+
+
 async def test_an_operation_without_a_record_is_only_forgotten(site: Site) -> None:
     site.imaged.slow = True
     async with site.serving():

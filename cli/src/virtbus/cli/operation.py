@@ -1,7 +1,7 @@
 """Implements `virtbus operation list|get|watch|cancel|delete`."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,6 +17,8 @@ _HERE = "virtbus.cli.operation"
 HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESSAGE")
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
+SOON_S = 0.05
+"""The first pause between two questions: a snapshot by layers takes no longer."""
 
 
 @click.group(
@@ -116,11 +118,11 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
         then continues.
     """
     steps = Steps(shown=invocation.for_eyes)
-    id_ = str(view.get("id"))
+    id_, pause_s = str(view.get("id")), pauses_s()
     try:
         while view.get("phase") not in ENDED:
             show_progress(steps, view)
-            time.sleep(POLL_S)
+            time.sleep(next(pause_s))
             view = invocation.call("operation", "get", {"id": id_})
     except KeyboardInterrupt:
         message = f"operation {id_} continues"
@@ -128,6 +130,14 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
     finally:
         steps.close()
     return view
+
+
+def pauses_s() -> Iterator[float]:
+    """Yield the pauses between questions about an end: short at first, then POLL_S."""
+    pause_s = SOON_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, POLL_S)
 
 
 def show_progress(steps: Steps, view: Mapping[str, Any]) -> None:

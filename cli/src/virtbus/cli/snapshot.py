@@ -16,7 +16,6 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 
 _HERE = "virtbus.cli.snapshot"
 HEADER = ("NAMESPACE", "NAME", "OF", "STATE", "SIZE", "NODE", "AGE", "MESSAGE")
-POLL_S = 0.5
 STORED_S = 30.0
 """Time within which a controller stores the end of an operation in its snapshot."""
 
@@ -145,10 +144,10 @@ def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]
     running = invocation.call("operation", "get", {"id": view.get("uid")})
     operation.refuse_failed(operation.until_ended(invocation, running))
     named = output.picked(view, "name", "namespace", "uid")
-    until = time.monotonic() + STORED_S
+    until, pause_s = time.monotonic() + STORED_S, operation.pauses_s()
     seen = invocation.call("snapshot", "get", named)
     while seen.get("state") == "Creating" and time.monotonic() < until:
-        time.sleep(POLL_S)
+        time.sleep(next(pause_s))
         seen = invocation.call("snapshot", "get", named)
     return seen
 

@@ -72,6 +72,8 @@ class OperationRunner:
         self._backups = backups
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
+        self._open: dict[str, _Held] = {}
+        """Those that are not known to have ended: a round costs nothing for the others."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
         self._removed: Recent[str, None] = Recent(REMEMBERED)
@@ -98,11 +100,13 @@ class OperationRunner:
             if id_ not in self._removed:
                 self._purged[id_] = None
         else:
-            self._held[id_] = _Held(read_operation(entry.key, entry.value), entry.revision)
+            held = _Held(read_operation(entry.key, entry.value), entry.revision)
+            self._held[id_] = self._open[id_] = held
         self._wake.set()
 
     def _forget(self, id_: str) -> None:
         self._held.pop(id_, None)
+        self._open.pop(id_, None)
         self._statuses.forget(id_)
 
     def export(self, id_: str) -> OperationRecord | None:
@@ -124,10 +128,11 @@ class OperationRunner:
 
     def _due(self) -> list[_Held]:
         """Return the oldest operation of each VM and volume that has not ended."""
+        for id_ in [id_ for id_ in self._open if self._statuses.ended(id_)]:
+            del self._open[id_]
         first: dict[str, _Held] = {}
-        for held in sorted(self._held.values(), key=lambda one: one.revision):
-            if not self._statuses.ended(held.record.id):
-                first.setdefault(held.record.uid, held)
+        for held in sorted(self._open.values(), key=lambda one: one.revision):
+            first.setdefault(held.record.uid, held)
         return list(first.values())
 
     async def round(self) -> None:
@@ -270,12 +275,18 @@ class OperationRunner:
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
-        """Remove the file of an operation that was deleted. If this fails, the file expires."""
+        """Remove the file of an operation that was deleted. While imaged is away, try again.
+
+        A file that imaged cannot remove expires.
+        """
         try:
             work = ExportWork(id=id_, do="remove", uid=id_)
             subject = subjects.rpc(self._node, "imaged", "export")
             await self._bus.request(subject, work, timeout_s=ASK_S)
-        except (BusError, VirtbusError) as error:
+        except BusError as error:
+            log.info("export %s is removed later: %s", id_, error, extra={"code": "export_remains"})
+            return
+        except VirtbusError as error:
             log.info("export %s remains: %s", id_, error, extra={"code": "export_remains"})
         self._purged.pop(id_, None)
         self._removed[id_] = None

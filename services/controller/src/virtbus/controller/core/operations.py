@@ -34,6 +34,8 @@ class Operations:
         self._keys: dict[str, str] = {}
         """By id: the key of the operation."""
         self._in_namespace: Counter[str] = Counter()
+        self._of: dict[str, set[str]] = {}
+        """By uid of a VM or volume: the keys of its operations."""
         self._seen = 0
         """The highest revision that the watch has delivered since its last list began."""
 
@@ -60,6 +62,7 @@ class Operations:
             self._in_namespace[held.record.namespace] += 1
         self._stored[key] = held
         self._keys[held.record.id] = key
+        self._of.setdefault(held.record.uid, set()).add(key)
 
     def forget(self, key: str) -> None:
         """Drop an operation or a status that was purged."""
@@ -68,6 +71,9 @@ class Operations:
         if known is not None:
             self._in_namespace[known.record.namespace] -= 1
             self._keys.pop(known.record.id, None)
+            self._of[known.record.uid].discard(key)
+            if not self._of[known.record.uid]:
+                del self._of[known.record.uid]
 
     # --- answers --------------------------------------------------------------------------
     def keys(self) -> set[str]:
@@ -95,7 +101,7 @@ class Operations:
 
     def open_of(self, uid: str) -> list[StoredOperation]:
         """Return the operations of a VM or volume that have not ended."""
-        found = (held for held in self._stored.values() if held.record.uid == uid)
+        found = [self._stored[key] for key in self._of.get(uid, ())]
         return [held for held in found if not self.status_of(held.record).status.ended]
 
     def all(self) -> list[StoredOperation]:

@@ -27,8 +27,8 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
-SETTLE_S = 0.2
-"""Delay after `wake`, so that one round handles concurrent changes."""
+SETTLE_S = 0.02
+"""Delay after `wake`, so that one round handles concurrent changes. A clone waits for it."""
 ASK_S = 5.0
 AT_ONCE = 16
 """Number of concurrent steps. A node that does not answer occupies one for ASK_S."""

@@ -126,9 +126,10 @@ class ExportFiles:
             os.fsync(part.descriptor)
             with self._open(export) as folder:
                 openat2.replace(NOTE, encode_json(result), folder)
+                if name != PART:  # it is a whole disk: no crash may leave it with the result
+                    openat2.remove(PART, folder)
                 final = Path(result.path).name
                 os.rename(name, final, src_dir_fd=folder, dst_dir_fd=folder)
-                openat2.remove(PART, folder)
                 os.fsync(folder)
         except OSError as error:
             raise store_error(error) from error

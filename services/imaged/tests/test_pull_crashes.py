@@ -1,0 +1,84 @@
+"""imaged dies at each write of a pull: no partial image is seen, and the next pull completes it."""
+
+import gzip
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from services.imaged.tests.site_under_test import Node, NodeMaker, Web, qcow2_image
+from services.imaged.tests.test_upload_crashes import MOST, Death, dying
+
+from virtbus.imaged.edge import qemu_img
+from virtbus.schemas.image import parse_image_ref
+
+KIB = 1024
+IMAGE = qcow2_image(payload=64 * KIB)
+CONVERTED = qcow2_image(payload=96 * KIB)
+
+
+def unclean() -> bytes:
+    """The image with the mark of a file that was not closed, which needs a conversion."""
+    data = bytearray(IMAGE)
+    data[7] = 3  # the version that has such marks
+    data[79] |= 1
+    return bytes(data)
+
+
+async def convert(
+    files: qemu_img.Files,
+    limits: tuple[int, int],
+    arguments: tuple[str, ...],
+    look: Callable[[], Awaitable[None]],
+    command: tuple[str, ...] = (),
+) -> qemu_img.Ended:
+    """Write CONVERTED in two pieces, as qemu-img does."""
+    del limits, arguments, command
+    half = len(CONVERTED) // 2
+    os.pwrite(files.target, CONVERTED[:half], 0)
+    await look()
+    os.pwrite(files.target, CONVERTED[half:], half)
+    return qemu_img.Ended(0, "")
+
+
+SOURCES: dict[str, tuple[bytes, bytes]] = {
+    "plain": (IMAGE, IMAGE),
+    "compressed": (gzip.compress(IMAGE), IMAGE),
+    "converted": (unclean(), CONVERTED),
+    "compressed and converted": (gzip.compress(unclean()), CONVERTED),
+}
+"""The bytes of a server, and those of the image."""
+
+
+@pytest.mark.parametrize(("sent", "image"), SOURCES.values(), ids=SOURCES)
+async def test_a_crash_at_any_write_leaves_no_image_or_a_complete_one(
+    make_node: NodeMaker,
+    server: Web,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: bytes,
+    image: bytes,
+) -> None:
+    monkeypatch.setattr(qemu_img, "convert", convert)
+    server.files["a"] = sent
+    source = parse_image_ref(server.url("a"))
+    for last in range(MOST):
+        state, death = tmp_path / f"state-{last}", Death(last)
+        async with make_node(state=state) as node:
+            with dying(death):
+                await node.images.ensure(source)
+        async with make_node(state=state) as node:
+            _nothing_partial(node, image, last)
+            found = await node.images.ensure(source)
+            assert node.store.path(found.digest).read_bytes() == image
+            assert (len(node.data()), node.parts()) == (1, []), f"left after {last} writes"
+        async with make_node(state=state) as node:
+            assert node.images.cached(source) == found
+        if death.left >= 0:
+            return  # it wrote no more than that
+    pytest.fail(f"more than {MOST} writes")
+
+
+def _nothing_partial(node: Node, image: bytes, last: int) -> None:
+    for path in (node.state / "images/data").iterdir():
+        assert path.read_bytes() == image, f"partial after {last} writes"

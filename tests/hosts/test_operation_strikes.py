@@ -1,0 +1,375 @@
+"""Each operation is struck at seeded instants: nothing partial is seen, and it ends or repeats.
+
+KILL_POINTS kills of each operation, by KILL_SEED. A kill ends a service, libvirtd or the QEMU of
+the guest.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.platform import Json, until
+from tests.hosts.box import GATEWAY
+from tests.hosts.fleet import Fleet, fleet
+from tests.hosts.operation_strikes import (
+    OF_GUEST,
+    POINTS,
+    SERVICES,
+    FilesGuest,
+    Strikes,
+)
+
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.schemas.layer import MAX_LAYERS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300 + 60 * POINTS)]
+
+MIB = 1024**2
+CHUNKS = 16
+CHUNK_S = 0.05
+"""The server sends an image in pieces, so that a pull takes a second."""
+OF_ONE_VM = MAX_LAYERS - 6
+"""Snapshots of one VM, whose chain is bounded."""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    settings = {
+        "VIRTBUS_BACKUP_DIR": str(tmp_path_factory.mktemp("backups")),
+        "VIRTBUS_IMAGE_ADDRESSES": f'["{GATEWAY}/32"]',
+    }
+    with fleet(hosts=1, servers=1, environ=settings) as made:
+        yield made
+
+
+@contextmanager
+def server_of(data: bytes) -> Iterator[str]:
+    """Serve these bytes slowly at each path; yield the base of the URLs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            begin = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(data) - begin))
+            self.send_header("ETag", '"v1"')
+            if begin:
+                self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+            self.end_headers()
+            step = len(data) // CHUNKS + 1
+            for at in range(begin, len(data), step):
+                self.wfile.write(data[at : min(at + step, len(data))])
+                time.sleep(CHUNK_S)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class'
+            del format, args
+
+    server = ThreadingHTTPServer((GATEWAY, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://{GATEWAY}:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def qcow2(folder: Path, *, foreign: bool) -> bytes:
+    """An image with random bytes, in our format or one that has to be converted."""
+    raw, made = folder / "disk.raw", folder / "disk.image"
+    raw.write_bytes(os.urandom(24 * MIB))
+    driver = "vmdk" if foreign else "qcow2"
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "raw", "-O", driver, raw, made], check=True, timeout=60
+    )
+    return made.read_bytes()
+
+
+def images_are_complete(strikes: Strikes) -> None:
+    """Each file of the store has the digest that is its name."""
+    for path in strikes.path("images/data").iterdir():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+
+
+# --- images ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("what", ["pull", "convert"])
+def test_a_pull_completes_whatever_dies(platform: Fleet, tmp_path: Path, what: str) -> None:
+    strikes = Strikes(platform, what, SERVICES)
+    with server_of(qcow2(tmp_path, foreign=what == "convert")) as base:
+        for number in range(POINTS + 1):
+            ref, begun_s = f"{base}/{number}", time.monotonic()
+
+            def work(ref: str = ref) -> Json:
+                return strikes.insist("image.pull", {"ref": ref})
+
+            if number:
+                _, answer = strikes.during(work)
+            else:
+                answer = work()
+                strikes.calibrate(time.monotonic() - begun_s)
+            images_are_complete(strikes)
+            digest = (answer.get("images") or work()["images"])["n1"]["digest"]
+            file = f"images/data/{digest.removeprefix('sha256:')}"
+            strikes.check(file)
+            assert not list(strikes.path("images/part").glob("*")), "a part is left"
+            strikes.insist("image.delete", {"ref": ref})
+            strikes.removed(file)
+
+
+def test_an_upload_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "upload", SERVICES)
+    file = tmp_path / "upload.qcow2"
+    file.write_bytes(qcow2(tmp_path, foreign=False))
+    for number in range(POINTS + 1):
+        name, begun_s = f"uploaded/{number}", time.monotonic()
+
+        def work(name: str = name) -> None:
+            argv = ("image", "upload", str(file), "--name", name)
+            until(lambda: platform.try_cli(*argv).returncode == 0, "it is stored", within_s=180)
+
+        if number:
+            strikes.during(work)
+        else:
+            work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        images_are_complete(strikes)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        strikes.check(f"images/data/{digest}")
+        strikes.insist("image.delete", {"ref": name})
+        strikes.removed(f"images/data/{digest}")
+
+
+# --- guests ----------------------------------------------------------------------------------
+class Guests:
+    """A running guest for the next round; another one when the chain of its layers is long."""
+
+    def __init__(self, strikes: Strikes, folder: Path) -> None:
+        self._strikes = strikes
+        self._folder = folder
+        self._made = 0
+        self._used = OF_ONE_VM
+        self._guest: FilesGuest | None = None
+
+    def next(self) -> FilesGuest:
+        if self._guest is None or self._used >= OF_ONE_VM:
+            self.end()
+            self._made, self._used = self._made + 1, 0
+            self._guest = FilesGuest(self._strikes, self._folder, f"files-{self._made}")
+        self._used += 1
+        return self._guest
+
+    def end(self) -> None:
+        """Stop the guest, check its disks, boot it once more, and delete it."""
+        if self._guest is None:
+            return
+        self._guest.stop()
+        self._strikes.check_all()
+        self._guest.restarted()
+        self._strikes.platform.cli("vm", "delete", self._guest.name, "--grace", "0", "--wait")
+        self._guest = None
+
+
+def struck(strikes: Strikes, guest: FilesGuest, work: Any, *, first: bool) -> Any:
+    """Do the work of a round; the guest continues, or finds its files if its QEMU was killed."""
+    synced, begun_s = guest.written(), time.monotonic()
+    if first:
+        done = work()
+        strikes.calibrate(time.monotonic() - begun_s)
+        return done
+    target, done = strikes.during(work, guest.uid)
+    if target == "qemu":
+        guest.whole(synced)
+    guest.continues()
+    return done
+
+
+def snapshot(strikes: Strikes, guest: FilesGuest, name: str) -> bool:
+    """Request a snapshot; return True if it succeeded. A failed one leaves nothing."""
+    uid = uuid7()
+    strikes.insist("snapshot.create", {"name": name, "vm": guest.name, "uid": uid})
+    end = strikes.ended(uid)
+    if end["phase"] == "Succeeded":
+        strikes.ready(name)
+        return True
+    assert end["error"]["reason"] in {"guest_ended", "vm_runs", "disk_not_switchable"}, end
+    until(lambda: strikes.gone("snapshot.get", {"name": name}), "the failed one is gone")
+    return False
+
+
+def again(strikes: Strikes, guest: FilesGuest, name: str) -> None:
+    """Repeat a snapshot until it succeeds."""
+    until(lambda: snapshot(strikes, guest, name), f"{name} succeeds", within_s=180)
+
+
+def test_a_snapshot_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "snapshot", OF_GUEST)
+    guests = Guests(strikes, tmp_path)
+    for number in range(POINTS + 1):
+        guest, name = guests.next(), f"s-{number}"
+
+        def work(guest: FilesGuest = guest, name: str = name) -> bool:
+            return snapshot(strikes, guest, name)
+
+        if not struck(strikes, guest, work, first=not number):
+            again(strikes, guest, name)
+        strikes.nothing_staged()
+        uid = strikes.insist("snapshot.get", {"name": name})["uid"]
+        strikes.check(f"disks/layers/{uid}.root.qcow2")
+        strikes.delete_snapshot(name)
+    guests.end()
+    nothing_left(strikes)
+
+
+def test_a_clone_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "clone", OF_GUEST)
+    guests = Guests(strikes, tmp_path)
+    for number in range(POINTS + 1):
+        guest, name, uid = guests.next(), f"c-{number}", uuid7()
+
+        def work(guest: FilesGuest = guest, name: str = name, uid: str = uid) -> None:
+            again(strikes, guest, name)
+            asked = {"name": name, "uid": uid, "image": "tiny", "memory": "128MiB"}
+            strikes.insist("vm.create", asked | {"origin": name})
+            until(lambda: state(strikes, name) == "Running", "the clone runs", within_s=180)
+
+        struck(strikes, guest, work, first=not number)
+        strikes.nothing_staged()
+        assert uid in strikes.host.emulators().values()
+        platform.cli("vm", "stop", name, "--grace", "0", "--wait")
+        strikes.check(f"disks/{uid}/root.qcow2")
+        platform.cli("vm", "delete", name, "--grace", "0", "--wait")
+        strikes.delete_snapshot(name)
+    guests.end()
+    nothing_left(strikes)
+
+
+def state(strikes: Strikes, vm: str) -> str:
+    return str(strikes.insist("vm.get", {"name": vm}).get("state"))
+
+
+def test_a_backup_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "backup", OF_GUEST)
+    guest = FilesGuest(strikes, tmp_path, "backed-up")
+    for number in range(POINTS + 1):
+        made: list[str] = []
+
+        def work(made: list[str] = made) -> bool:
+            made.append(uuid7())
+            strikes.insist("backup.create", {"vm": guest.name, "id": made[-1]})
+            end = strikes.ended(made[-1])
+            if end["phase"] == "Succeeded":
+                return True
+            assert end["error"]["reason"] in {"guest_ended", "vm_runs"}, end
+            assert strikes.gone("backup.get", {"id": made.pop()})
+            return False
+
+        if not struck(strikes, guest, work, first=not number):
+            until(work, "a backup succeeds", within_s=180)
+        strikes.nothing_staged()
+        (id_,) = made
+        check = uuid7()
+        strikes.insist("backup.verify", {"id": id_, "operation": check})
+        assert strikes.ended(check)["phase"] == "Succeeded"
+        if number % 8 == 0:
+            remove_backups(strikes)
+    remove_backups(strikes)
+    guest.stop()
+    strikes.check_all()
+    guest.restarted()
+    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    nothing_left(strikes)
+
+
+def remove_backups(strikes: Strikes) -> None:
+    items = strikes.insist("backup.list", {}).get("items") or []
+    for one in reversed(items):
+        strikes.insist("backup.delete", {"id": one["id"]})
+
+
+def test_a_restore_replaces_all_or_nothing_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "restore", (*SERVICES, "libvirtd"))
+    guest = FilesGuest(strikes, tmp_path, "restored")
+    again(strikes, guest, "kept")
+    guest.continues()
+    synced = guest.written()
+    layer = strikes.insist("snapshot.get", {"name": "kept"})["uid"]
+    guest.stop()
+    for number in range(POINTS + 1):
+        uid, begun_s = uuid7(), time.monotonic()
+
+        def work(uid: str = uid) -> Json:
+            asked = {"name": "kept", "keep_uid": uid, "keep": f"k-{uid[-12:]}"}
+            strikes.insist("snapshot.restore", asked)
+            return strikes.ended(uid)
+
+        if number:
+            _, end = strikes.during(work)
+        else:
+            end = work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        assert end["phase"] == "Succeeded", end
+        strikes.nothing_staged()
+        disk = f"disks/{guest.uid}/root.qcow2"
+        strikes.check(disk)
+        told = strikes.host.box.run("qemu-img", "info", "--output=json", f"/var/lib/virtbus/{disk}")
+        assert f"{layer}.root.qcow2" in json.loads(told)["backing-filename"]
+        strikes.ready(f"k-{uid[-12:]}")
+        if number % 10 == 0:
+            guest.started(synced=0)
+            guest.stop()
+        strikes.delete_snapshot(f"k-{uid[-12:]}")
+    assert synced > 0
+    strikes.check_all()
+    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.delete_snapshot("kept")
+    nothing_left(strikes)
+
+
+def test_an_export_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "export", SERVICES)
+    guest = FilesGuest(strikes, tmp_path, "exported")
+    guest.stop()
+    for number in range(POINTS + 1):
+        uid, begun_s = uuid7(), time.monotonic()
+        format_ = ("qcow2", "raw.gz")[number % 2]
+
+        def work(uid: str = uid, format_: str = format_) -> Json:
+            asked = {"vm": guest.name, "disk": "root", "format": format_, "id": uid}
+            strikes.insist("operation.export", asked)
+            return strikes.ended(uid)
+
+        if number > 1:
+            _, end = strikes.during(work)
+        else:
+            end = work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        assert end["phase"] == "Succeeded", end
+        strikes.nothing_staged()
+        file = strikes.path(f"disks/exports/{uid}/disk.{format_}")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert end["result"]["digest"] == f"sha256:{digest}"
+        if format_ == "qcow2":
+            strikes.check(f"disks/exports/{uid}/disk.qcow2")
+        strikes.insist("operation.delete", {"id": uid})
+        strikes.removed(f"disks/exports/{uid}/disk.{format_}")
+    guest.restarted()
+    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    nothing_left(strikes)
+
+
+def nothing_left(strikes: Strikes) -> None:
+    """Remove the operations; nothing of the test is on the host."""
+    layers = strikes.path("disks/layers")
+    until(lambda: not list(layers.glob("*")), "no layer is left", within_s=180)
+    for one in strikes.insist("operation.list", {"limit": 500}).get("items") or []:
+        strikes.insist("operation.delete", {"id": one["id"]})
+    strikes.platform.nothing_left()
