@@ -148,7 +148,7 @@ def _has_ipv6(guest: Guest) -> bool:
 def by_ipv6(one: Guest, two: Guest, there: Box, elsewhere: Box) -> None:
     """Guests of two hosts reach each other and the gateway; a third host sees nothing of it."""
     for guest in (one, two):
-        until(partial(_has_ipv6, guest), "an address by DHCPv6")
+        until(partial(_has_ipv6, guest), "an address by DHCPv6", within_s=120)
     with capture(there) as on_the_way, capture(elsewhere) as third:
         one.run(f"ping6 -c 2 -W 3 -p a5 -s 1402 {two.address6}")
         two.run(f"ping6 -c 2 -W 3 -p a5 -s 1402 {one.address6}")
