@@ -107,13 +107,44 @@ def test_the_switch_of_expressions_leaves_exact_names() -> None:
         image_mappings=[named("a", spec=PATTERN)],
         translations=[named("b", data={"1": json.dumps(PATTERN), "2": "a: [", "3": "7"})],
     )
-    found = {name: json.loads(one) for name, one in image_files(objects, regexps=False).items()}
+    files = image_files(objects, regexps=False).files
+    found = {name: json.loads(one) for name, one in files.items()}
     assert found["VirtletImageMapping.a.yaml"]["spec"] == RULES
     texts = found["ConfigMap.b.yaml"]["data"]
     assert json.loads(texts["1"]) == RULES
     assert texts["2"] == "a: ["  # imaged reports it
-    whole = image_files(objects, regexps=True)["VirtletImageMapping.a.yaml"]
+    whole = image_files(objects, regexps=True).files["VirtletImageMapping.a.yaml"]
     assert json.loads(whole)["spec"] == PATTERN
+
+
+def test_values_that_json_does_not_have_keep_no_name_from_imaged() -> None:
+    text = "version: 2018-05-01\n2018-05-01: !!set {b, a}\nrule: !!binary YQ==\ntrue: .5\n"
+    objects = ClusterObjects(
+        image_mappings=[named("a", spec=PATTERN)],
+        translations=[named("b", data={"1": text + json.dumps(PATTERN)[1:-1]})],
+    )
+    found, problems = image_files(objects, regexps=False)
+    assert problems == ()
+    assert json.loads(json.loads(found["ConfigMap.b.yaml"])["data"]["1"]) == RULES | {
+        "version": "2018-05-01",
+        "2018-05-01": {"a": None, "b": None},
+        "rule": "a",
+        "true": 0.5,
+    }
+
+
+async def test_an_object_that_cannot_be_used_is_named_and_the_others_count(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    off = {"config": {"enableRegexpImageTranslation": False}}
+    api.put(CONFIG_MAPPINGS, named("off", spec=off))
+    api.put(CONFIG_MAPS, named("virtlet-image-translations", data={"a": "a: !!binary /w=="}))
+    for _ in range(2):  # the second one begins with the stored objects
+        async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+            await until(lambda: "ConfigMap virtlet-image-translations: cannot" in caplog.text)
+            api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+            await until(lambda: "VirtletImageMapping.primary.yaml" in names(tmp_path))
+        caplog.clear()
 
 
 # --- settings of nodes ----------------------------------------------------------------------

@@ -115,6 +115,7 @@ def test_files_of_an_object_have_a_path_and_an_encoding() -> None:
     [
         (DATA, {}, {"a": b"b: ["}, "which is no YAML"),
         (DATA, {}, {"a": b"\xff"}, "no text"),
+        (DATA, {}, {"a": b"b: !!binary /w=="}, "no UTF-8 text"),
         (DATA, {KEY: "x"}, {"a": b"b"}, "names 'x'"),
         (KEYS, {}, {"a": b"b"}, "without the key 'authorized_keys'"),
         (FILES, {}, {"a": b"b"}, "without a_path"),

@@ -94,10 +94,10 @@ class VirtletObjects:
         """Derive the settings, and write the image names for imaged."""
         async with self._publishing:
             self.config, problems = virtlet_objects.node_config(self._objects)
-            for one in problems:
-                log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
             regexps = self.config.regexps is not False
-            files = virtlet_objects.image_files(self._objects, regexps=regexps)
+            files, unusable = virtlet_objects.image_files(self._objects, regexps=regexps)
+            for one in (*problems, *unusable):
+                log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
             try:
                 await write_names(self._names, files)
             except OSError as error:

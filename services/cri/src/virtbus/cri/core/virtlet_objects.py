@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from virtbus.cri.core.json_text import json_text
 from virtbus.cri.core.stored_record import StoredRecord
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.model import LenientModel
@@ -98,31 +99,44 @@ def node_config(objects: ClusterObjects) -> Settled:
     return Settled(NodeConfig.model_validate(joined), tuple(wrong))
 
 
-def image_files(objects: ClusterObjects, *, regexps: bool) -> dict[str, bytes]:
-    """Return the contents of the files of image names for imaged, by file name.
+class ImageFiles(NamedTuple):
+    """The contents of the files of image names by file name, and the problems of the objects."""
+
+    files: dict[str, bytes]
+    problems: tuple[Detail, ...] = ()
+
+
+def image_files(objects: ClusterObjects, *, regexps: bool) -> ImageFiles:
+    """Return the files of image names for imaged.
 
     Each object has a file of its own, so imaged's problems name the object. JSON is YAML, too.
-    Without `regexps`, rules with an expression are left out.
+    Without `regexps`, rules with an expression are left out. An object with a problem has no file.
     """
-    change = _same if regexps else _without_regexps
-    found: dict[str, Json] = {}
-    for one in objects.image_mappings:
-        found[_file(MAPPING_KIND, one)] = {"kind": MAPPING_KIND, "spec": change(one.get("spec"))}
-    for one in objects.translations:
-        data = one.get("data") or {}
-        texts = data if regexps else {name: _text_without(data[name]) for name in data}
-        found[_file(CONFIG_MAP_KIND, one)] = {"kind": CONFIG_MAP_KIND, "data": texts}
-    return {name: json.dumps(body).encode() for name, body in found.items()}
+    found: dict[str, bytes] = {}
+    wrong: list[Detail] = []
+    parts = ((MAPPING_KIND, objects.image_mappings), (CONFIG_MAP_KIND, objects.translations))
+    for kind, one in ((kind, one) for kind, several in parts for one in several):
+        try:
+            found[_file(kind, one)] = json.dumps(_body(kind, one, regexps=regexps)).encode()
+        except Exception as error:  # noqa: BLE001  an object ends nothing but its own names
+            name = one["metadata"]["name"]
+            wrong.append(Detail(path=f"{kind} {name}", message=f"cannot be used: {error!s:.200}"))
+    return ImageFiles(found, tuple(wrong))
+
+
+def _body(kind: str, one: Json, *, regexps: bool) -> Json:
+    if kind == MAPPING_KIND:
+        spec = one.get("spec")
+        return {"kind": kind, "spec": spec if regexps else _without_regexps(spec)}
+    data = one.get("data") or {}
+    texts = data if regexps else {name: _text_without(data[name]) for name in data}
+    return {"kind": kind, "data": texts}
 
 
 def _file(kind: str, one: Json) -> str:
     """Return the name of an object's file. An API server accepts no other names of objects."""
     name = one["metadata"]["name"]
     return f"{kind}.{name if _NAME.fullmatch(name) else 'unnamed'}.yaml"
-
-
-def _same(config: Any) -> Any:
-    return config
 
 
 def _without_regexps(config: Any) -> Any:
@@ -135,8 +149,13 @@ def _without_regexps(config: Any) -> Any:
 
 
 def _text_without(text: Any) -> Any:
-    """Return a YAML text without regular expressions; one that is no YAML as it is."""
+    """Return a YAML text without regular expressions; one that is no YAML as it is.
+
+    Raises:
+        ValueError: it has binary data that are no text.
+    """
     try:
-        return json.dumps(_without_regexps(read_yaml(str(text), max_values=MOST_VALUES)))
+        config = read_yaml(str(text), max_values=MOST_VALUES)
     except YamlError:
         return text
+    return json_text(_without_regexps(config))
