@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ PATTERN = {"translations": [{"regexp": "x", "url": "https://h/x"}, RULES["transl
 
 
 @pytest.fixture
-async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    (tmp_path / "run" / "image-names").mkdir(parents=True)  # as tmpfiles.conf does
     monkeypatch.setattr(cluster, "CHANGE_PAUSE_S", 0.01)
     monkeypatch.setattr(cluster, "ABSENT_PAUSE_S", 0.05)
     monkeypatch.setattr("virtbus.cri.virtlet_objects.AGAIN_S", (0.01, 0.05))
@@ -100,6 +102,34 @@ async def test_without_a_kubeconfig_the_former_names_of_the_cluster_end(
     (folder / "VirtletImageMapping.old.yaml").write_text("{}")
     async with cri(tmp_path, fleet):
         assert names(tmp_path) == {}
+
+
+async def test_a_missing_folder_of_image_names_is_reported_and_never_made(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run" / "image-names"
+    folder.rmdir()
+    async with cri(tmp_path, fleet):
+        pass
+    assert "tmpfiles.conf" not in caplog.text
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        await until(lambda: f"{folder} is missing; apply deploy/systemd/tmpfiles" in caplog.text)
+    assert not folder.exists()
+
+
+@pytest.mark.integration
+async def test_files_from_before_the_folder_was_imageds_get_its_group(
+    tmp_path: Path, fleet: Fleet, api: ApiServer
+) -> None:
+    folder = tmp_path / "run" / "image-names"
+    api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+    kubeconfig = api.kubeconfig(tmp_path)
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        await until(lambda: bool(names(tmp_path)))
+    os.chown(folder, -1, 65534)
+    folder.chmod(0o2750)
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        assert {path.stat().st_gid for path in folder.iterdir()} == {65534}
 
 
 def test_the_switch_of_expressions_leaves_exact_names() -> None:

@@ -100,5 +100,12 @@ class VirtletObjects:
                 log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
             try:
                 await write_names(self._names, files)
+            except FileNotFoundError:
+                if self._cluster is not None:
+                    log.error(
+                        "the folder %s is missing; apply deploy/systemd/tmpfiles.conf: "
+                        "systemd-tmpfiles --create /etc/tmpfiles.d/virtbus.conf",
+                        self._names, extra={"code": "image_names_unwritable"},
+                    )  # fmt: skip
             except OSError as error:
                 log.error("%s: %s", self._names, error, extra={"code": "image_names_unwritable"})

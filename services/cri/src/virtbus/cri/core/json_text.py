@@ -1,4 +1,4 @@
-"""Writes values of YAML as JSON, which has neither dates, sets and bytes nor keys of those types."""
+"""Writes values of YAML as JSON, which has no dates, sets and bytes, and none as keys."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ _OF_JSON = (str, int, float, type(None))
 
 
 def json_text(value: Any) -> str:
-    """Return the JSON of a value of `read_yaml`: dates are texts, and a set is a map without values.
+    """Return the JSON of a value of `read_yaml`: dates are texts, a set is a map of nulls.
 
     Raises:
         ValueError: bytes are no UTF-8 text.

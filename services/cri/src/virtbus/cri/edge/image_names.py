@@ -1,6 +1,7 @@
 """Writes the cluster's image names into a folder of files that imaged reads.
 
-The folder is of this boot. systemd makes it for imaged's group, because rules may contain secrets.
+deploy/systemd/tmpfiles.conf makes the folder of this boot for imaged's group, because rules may
+contain secrets. A folder that this process makes would be closed to imaged.
 """
 
 import asyncio
@@ -12,18 +13,19 @@ _PART = ".part"
 
 
 async def write_names(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make the folder have these files and no others; raises OSError."""
+    """Make the folder have these files and no others; raises OSError, also without a folder."""
     await asyncio.to_thread(_write, folder, files)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    group = folder.stat().st_gid
     for path in folder.iterdir():
         if path.name not in files:
             path.unlink()
     for name, body in files.items():
         path = folder / name
-        if path.is_file() and path.read_bytes() == body:
+        # A file of another group is from a time when the folder was not for imaged yet.
+        if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
             continue
         part = folder / f"{name}{_PART}"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
