@@ -226,6 +226,27 @@ def test_raw_devices_are_patterns_below_dev() -> None:
     assert node_config(objects).config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
 
 
+@pytest.mark.parametrize("narrow", [{"nodeName": "worker"}, {"nodeSelector": {"rack": "1"}}])
+def test_an_unknown_node_has_no_devices_while_a_mapping_is_for_nodes(
+    narrow: dict[str, Any],
+) -> None:
+    every = named("a", spec={"config": {"rawDevices": "loop*", "downloadProtocol": "http"}})
+    none = named("b", spec={"config": {"rawDevices": ""}, **narrow})
+    unknown = node_config(ClusterObjects(config_mappings=[every, none])).config
+    assert (unknown.devices, unknown.scheme) == ((), "http")
+    known = [{"metadata": {"name": "other", "labels": {}}}]
+    found = node_config(ClusterObjects(config_mappings=[every, none], nodes=known)).config
+    assert found.devices == ("/dev/loop*",)
+
+
+async def test_a_cluster_without_this_node_is_reported(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "no Kubernetes node has the label kubernetes.io/hostname=worker-1"
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        await until(lambda: words in caplog.text)
+
+
 async def test_a_mapping_for_this_node_sets_the_protocol_of_downloads(
     tmp_path: Path, fleet: Fleet, api: ApiServer
 ) -> None:

@@ -79,6 +79,12 @@ class VirtletObjects:
             try:
                 async for items in cluster.lists(path, query):
                     pauses = delays(*AGAIN_S)
+                    if field == "nodes" and not items:
+                        log.warning(
+                            "no Kubernetes node has the label %s; VirtletConfigMappings for nodes "
+                            "do not apply, and while there are any, rawDevices permit nothing",
+                            query["labelSelector"], extra={"code": "node_unknown"},
+                        )  # fmt: skip
                     await self._saw(field, [virtlet_objects.bare(item) for item in items])
             except VirtbusError as error:
                 log.warning("%s: %s", path, error, extra={"code": error.reason})

@@ -79,10 +79,14 @@ def bare(obj: Mapping[str, Any]) -> Json:
 
 
 def node_config(objects: ClusterObjects) -> Settled:
-    """Return the settings of this node."""
+    """Return the settings of this node.
+
+    Mappings for nodes may forbid devices. So there are none while this node is unknown.
+    """
     node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
     found: list[tuple[int, str, NodeConfig]] = []
     wrong: list[Detail] = []
+    narrowed = False
     for one in objects.config_mappings:
         name = one["metadata"]["name"]
         try:
@@ -90,12 +94,15 @@ def node_config(objects: ClusterObjects) -> Settled:
         except ValidationError as error:
             wrong += problems(error, f"VirtletConfigMapping {name}: spec", model=_Spec)
             continue
+        narrowed |= bool(spec.node_name or spec.node_selector)
         selected = spec.node_selector.items() <= node["labels"].items()
         if spec.config is not None and spec.node_name in {"", node["name"]} and selected:
             found.append((spec.priority, name, spec.config))
     joined: Json = {}
     for _, _, config in sorted(found, key=lambda each: each[:2]):
         joined |= config.model_dump(exclude_none=True, by_alias=True)
+    if narrowed and not objects.nodes:
+        joined.pop("rawDevices", None)
     return Settled(NodeConfig.model_validate(joined), tuple(wrong))
 
 
