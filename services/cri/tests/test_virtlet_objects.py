@@ -113,8 +113,24 @@ async def test_a_missing_folder_of_image_names_is_reported_and_never_made(
         pass
     assert "tmpfiles.conf" not in caplog.text
     async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
-        await until(lambda: f"{folder} is missing; apply deploy/systemd/tmpfiles" in caplog.text)
+        await until(lambda: f"{folder}: it is missing; apply deploy/systemd" in caplog.text)
     assert not folder.exists()
+
+
+async def test_names_that_cannot_be_written_keep_no_others_and_are_tried_again(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, blocked = "a" * 253, "VirtletImageMapping.b.yaml"
+    (tmp_path / "run" / "image-names" / blocked / "x").mkdir(parents=True)
+    api.put(IMAGE_MAPPINGS, *(named(one, spec=RULES) for one in (long, f"{long[1:]}b", "b", "c")))
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        here = tmp_path / "run" / "image-names"
+        await until(lambda: len(list(here.iterdir())) >= 4 and blocked in caplog.text)
+        assert (here / "VirtletImageMapping.c.yaml").is_file()
+        (here / blocked / "x").rmdir()
+        (here / blocked).rmdir()
+        await until((here / blocked).is_file)
+        assert sum("a" * 150 in one for one in names(tmp_path)) == 2
 
 
 @pytest.mark.integration
@@ -221,9 +237,14 @@ def test_a_wrong_mapping_is_reported_and_the_others_count() -> None:
 
 
 def test_raw_devices_are_patterns_below_dev() -> None:
-    spec = {"config": {"rawDevices": "loop*, vg0/pvc-*,,../etc/x,/dev/sda"}}
+    spec = {"config": {"rawDevices": "loop*, a**b, vg0/pvc-*,,../etc/x,/dev/sda"}}
     objects = ClusterObjects(config_mappings=[{"metadata": {"name": "a"}, "spec": spec}])
-    assert node_config(objects).config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
+    settled = node_config(objects)
+    assert settled.config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
+    assert [one.path for one in settled.problems] == [
+        "VirtletConfigMapping a: spec.config.rawDevices"
+    ] * 3
+    assert "a**b" in settled.problems[0].message
 
 
 @pytest.mark.parametrize("narrow", [{"nodeName": "worker"}, {"nodeSelector": {"rack": "1"}}])

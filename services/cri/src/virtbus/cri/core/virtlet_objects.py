@@ -4,17 +4,19 @@ A VirtletConfigMapping is for the nodes that it names or whose labels it selects
 by rising `priority`, and those of one priority by their names, so the result is always the same.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from virtbus.cri.core.json_text import json_text
 from virtbus.cri.core.stored_record import StoredRecord
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.model import LenientModel
+from virtbus.schemas.volume_ref import DevicePattern
 from virtbus.schemas.wire import problems
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
@@ -25,6 +27,9 @@ TRANSLATIONS = "virtlet-image-translations"
 MAPPING_KIND, CONFIG_MAP_KIND = "VirtletImageMapping", "ConfigMap"
 MOST_VALUES = 80_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAME_IN_FILE = 150
+"""Longer names are shortened in the names of files, which have 255 bytes at most."""
+_PATTERN: TypeAdapter[str] = TypeAdapter(DevicePattern)
 
 
 class NodeConfig(LenientModel):
@@ -42,8 +47,25 @@ class NodeConfig(LenientModel):
     @property
     def devices(self) -> tuple[str, ...]:
         """Return the patterns of devices for flexvolumes of the type raw."""
+        return tuple(one for one in self._named if _is_pattern(one))
+
+    @property
+    def wrong_devices(self) -> tuple[str, ...]:
+        """Return the parts of `rawDevices` that are no patterns. They permit nothing."""
+        return tuple(one for one in self._named if not _is_pattern(one))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
         parts = map(str.strip, (self.raw_devices or "").split(","))
-        return tuple(f"/dev/{part}" for part in parts if part and not part.startswith(("/", ".")))
+        return tuple(f"/dev/{part}" for part in parts if part)
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        _PATTERN.validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 class _Spec(LenientModel):
@@ -98,6 +120,11 @@ def node_config(objects: ClusterObjects) -> Settled:
         selected = spec.node_selector.items() <= node["labels"].items()
         if spec.config is not None and spec.node_name in {"", node["name"]} and selected:
             found.append((spec.priority, name, spec.config))
+            path = f"VirtletConfigMapping {name}: spec.config.rawDevices"
+            wrong += (
+                Detail(path=path, message=f"{one!r:.80} is no pattern of devices: loop*, vg0/pvc-*")
+                for one in spec.config.wrong_devices
+            )
     joined: Json = {}
     for _, _, config in sorted(found, key=lambda each: each[:2]):
         joined |= config.model_dump(exclude_none=True, by_alias=True)
@@ -143,7 +170,11 @@ def _body(kind: str, one: Json, *, regexps: bool) -> Json:
 def _file(kind: str, one: Json) -> str:
     """Return the name of an object's file. An API server accepts no other names of objects."""
     name = one["metadata"]["name"]
-    return f"{kind}.{name if _NAME.fullmatch(name) else 'unnamed'}.yaml"
+    if not _NAME.fullmatch(name):
+        name = "unnamed"
+    if len(name) > _NAME_IN_FILE:
+        name = f"{name[:_NAME_IN_FILE]}.{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return f"{kind}.{name}.yaml"
 
 
 def _without_regexps(config: Any) -> Any:

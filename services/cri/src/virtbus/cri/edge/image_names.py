@@ -12,24 +12,39 @@ from pathlib import Path
 _PART = ".part"
 
 
-async def write_names(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make the folder have these files and no others; raises OSError, also without a folder."""
-    await asyncio.to_thread(_write, folder, files)
+async def write_names(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
+    """Make the folder have these files and no others; return the errors of single files.
+
+    Raises:
+        OSError: there is no folder, or it cannot be read.
+    """
+    return await asyncio.to_thread(_write, folder, files)
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
     group = folder.stat().st_gid
+    errors = []
     for path in folder.iterdir():
         if path.name not in files:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                errors.append(error)
     for name, body in files.items():
-        path = folder / name
-        # A file of another group is from a time when the folder was not for imaged yet.
-        if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
-            continue
-        part = folder / f"{name}{_PART}"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o640)
-            file.write(body)
-        part.replace(path)
+        try:
+            _ensure(folder / name, body, group)
+        except OSError as error:
+            errors.append(error)
+    return errors
+
+
+def _ensure(path: Path, body: bytes, group: int) -> None:
+    # A file of another group is from a time when the folder was not for imaged yet.
+    if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
+        return
+    part = path.with_name(f"{path.name}{_PART}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o640)
+        file.write(body)
+    part.replace(path)
