@@ -237,7 +237,10 @@ def _user_data(reader: _Reader) -> str | None:
         try:
             whole[name] = read_yaml(text, max_values=YAML_VALUES)
         except YamlError as error:
-            reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {error}")
+            where = f"line {error.line}, column {error.column}" if error.line else "as a whole"
+            secret = named_sources(reader.notes)[SOURCE].kind == virtlet_sources.SECRETS
+            why = where if secret else error  # an event shows the reason; it quotes the text
+            reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {why}")
     whole = virtlet_sources.merged(whole, inline)
     try:
         return f"#cloud-config\n{json_text(whole)}\n" if whole else None
@@ -290,7 +293,7 @@ def _files(reader: _Reader) -> tuple[GuestFile, ...]:
     try:
         return virtlet_sources.files((reader.contents or {}).get(FILES_SOURCE, {}))
     except ValueError as error:
-        reader.refuse(FILES_SOURCE, str(error)[:300])
+        reader.refuse(FILES_SOURCE, str(error))
         return ()
 
 
