@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 AGAIN_S = (1.0, 60.0)
 KEY = "objects"
 MOST_ERRORS = 5
-TMPFILES = "deploy/systemd/tmpfiles.conf: systemd-tmpfiles --create /etc/tmpfiles.d/virtbus.conf"
 _VIRTLETS = "/apis/virtlet.k8s/v1/namespaces/kube-system"
 _NAMED = {"fieldSelector": f"metadata.name={virtlet_objects.TRANSLATIONS}"}
 _LISTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -118,10 +117,8 @@ class VirtletObjects:
             except OSError as error:
                 errors = [error]
         if errors and self._cluster is not None:
-            if not self._names.is_dir():
-                errors = [OSError(f"it is missing; apply {TMPFILES}")]
-            for error in errors[:MOST_ERRORS]:
-                log.error("%s: %s", self._names, error, extra={"code": "image_names_unwritable"})
+            for one in errors[:MOST_ERRORS]:
+                log.error("%s: %s", self._names, one, extra={"code": "image_names_unwritable"})
             self._unwritten.set()
         else:
             self._unwritten.clear()

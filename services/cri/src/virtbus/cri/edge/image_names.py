@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+TMPFILES = "deploy/systemd/tmpfiles.conf: systemd-tmpfiles --create /etc/tmpfiles.d/virtbus.conf"
 _PART = ".part"
 
 
@@ -22,7 +23,11 @@ async def write_names(folder: Path, files: Mapping[str, bytes]) -> list[OSError]
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
-    group = folder.stat().st_gid
+    try:
+        group = folder.stat().st_gid
+    except FileNotFoundError:
+        msg = f"it is missing; apply {TMPFILES}"
+        raise FileNotFoundError(msg) from None
     errors = []
     for path in folder.iterdir():
         if path.name not in files:
