@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cli.tests.fakes import environment, run, start
 
 from virtbus.cli.failures import CliError
 from virtbus.cli.up import banner
-from virtbus.cli.up.plan import Place, choose, rest_s
+from virtbus.cli.up.plan import BUS_ONLY, Place, choose, rest_s
 from virtbus.cli.up.plan import environment as service_environment
 from virtbus.cli.up.terminal import Terminal
 
@@ -70,6 +71,11 @@ def test_a_simulation_uses_other_folders_than_a_real_node() -> None:
     assert chosen() == (apart / "state", apart / "run")
     assert chosen(VIRTBUS_STATE_DIR="/e") == (Path("/e"), apart / "run")
     assert chosen("/s", VIRTBUS_RUN_DIR="/r") == (Path("/s"), Path("/r"))
+
+
+def test_the_folder_of_a_clusters_image_names_exists_where_imaged_runs() -> None:
+    assert PLACE.folders == (Path("/s"), Path("/r"), Path("/r/image-names"))
+    assert replace(PLACE, runs=BUS_ONLY).folders == (Path("/s"), Path("/r"))
 
 
 def test_banner_has_a_ready_nats_line_and_names_missing_guarantees() -> None:

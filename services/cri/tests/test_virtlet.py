@@ -56,6 +56,12 @@ def test_every_annotation_is_known() -> None:
         ("VirtletCloudInitMetaData", f"public-keys: ['{KEY}']", "ssh_keys", (KEY,)),
         ("VirtletCloudInitMetaData", "instance-id: foobar", "hostname", ""),
         ("VirtletCloudInitUserData", "a: [1]", "user_data", '#cloud-config\n{"a": [1]}\n'),
+        (
+            "VirtletCloudInitUserData",
+            "a: {2020-01-01: !!binary YQ==, 7: 2020-01-02}",
+            "user_data",
+            '#cloud-config\n{"a": {"2020-01-01": "a", "7": "2020-01-02"}}\n',
+        ),
         ("VirtletCloudInitUserDataScript", "#!/bin/sh\nid", "user_data", "#!/bin/sh\nid"),
         ("VirtletCloudInitUserDataScript", "#!/x\n@virtlet-mount-script@", "user_data", "#!/x\n"),
         ("VirtletCloudInitUserDataOverwrite", "true", "user_data", None),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ PATTERN = {"translations": [{"regexp": "x", "url": "https://h/x"}, RULES["transl
 
 
 @pytest.fixture
-async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    (tmp_path / "run" / "image-names").mkdir(parents=True)  # as tmpfiles.conf does
     monkeypatch.setattr(cluster, "CHANGE_PAUSE_S", 0.01)
     monkeypatch.setattr(cluster, "ABSENT_PAUSE_S", 0.05)
     monkeypatch.setattr("virtbus.cri.virtlet_objects.AGAIN_S", (0.01, 0.05))
@@ -102,18 +104,93 @@ async def test_without_a_kubeconfig_the_former_names_of_the_cluster_end(
         assert names(tmp_path) == {}
 
 
+async def test_a_missing_folder_of_image_names_is_reported_and_never_made(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run" / "image-names"
+    folder.rmdir()
+    async with cri(tmp_path, fleet):
+        pass
+    assert "tmpfiles.conf" not in caplog.text
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        await until(lambda: f"{folder}: it is missing; apply deploy/systemd" in caplog.text)
+    assert not folder.exists()
+
+
+async def test_names_that_cannot_be_written_keep_no_others_and_are_tried_again(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, blocked = "a" * 253, "VirtletImageMapping.b.yaml"
+    (tmp_path / "run" / "image-names" / blocked / "x").mkdir(parents=True)
+    api.put(IMAGE_MAPPINGS, *(named(one, spec=RULES) for one in (long, f"{long[1:]}b", "b", "c")))
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        here = tmp_path / "run" / "image-names"
+        await until(lambda: len(list(here.iterdir())) >= 4 and blocked in caplog.text)
+        assert (here / "VirtletImageMapping.c.yaml").is_file()
+        (here / blocked / "x").rmdir()
+        (here / blocked).rmdir()
+        await until((here / blocked).is_file)
+        assert sum("a" * 150 in one for one in names(tmp_path)) == 2
+
+
+@pytest.mark.integration
+async def test_files_from_before_the_folder_was_imageds_get_its_group(
+    tmp_path: Path, fleet: Fleet, api: ApiServer
+) -> None:
+    folder = tmp_path / "run" / "image-names"
+    api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+    kubeconfig = api.kubeconfig(tmp_path)
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        await until(lambda: bool(names(tmp_path)))
+    os.chown(folder, -1, 65534)
+    folder.chmod(0o2750)
+    async with cri(tmp_path, fleet, kubeconfig=kubeconfig):
+        assert {path.stat().st_gid for path in folder.iterdir()} == {65534}
+
+
 def test_the_switch_of_expressions_leaves_exact_names() -> None:
     objects = ClusterObjects(
         image_mappings=[named("a", spec=PATTERN)],
         translations=[named("b", data={"1": json.dumps(PATTERN), "2": "a: [", "3": "7"})],
     )
-    found = {name: json.loads(one) for name, one in image_files(objects, regexps=False).items()}
+    files = image_files(objects, regexps=False).files
+    found = {name: json.loads(one) for name, one in files.items()}
     assert found["VirtletImageMapping.a.yaml"]["spec"] == RULES
     texts = found["ConfigMap.b.yaml"]["data"]
     assert json.loads(texts["1"]) == RULES
     assert texts["2"] == "a: ["  # imaged reports it
-    whole = image_files(objects, regexps=True)["VirtletImageMapping.a.yaml"]
+    whole = image_files(objects, regexps=True).files["VirtletImageMapping.a.yaml"]
     assert json.loads(whole)["spec"] == PATTERN
+
+
+def test_values_that_json_does_not_have_keep_no_name_from_imaged() -> None:
+    text = "version: 2018-05-01\n2018-05-01: !!set {b, a}\nrule: !!binary YQ==\ntrue: .5\n"
+    objects = ClusterObjects(
+        image_mappings=[named("a", spec=PATTERN)],
+        translations=[named("b", data={"1": text + json.dumps(PATTERN)[1:-1]})],
+    )
+    found, problems = image_files(objects, regexps=False)
+    assert problems == ()
+    assert json.loads(json.loads(found["ConfigMap.b.yaml"])["data"]["1"]) == RULES | {
+        "version": "2018-05-01",
+        "2018-05-01": {"a": None, "b": None},
+        "rule": "a",
+        "true": 0.5,
+    }
+
+
+async def test_an_object_that_cannot_be_used_is_named_and_the_others_count(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    off = {"config": {"enableRegexpImageTranslation": False}}
+    api.put(CONFIG_MAPPINGS, named("off", spec=off))
+    api.put(CONFIG_MAPS, named("virtlet-image-translations", data={"a": "a: !!binary /w=="}))
+    for _ in range(2):  # the second one begins with the stored objects
+        async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+            await until(lambda: "ConfigMap virtlet-image-translations: cannot" in caplog.text)
+            api.put(IMAGE_MAPPINGS, named("primary", spec=RULES))
+            await until(lambda: "VirtletImageMapping.primary.yaml" in names(tmp_path))
+        caplog.clear()
 
 
 # --- settings of nodes ----------------------------------------------------------------------
@@ -160,9 +237,35 @@ def test_a_wrong_mapping_is_reported_and_the_others_count() -> None:
 
 
 def test_raw_devices_are_patterns_below_dev() -> None:
-    spec = {"config": {"rawDevices": "loop*, vg0/pvc-*,,../etc/x,/dev/sda"}}
+    spec = {"config": {"rawDevices": "loop*, a**b, vg0/pvc-*,,../etc/x,/dev/sda"}}
     objects = ClusterObjects(config_mappings=[{"metadata": {"name": "a"}, "spec": spec}])
-    assert node_config(objects).config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
+    settled = node_config(objects)
+    assert settled.config.devices == ("/dev/loop*", "/dev/vg0/pvc-*")
+    assert [one.path for one in settled.problems] == [
+        "VirtletConfigMapping a: spec.config.rawDevices"
+    ] * 3
+    assert "a**b" in settled.problems[0].message
+
+
+@pytest.mark.parametrize("narrow", [{"nodeName": "worker"}, {"nodeSelector": {"rack": "1"}}])
+def test_an_unknown_node_has_no_devices_while_a_mapping_is_for_nodes(
+    narrow: dict[str, Any],
+) -> None:
+    every = named("a", spec={"config": {"rawDevices": "loop*", "downloadProtocol": "http"}})
+    none = named("b", spec={"config": {"rawDevices": ""}, **narrow})
+    unknown = node_config(ClusterObjects(config_mappings=[every, none])).config
+    assert (unknown.devices, unknown.scheme) == ((), "http")
+    known = [{"metadata": {"name": "other", "labels": {}}}]
+    found = node_config(ClusterObjects(config_mappings=[every, none], nodes=known)).config
+    assert found.devices == ("/dev/loop*",)
+
+
+async def test_a_cluster_without_this_node_is_reported(
+    tmp_path: Path, fleet: Fleet, api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "no Kubernetes node has the label kubernetes.io/hostname=worker-1"
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)):
+        await until(lambda: words in caplog.text)
 
 
 async def test_a_mapping_for_this_node_sets_the_protocol_of_downloads(

@@ -114,12 +114,13 @@ def test_files_of_an_object_have_a_path_and_an_encoding() -> None:
     ("note", "more", "content", "words"),
     [
         (DATA, {}, {"a": b"b: ["}, "which is no YAML"),
-        (DATA, {}, {"a": b"\xff"}, "no text"),
+        (DATA, {}, {"a": b"\xff"}, "no UTF-8 text in the encoding plain"),
+        (DATA, {}, {"a": b"b: !!binary /w=="}, "no UTF-8 text"),
         (DATA, {KEY: "x"}, {"a": b"b"}, "names 'x'"),
         (KEYS, {}, {"a": b"b"}, "without the key 'authorized_keys'"),
         (FILES, {}, {"a": b"b"}, "without a_path"),
         (FILES, {}, {"a": b"b", "a_path": b"/x", "a_encoding": b"gzip"}, "write base64 or plain"),
-        (FILES, {}, {"a": b"?", "a_path": b"x"}, "path"),
+        (FILES, {}, {"a": b"?", "a_path": b"x"}, "'a' and a_path: "),
     ],
 )
 def test_a_content_that_cannot_be_used_is_a_problem(
@@ -127,6 +128,34 @@ def test_a_content_that_cannot_be_used_is_a_problem(
 ) -> None:
     (problem,) = wishes({note: "secret/x", **more}, {note: content})[1]
     assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("note", "content"),
+    [
+        (FILES, {"a": b"YQ==", "a_path": b"geheim"}),
+        (FILES, {"a": b"YQ==", "a_path": b"/x", "a_encoding": b"geheim"}),
+        (FILES, {"a": b"geheim", "a_path": b"/x"}),
+        (DATA, {"a": b"x: *geheim"}),
+        (DATA, {"a": b"x: !geheim y"}),
+        (DATA, {"a": b"{? [geheim] : x}"}),
+        (DATA, {"a": b"a: 2001-99-99 # geheim"}),
+        (DATA, {"a": b"\x07geheim"}),
+        (DATA, {"a": b"\xffgeheim"}),
+    ],
+)
+def test_a_problem_shows_nothing_of_a_secret(note: str, content: dict[str, bytes]) -> None:
+    (problem,) = wishes({note: "secret/x"}, {note: content})[1]
+    assert "geheim" not in problem.message
+    assert "'a'" in problem.message or "a_encoding" in problem.message
+
+
+def test_a_problem_of_yaml_has_the_position_and_that_of_a_config_map_the_reason() -> None:
+    content = {DATA: {"a": b"x: *other"}}
+    (hidden,) = wishes({DATA: "secret/x"}, content)[1]
+    assert hidden.message.endswith("no YAML: line 1, column 4")
+    (shown,) = wishes({DATA: "configmap/x"}, content)[1]
+    assert "undefined alias 'other' (line 1, column 4)" in shown.message
 
 
 def test_the_values_of_both_kinds_are_bytes() -> None:

@@ -142,3 +142,15 @@ def test_an_expression_of_the_cluster_precedes_the_same_one_in_a_file(tmp_path: 
     (cluster / "1.yaml").write_text(rule % "https://h/cluster")
     names = AliasFiles(tmp_path, {}, (str(tmp_path),), cluster)
     assert names.resolve("xyz").source.ref == "https://h/cluster"
+
+
+def test_a_folder_of_the_cluster_that_cannot_be_listed_takes_no_other_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = tmp_path / "cluster"
+    cluster.write_text("")  # listing it fails also for root
+    rule = "kind: VirtletImageMapping\nspec: {translations: [{name: x, url: 'https://h/x'}]}"
+    (tmp_path / "1.yaml").write_text(rule)
+    names = AliasFiles(tmp_path, {}, (str(tmp_path),), cluster)
+    assert names.resolve("x").source.ref == "https://h/x"
+    assert f"{cluster}: cannot be listed: Not a directory" in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.pretended_node import record
+from services.nodeagent.tests.test_disk_files import ROOT_DISK
 from services.nodeagent.tests.test_network_disks import REF
 from services.nodeagent.tests.test_volume_disks import MADE, SPEC
 
@@ -17,6 +19,7 @@ from virtbus.bus.runtime.device_socket import open_device, open_host_device
 from virtbus.bus.runtime.pool_settings import BlockPool
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.addresses import assigned
+from virtbus.nodeagent.core.disk_sources import devices_with_images
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
 from virtbus.nodeagent.edge.allowed_devices import open_exclusively
@@ -27,6 +30,7 @@ from virtbus.nodeagent.edge.pool_devices import measured
 from virtbus.schemas.pool import PoolKind, PoolState
 
 MIB = 1024**2
+SURROGATE = rb'{"pool": "\ud800", "volume": ""}'
 
 
 def pool(path: str) -> BlockPool:
@@ -108,7 +112,7 @@ async def test_the_guest_sees_the_size_of_the_volume_and_not_the_marks(tmp_path:
 
 
 @pytest.mark.integration
-async def test_a_device_of_the_setting_is_opened_by_its_path_and_no_other(
+async def test_a_device_that_a_vm_has_with_an_image_is_opened_by_its_path_and_no_other(
     tmp_path: Path, loop: str
 ) -> None:
     door = tmp_path / "devices.sock"
@@ -123,14 +127,48 @@ async def test_a_device_of_the_setting_is_opened_by_its_path_and_no_other(
             return error.strerror or "closed"
         return ""
 
+    wanted: set[str] = set()
+    allowed = (loop, "/dev/null")
+    served = DeviceDoor(door, tmp_path / "disks", {}, allowed, lambda: wanted)
     async with background() as tasks:
-        tasks.start(DeviceDoor(door, tmp_path / "disks", {}, (loop, "/dev/null")).serve())
+        tasks.start(served.serve())
         while not door.exists():
             await asyncio.sleep(0.01)
+        assert f"no VM that this agent follows has the device {loop}" in await in_thread(
+            lambda: opened(loop)
+        )
+        wanted |= {loop, str(link), "/dev/loop-control"}
         assert await in_thread(lambda: opened(loop)) == ""
         assert "is not among those" in await in_thread(lambda: opened("/dev/loop-control"))
         assert "is no block device" in await in_thread(lambda: opened(str(link)))
         assert "has nothing for" in await asked(door, "raw", REF.key)
+
+
+@pytest.mark.integration
+async def test_a_peer_that_hangs_up_or_sends_nonsense_ends_nothing(tmp_path: Path) -> None:
+    door = tmp_path / "devices.sock"
+    (tmp_path / "disks").mkdir()
+    async with background() as tasks:
+        serving = tasks.start(
+            DeviceDoor(door, tmp_path / "disks", {"raw": pool("/dev/null")}).serve()
+        )
+        while not door.exists():
+            await asyncio.sleep(0.01)
+        for nonsense in (b"", b"{", b"7", b"[" * 1024, b'{"pool": {}}', SURROGATE):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(str(door))
+                peer.sendall(nonsense)
+        assert "nothing for" in await asked(door, "raw", "shop.other")
+        assert not serving.done()
+
+
+def test_imaged_has_the_devices_with_an_image_of_the_agents_vms_only() -> None:
+    devices = [
+        {"name": "root", "host_device": {"path": "/dev/dm-1", "image": "debian"}},
+        {"name": "data", "host_device": {"path": "/dev/dm-2"}},
+    ]
+    with_devices = record(spec=ROOT_DISK | {"volumes": devices})
+    assert devices_with_images([with_devices, record()]) == {"/dev/dm-1"}
 
 
 @pytest.mark.integration

@@ -16,11 +16,11 @@ from services.nodeagent.tests.pretended_node import record
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
-from virtbus.nodeagent.settings import DevicePattern
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import DevicePattern
 from virtbus.schemas.wire import validate
 
 DIGEST = "sha256:" + "5e" * 32

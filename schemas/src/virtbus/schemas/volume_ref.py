@@ -22,6 +22,10 @@ DevicePath = Annotated[
     Field(max_length=200),
 ]
 """A path below /dev without `..`."""
+DevicePattern = Annotated[
+    str, StringConstraints(pattern=r"^/dev(/(\*|(\*[^/*]|[^/*.])(\*?[^/*])*\*?))+$")
+]
+"""Paths in /dev for `Path.glob`: no part is empty, has `**` or begins with a dot."""
 
 
 class HostDevice(StrictModel):

@@ -17,12 +17,14 @@ MAX_NUMBER = 128
 class YamlError(ValueError):
     """The text is not YAML, or exceeds a limit.
 
-    `line` counts from 1; 0: unknown. `shown` is the message on several lines, with the position.
+    `line` and `column` count from 1; 0: unknown. `shown` is the message on several lines, with the
+    position. Both texts may have parts of the document.
     """
 
-    def __init__(self, message: str, line: int = 0, shown: str = "") -> None:
+    def __init__(self, message: str, line: int = 0, shown: str = "", column: int = 0) -> None:
         super().__init__(message)
         self.line = line
+        self.column = column
         self.shown = shown or message
 
 
@@ -44,9 +46,10 @@ def read_yaml(text: str, *, max_values: int) -> Any:
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         reason = ", ".join(filter(None, (error.context, error.problem)))
-        raise YamlError(f"{reason}{where}", mark.line + 1 if mark else 0, str(error)) from None
+        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        where = f" (line {line}, column {column})" if mark else ""
+        raise YamlError(f"{reason}{where}", line, str(error), column) from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise YamlError(str(error).partition("\n")[0] or type(error).__name__) from None
     finally:

@@ -21,7 +21,10 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 
 
 def open_host_device(path: Path, device: str) -> int:
-    """Return an open device that the agent's `devices_allowed` names; raises as `open_device`."""
+    """Return an open device of `devices_allowed` that a VM of the agent has with an image.
+
+    It raises as `open_device`.
+    """
     return _asked(path, {"device": device})
 
 

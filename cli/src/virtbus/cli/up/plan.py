@@ -40,6 +40,15 @@ class Place:
         node = SIMULATED_SERVICES if self.simulate else REAL_SERVICES
         return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Return the folders that exist before a service starts.
+
+        The last one is that of deploy/systemd/tmpfiles.conf, from virtbus-cri to imaged.
+        """
+        names = (self.run_dir / "image-names",) if "imaged" in self.services else ()
+        return (self.state_dir, self.run_dir, *names)
+
     def creds(self, service: str) -> Path:
         """Return the path of a service's credentials file."""
         if self.node_creds is not None:

@@ -48,7 +48,7 @@ async def up(
     Raises:
         CliError: another `up` uses the state directory, another version wrote it, or the bus fails.
     """
-    make(place.state_dir, place.run_dir)
+    make(*place.folders)
     try:
         state_version.check(place.state_dir)
     except VirtbusError as error:

@@ -1,13 +1,14 @@
 """The CRI's settings."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
+from virtbus.schemas.volume_ref import DevicePattern
 
 
 class Settings(ServiceSettings):
@@ -38,7 +39,7 @@ class Settings(ServiceSettings):
         description="size of an emptyDir's disk, unless the pod's annotation gives one",
     )
 
-    flexvolume_devices: tuple[Annotated[str, StringConstraints(pattern=r"^/dev/.+")], ...] = Field(
+    flexvolume_devices: tuple[DevicePattern, ...] = Field(
         (),
         description=(
             "block devices that any author of a pod may name in a flexvolume of the type raw, as "

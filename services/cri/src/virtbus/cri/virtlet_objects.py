@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = (1.0, 60.0)
 KEY = "objects"
+MOST_ERRORS = 5
 _VIRTLETS = "/apis/virtlet.k8s/v1/namespaces/kube-system"
 _NAMED = {"fieldSelector": f"metadata.name={virtlet_objects.TRANSLATIONS}"}
 _LISTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -51,7 +52,9 @@ class VirtletObjects:
         self._names = names
         self._hostname = hostname
         self._objects = ClusterObjects()
-        self._publishing = asyncio.Lock()
+        self._files: Mapping[str, bytes] = {}
+        self._writing = asyncio.Lock()
+        self._unwritten = asyncio.Event()
         self.config = NodeConfig()
 
     async def load(self) -> None:
@@ -65,6 +68,7 @@ class VirtletObjects:
         if self._cluster is None:
             return
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._write_again())
             for field, path, query in _LISTS:
                 group.create_task(self._follow(self._cluster, field, path, query))
             here = {"labelSelector": f"{HOSTNAME}={await self._hostname()}"}
@@ -79,6 +83,12 @@ class VirtletObjects:
             try:
                 async for items in cluster.lists(path, query):
                     pauses = delays(*AGAIN_S)
+                    if field == "nodes" and not items:
+                        log.warning(
+                            "no Kubernetes node has the label %s; VirtletConfigMappings for nodes "
+                            "do not apply, and while there are any, rawDevices permit nothing",
+                            query["labelSelector"], extra={"code": "node_unknown"},
+                        )  # fmt: skip
                     await self._saw(field, [virtlet_objects.bare(item) for item in items])
             except VirtbusError as error:
                 log.warning("%s: %s", path, error, extra={"code": error.reason})
@@ -92,13 +102,32 @@ class VirtletObjects:
 
     async def _publish(self) -> None:
         """Derive the settings, and write the image names for imaged."""
-        async with self._publishing:
-            self.config, problems = virtlet_objects.node_config(self._objects)
-            for one in problems:
-                log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
-            regexps = self.config.regexps is not False
-            files = virtlet_objects.image_files(self._objects, regexps=regexps)
+        self.config, problems = virtlet_objects.node_config(self._objects)
+        regexps = self.config.regexps is not False
+        self._files, unusable = virtlet_objects.image_files(self._objects, regexps=regexps)
+        for one in (*problems, *unusable):
+            log.error("%s: %s", one.path, one.message, extra={"code": "virtlet_config_invalid"})
+        await self._write()
+
+    async def _write(self) -> None:
+        """Write the image names; errors are logged, and `_write_again` repeats it."""
+        async with self._writing:
             try:
-                await write_names(self._names, files)
+                errors = await write_names(self._names, self._files)
             except OSError as error:
-                log.error("%s: %s", self._names, error, extra={"code": "image_names_unwritable"})
+                errors = [error]
+        if errors and self._cluster is not None:
+            for one in errors[:MOST_ERRORS]:
+                log.error("%s: %s", self._names, one, extra={"code": "image_names_unwritable"})
+            self._unwritten.set()
+        else:
+            self._unwritten.clear()
+
+    async def _write_again(self) -> None:
+        pauses = delays(*AGAIN_S)
+        while True:
+            await self._unwritten.wait()
+            await asyncio.sleep(next(pauses))
+            await self._write()
+            if not self._unwritten.is_set():
+                pauses = delays(*AGAIN_S)

@@ -17,6 +17,7 @@ from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
+from virtbus.nodeagent.core.disk_sources import devices_with_images
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.admin import AdminSocket
@@ -124,12 +125,14 @@ async def serve(settings: Settings) -> None:
             group.create_task(PoolServers(pools, liveness.pools.tell, tools.servers).run())
             group.create_task(hypervisor.logins.sweep())
             group.create_task(report_devices(pools, liveness.pools.tell))
-            door = settings.run_dir / device_socket.NAME
-            group.create_task(
-                DeviceDoor(
-                    door, settings.state_dir / "disks", pools, settings.devices_allowed
-                ).serve()
+            door = DeviceDoor(
+                settings.run_dir / device_socket.NAME,
+                settings.state_dir / "disks",
+                pools,
+                settings.devices_allowed,
+                lambda: devices_with_images(one.vm.record for one in agent.vms.actors.values()),
             )
+            group.create_task(door.serve())
             ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
             async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
                 await agent.run()

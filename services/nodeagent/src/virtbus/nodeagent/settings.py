@@ -1,19 +1,15 @@
 """Defines the nodeagent's settings."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.schemas.filesystem import HostPath
 from virtbus.schemas.quantity import Bytes
-
-DevicePattern = Annotated[
-    str, StringConstraints(pattern=r"^/dev(/(\*|(\*[^/*]|[^/*.])(\*?[^/*])*\*?))+$")
-]
-"""Paths in /dev for `Path.glob`: no part is empty, has `**` or begins with a dot."""
+from virtbus.schemas.volume_ref import DevicePattern
 
 
 class Settings(ServiceSettings):

@@ -5,7 +5,6 @@ the target runtime. The contents of ConfigMaps and Secrets are read when the VM 
 that, only the references to them are checked.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from virtbus.cri.core import virtlet_sources
+from virtbus.cri.core.json_text import json_text
 from virtbus.cri.core.virtlet_sources import Contents, Source
 from virtbus.schemas.disk import DiskBus
 from virtbus.schemas.errors import Detail
@@ -237,9 +237,16 @@ def _user_data(reader: _Reader) -> str | None:
         try:
             whole[name] = read_yaml(text, max_values=YAML_VALUES)
         except YamlError as error:
-            reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {error}")
+            where = f"line {error.line}, column {error.column}" if error.line else "as a whole"
+            secret = named_sources(reader.notes)[SOURCE].kind == virtlet_sources.SECRETS
+            why = where if secret else error  # an event shows the reason; it quotes the text
+            reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {why}")
     whole = virtlet_sources.merged(whole, inline)
-    return f"#cloud-config\n{json.dumps(whole, default=str)}\n" if whole else None
+    try:
+        return f"#cloud-config\n{json_text(whole)}\n" if whole else None
+    except ValueError as error:
+        reader.refuse(USER_DATA if inline else SOURCE, str(error))
+        return None
 
 
 def _source_texts(reader: _Reader) -> dict[str, str]:
@@ -286,7 +293,7 @@ def _files(reader: _Reader) -> tuple[GuestFile, ...]:
     try:
         return virtlet_sources.files((reader.contents or {}).get(FILES_SOURCE, {}))
     except ValueError as error:
-        reader.refuse(FILES_SOURCE, str(error)[:300])
+        reader.refuse(FILES_SOURCE, str(error))
         return ()
 
 

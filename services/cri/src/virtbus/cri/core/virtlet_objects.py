@@ -4,16 +4,19 @@ A VirtletConfigMapping is for the nodes that it names or whose labels it selects
 by rising `priority`, and those of one priority by their names, so the result is always the same.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from virtbus.cri.core.json_text import json_text
 from virtbus.cri.core.stored_record import StoredRecord
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.model import LenientModel
+from virtbus.schemas.volume_ref import DevicePattern
 from virtbus.schemas.wire import problems
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
@@ -24,6 +27,9 @@ TRANSLATIONS = "virtlet-image-translations"
 MAPPING_KIND, CONFIG_MAP_KIND = "VirtletImageMapping", "ConfigMap"
 MOST_VALUES = 80_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAME_IN_FILE = 150
+"""Longer names are shortened in the names of files, which have 255 bytes at most."""
+_PATTERN: TypeAdapter[str] = TypeAdapter(DevicePattern)
 
 
 class NodeConfig(LenientModel):
@@ -41,8 +47,25 @@ class NodeConfig(LenientModel):
     @property
     def devices(self) -> tuple[str, ...]:
         """Return the patterns of devices for flexvolumes of the type raw."""
+        return tuple(one for one in self._named if _is_pattern(one))
+
+    @property
+    def wrong_devices(self) -> tuple[str, ...]:
+        """Return the parts of `rawDevices` that are no patterns. They permit nothing."""
+        return tuple(one for one in self._named if not _is_pattern(one))
+
+    @property
+    def _named(self) -> tuple[str, ...]:
         parts = map(str.strip, (self.raw_devices or "").split(","))
-        return tuple(f"/dev/{part}" for part in parts if part and not part.startswith(("/", ".")))
+        return tuple(f"/dev/{part}" for part in parts if part)
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        _PATTERN.validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 class _Spec(LenientModel):
@@ -78,10 +101,14 @@ def bare(obj: Mapping[str, Any]) -> Json:
 
 
 def node_config(objects: ClusterObjects) -> Settled:
-    """Return the settings of this node."""
+    """Return the settings of this node.
+
+    Mappings for nodes may forbid devices. So there are none while this node is unknown.
+    """
     node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
     found: list[tuple[int, str, NodeConfig]] = []
     wrong: list[Detail] = []
+    narrowed = False
     for one in objects.config_mappings:
         name = one["metadata"]["name"]
         try:
@@ -89,40 +116,65 @@ def node_config(objects: ClusterObjects) -> Settled:
         except ValidationError as error:
             wrong += problems(error, f"VirtletConfigMapping {name}: spec", model=_Spec)
             continue
+        narrowed |= bool(spec.node_name or spec.node_selector)
         selected = spec.node_selector.items() <= node["labels"].items()
         if spec.config is not None and spec.node_name in {"", node["name"]} and selected:
             found.append((spec.priority, name, spec.config))
+            path = f"VirtletConfigMapping {name}: spec.config.rawDevices"
+            wrong += (
+                Detail(path=path, message=f"{one!r:.80} is no pattern of devices: loop*, vg0/pvc-*")
+                for one in spec.config.wrong_devices
+            )
     joined: Json = {}
     for _, _, config in sorted(found, key=lambda each: each[:2]):
         joined |= config.model_dump(exclude_none=True, by_alias=True)
+    if narrowed and not objects.nodes:
+        joined.pop("rawDevices", None)
     return Settled(NodeConfig.model_validate(joined), tuple(wrong))
 
 
-def image_files(objects: ClusterObjects, *, regexps: bool) -> dict[str, bytes]:
-    """Return the contents of the files of image names for imaged, by file name.
+class ImageFiles(NamedTuple):
+    """The contents of the files of image names by file name, and the problems of the objects."""
+
+    files: dict[str, bytes]
+    problems: tuple[Detail, ...] = ()
+
+
+def image_files(objects: ClusterObjects, *, regexps: bool) -> ImageFiles:
+    """Return the files of image names for imaged.
 
     Each object has a file of its own, so imaged's problems name the object. JSON is YAML, too.
-    Without `regexps`, rules with an expression are left out.
+    Without `regexps`, rules with an expression are left out. An object with a problem has no file.
     """
-    change = _same if regexps else _without_regexps
-    found: dict[str, Json] = {}
-    for one in objects.image_mappings:
-        found[_file(MAPPING_KIND, one)] = {"kind": MAPPING_KIND, "spec": change(one.get("spec"))}
-    for one in objects.translations:
-        data = one.get("data") or {}
-        texts = data if regexps else {name: _text_without(data[name]) for name in data}
-        found[_file(CONFIG_MAP_KIND, one)] = {"kind": CONFIG_MAP_KIND, "data": texts}
-    return {name: json.dumps(body).encode() for name, body in found.items()}
+    found: dict[str, bytes] = {}
+    wrong: list[Detail] = []
+    parts = ((MAPPING_KIND, objects.image_mappings), (CONFIG_MAP_KIND, objects.translations))
+    for kind, one in ((kind, one) for kind, several in parts for one in several):
+        try:
+            found[_file(kind, one)] = json.dumps(_body(kind, one, regexps=regexps)).encode()
+        except Exception as error:  # noqa: BLE001  an object ends nothing but its own names
+            name = one["metadata"]["name"]
+            wrong.append(Detail(path=f"{kind} {name}", message=f"cannot be used: {error!s:.200}"))
+    return ImageFiles(found, tuple(wrong))
+
+
+def _body(kind: str, one: Json, *, regexps: bool) -> Json:
+    if kind == MAPPING_KIND:
+        spec = one.get("spec")
+        return {"kind": kind, "spec": spec if regexps else _without_regexps(spec)}
+    data = one.get("data") or {}
+    texts = data if regexps else {name: _text_without(data[name]) for name in data}
+    return {"kind": kind, "data": texts}
 
 
 def _file(kind: str, one: Json) -> str:
     """Return the name of an object's file. An API server accepts no other names of objects."""
     name = one["metadata"]["name"]
-    return f"{kind}.{name if _NAME.fullmatch(name) else 'unnamed'}.yaml"
-
-
-def _same(config: Any) -> Any:
-    return config
+    if not _NAME.fullmatch(name):
+        name = "unnamed"
+    if len(name) > _NAME_IN_FILE:
+        name = f"{name[:_NAME_IN_FILE]}.{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return f"{kind}.{name}.yaml"
 
 
 def _without_regexps(config: Any) -> Any:
@@ -135,8 +187,13 @@ def _without_regexps(config: Any) -> Any:
 
 
 def _text_without(text: Any) -> Any:
-    """Return a YAML text without regular expressions; one that is no YAML as it is."""
+    """Return a YAML text without regular expressions; one that is no YAML as it is.
+
+    Raises:
+        ValueError: it has binary data that are no text.
+    """
     try:
-        return json.dumps(_without_regexps(read_yaml(str(text), max_values=MOST_VALUES)))
+        config = read_yaml(str(text), max_values=MOST_VALUES)
     except YamlError:
         return text
+    return json_text(_without_regexps(config))

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from virtbus.schemas.guest_files import GuestFile
+from virtbus.schemas.wire import reason_of
 
-_KINDS = {"configmap": "configmaps", "secret": "secrets"}
+SECRETS = "secrets"
+_KINDS = {"configmap": "configmaps", "secret": SECRETS}
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
 AUTHORIZED_KEYS = "authorized_keys"
@@ -53,7 +55,7 @@ def parse(text: str, *, with_key: bool = False) -> Source:
 def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the values of an object, as the API has it; raises ValueError."""
     texts = {str(key): str(one) for key, one in (obj.get("data") or {}).items()}
-    if kind == "secrets":
+    if kind == SECRETS:
         return {key: base64.b64decode(one, validate=True) for key, one in texts.items()}
     more = obj.get("binaryData") or {}
     return {
@@ -66,8 +68,8 @@ def decoded(value: bytes, encoding: str) -> str:
     """Return a value as text, from an encoding; raises ValueError."""
     try:
         return (base64.b64decode(value) if encoding == BASE64 else value).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
-        msg = f"is no text in the encoding {encoding}: {error}"
+    except (binascii.Error, UnicodeDecodeError):
+        msg = f"is no UTF-8 text in the encoding {encoding}"
         raise ValueError(msg) from None
 
 
@@ -85,7 +87,8 @@ def files(given: Mapping[str, bytes]) -> tuple[GuestFile, ...]:
     """Return the files of an object: the keys `X`, `X_path` and `X_encoding` describe one.
 
     Raises:
-        ValueError: a path or an encoding is missing or wrong.
+        ValueError: a path or an encoding is missing or wrong. The text has the names of keys and no
+            values, which may be secret.
     """
     found = []
     for key in sorted(given):
@@ -96,9 +99,13 @@ def files(given: Mapping[str, bytes]) -> tuple[GuestFile, ...]:
             continue
         encoding = given.get(f"{key}{_ENCODING}", BASE64.encode()).decode(errors="replace").strip()
         if encoding not in {BASE64, PLAIN}:
-            msg = f"has {key}{_ENCODING} {encoding!r:.40}; write base64 or plain"
+            msg = f"has an unknown {key}{_ENCODING}; write base64 or plain"
             raise ValueError(msg)
         path = given[f"{key}{_PATH}"].decode(errors="replace").strip()
-        content = base64.b64decode(given[key]) if encoding == BASE64 else given[key]
-        found.append(GuestFile(path=path, content_base64=base64.b64encode(content).decode()))
+        try:
+            content = base64.b64decode(given[key]) if encoding == BASE64 else given[key]
+            found.append(GuestFile(path=path, content_base64=base64.b64encode(content).decode()))
+        except ValueError as error:
+            msg = f"has the keys {key!r:.80} and {key}{_PATH}: {reason_of(error)}"
+            raise ValueError(msg) from None
     return tuple(found)

@@ -1,6 +1,7 @@
 """Writes the cluster's image names into a folder of files that imaged reads.
 
-The folder is of this boot. systemd makes it for imaged's group, because rules may contain secrets.
+deploy/systemd/tmpfiles.conf makes the folder of this boot for imaged's group, because rules may
+contain secrets. A folder that this process makes would be closed to imaged.
 """
 
 import asyncio
@@ -8,26 +9,47 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+TMPFILES = "deploy/systemd/tmpfiles.conf: systemd-tmpfiles --create /etc/tmpfiles.d/virtbus.conf"
 _PART = ".part"
 
 
-async def write_names(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make the folder have these files and no others; raises OSError."""
-    await asyncio.to_thread(_write, folder, files)
+async def write_names(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
+    """Make the folder have these files and no others; return the errors of single files.
+
+    Raises:
+        OSError: there is no folder, or it cannot be read.
+    """
+    return await asyncio.to_thread(_write, folder, files)
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+def _write(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
+    try:
+        group = folder.stat().st_gid
+    except FileNotFoundError:
+        msg = f"it is missing; apply {TMPFILES}"
+        raise FileNotFoundError(msg) from None
+    errors = []
     for path in folder.iterdir():
         if path.name not in files:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                errors.append(error)
     for name, body in files.items():
-        path = folder / name
-        if path.is_file() and path.read_bytes() == body:
-            continue
-        part = folder / f"{name}{_PART}"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o640)
-            file.write(body)
-        part.replace(path)
+        try:
+            _ensure(folder / name, body, group)
+        except OSError as error:
+            errors.append(error)
+    return errors
+
+
+def _ensure(path: Path, body: bytes, group: int) -> None:
+    # A file of another group is from a time when the folder was not for imaged yet.
+    if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
+        return
+    part = path.with_name(f"{path.name}{_PART}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o640)
+        file.write(body)
+    part.replace(path)

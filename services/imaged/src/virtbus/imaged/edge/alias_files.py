@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class AliasFiles:
     """The sources of names, in order: files, settings (`extra`), and virtbus' own images.
 
-    A file that cannot be used takes no other one down.
+    A file or a folder that cannot be used takes no other one down.
     """
 
     def __init__(
@@ -95,19 +95,23 @@ class AliasFiles:
         return table
 
     def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
-        """Return the state of the files, the files to read, and the problems of the folder."""
-        try:
-            paths = [path for folder in self._folders for path in _named(folder)]
-        except OSError as error:
-            message = f"cannot be listed: {error.strerror}"
-            return (("", error.errno or 0, 0, 0),), [], [self._problem(message)]
+        """Return the state of the files, the files to read, and the problems of the folders."""
+        paths: list[Path] = []
+        states: list[tuple[str, int, int, int]] = []
+        wrong: list[RuleFile] = []
+        for folder in self._folders:
+            try:
+                paths += _named(folder)
+            except OSError as error:
+                states.append((str(folder), -(error.errno or 0), 0, 0))
+                wrong.append(_problem(folder, f"cannot be listed: {error.strerror}"))
         guests = [Path(root) / f"{name}.qcow2" for root in self._roots for name in DEFAULT_NAMES]
-        seen = tuple(_state(path) for path in (*paths, *guests))
-        if len(paths) <= MAX_FILES:
-            return seen, paths, []
-        last = paths[MAX_FILES - 1].name
-        message = f"has more than {MAX_FILES} files; those after {last} are not read"
-        return seen, paths[:MAX_FILES], [self._problem(message)]
+        seen = (*states, *(_state(path) for path in (*paths, *guests)))
+        if len(paths) > MAX_FILES:
+            last = paths[MAX_FILES - 1].name
+            message = f"has more than {MAX_FILES} files; those after {last} are not read"
+            wrong.append(_problem(self._directory, message))
+        return seen, paths[:MAX_FILES], wrong
 
     @property
     def _folders(self) -> tuple[Path, ...]:
@@ -119,13 +123,14 @@ class AliasFiles:
             found.rules = [replace(rule, layer=IN_CLUSTER[rule.layer]) for rule in found.rules]
         return found
 
-    def _problem(self, message: str) -> RuleFile:
-        return RuleFile(problems=[Detail(path=str(self._directory), message=message)])
-
     def _default(self, name: str) -> tuple[str, str]:
         paths = [Path(root) / f"{name}.qcow2" for root in self._roots]
         found = next((path for path in paths if path.exists()), paths[0])
         return name, f"file://{found}"
+
+
+def _problem(folder: Path, message: str) -> RuleFile:
+    return RuleFile(problems=[Detail(path=str(folder), message=message)])
 
 
 def _named(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ header of each file before libvirt gets its path.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -230,3 +230,9 @@ def _backing_format(head: bytes, at: int) -> bytes:
 def _shown(name: bytes) -> str:
     """Return bytes of a file in printable form."""
     return ascii(name[:100].decode(errors="backslashreplace"))
+
+
+def devices_with_images(records: Iterable[VmRecord]) -> frozenset[str]:
+    """Return the paths of the host's devices whose content begins with an image."""
+    devices = (volume.host_device for record in records for volume in record.spec.volumes)
+    return frozenset(one.path for one in devices if one is not None and one.image)

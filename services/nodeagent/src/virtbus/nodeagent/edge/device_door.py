@@ -1,8 +1,8 @@
 """Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
-A request names a pool and a volume, or a device of the setting `devices_allowed`. The answer has
-the open device, or the reason of a refusal. Only root and the owner of the disks' folder get an
-answer.
+A request names a pool and a volume, or a device. That is one of the setting `devices_allowed`, and
+a VM of this node begins with an image on it. The answer has the open device, or the reason of a
+refusal. Only root and the owner of the disks' folder get an answer.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
@@ -20,7 +20,8 @@ from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
 from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
 
-TIMEOUT_S, APPEARS_S = 5.0, 0.5
+TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
+_REFUSALS = (OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError)
 _PEER = struct.Struct("3i")
 
 
@@ -33,11 +34,14 @@ class DeviceDoor:
         disks: Path,
         pools: Mapping[str, PoolSettings],
         devices_allowed: Sequence[str] = (),
+        wanted: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        """`wanted` returns the paths of devices that VMs of this node have with an image."""
         self._path = path
         self._disks = disks
         self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
         self._devices_allowed = devices_allowed
+        self._wanted = wanted
 
     async def serve(self) -> None:
         """Serve until cancelled. Without any device there is no socket."""
@@ -70,28 +74,44 @@ class DeviceDoor:
 
     async def _answer(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with closing(peer):
+        with closing(peer), suppress(OSError):  # a peer that is gone needs no answer
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    asked = await loop.sock_recv(peer, MAX_BYTES)
-                    device = await in_thread(lambda: self._opened(peer, asked))
-            except (OSError, ValueError, KeyError, TypeError, TimeoutError) as error:
+                    want = json.loads(await loop.sock_recv(peer, MAX_BYTES))
+                    if "device" in want:
+                        await self._until_wanted(str(want["device"]))
+                    device = await in_thread(lambda: self._opened(peer, want))
+            except _REFUSALS as error:
                 why = getattr(error, "strerror", None) or str(error) or "it does not answer"
-                await loop.sock_sendall(peer, REFUSED + why.encode()[: MAX_BYTES - 1])
+                await loop.sock_sendall(
+                    peer, REFUSED + why.encode(errors="replace")[: MAX_BYTES - 1]
+                )
                 return
             try:
                 socket.send_fds(peer, [GRANTED], [device])
             finally:
                 os.close(device)
 
-    def _opened(self, peer: socket.socket, asked: bytes) -> int:
+    async def _until_wanted(self, device: str) -> None:
+        """Wait until a VM has the device with an image: imaged may get its record before the agent.
+
+        Raises:
+            ValueError: no VM has it.
+        """
+        until_s = asyncio.get_running_loop().time() + RECORD_S
+        while device not in self._wanted():
+            if asyncio.get_running_loop().time() > until_s:
+                msg = f"no VM that this agent follows has the device {device} with an image"
+                raise ValueError(msg)
+            await asyncio.sleep(RECORD_S / 40)
+
+    def _opened(self, peer: socket.socket, want: dict[str, str]) -> int:
         """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
         size = _PEER.size
         _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         if user not in {0, self._disks.stat().st_uid}:
             msg = "only imaged may open devices"
             raise ValueError(msg)
-        want = json.loads(asked)
         if "device" in want:
             path = allowed_device(str(want["device"]), self._devices_allowed)
         else:
