@@ -77,6 +77,7 @@ async def test_objects_of_a_cluster_name_images_and_set_this_node(
     cluster: Cluster, kubeconfig: Path, tmp_path: Path
 ) -> None:
     store, names = Store(tmp_path / "state"), tmp_path / "image-names"
+    names.mkdir()
     store.open()
 
     async def hostname() -> str:
