@@ -228,12 +228,17 @@ async def test_a_volume_moves_from_a_device_to_a_file_and_back(
             with pytest.raises(VirtbusError) as refused:
                 await ended(fills, back)  # the device has the content of an earlier time
             assert refused.value.reason == "volume_exists"
+            before = disk.path.read_bytes()
+            assert not await node.disks.release_volume(raw(), made_by=back.id)
+            assert disk.path.read_bytes() == before
             assert await node.disks.release_volume(raw())
             assert (await ended(fills, back)).virtual_size_bytes == 4 * MIB
             assert complete(disk.path)
             with pytest.raises(VirtbusError) as refused:
                 await ended(fills, back.model_copy(update={"id": uid(91)}))
             assert refused.value.reason == "volume_exists"
+            assert not await node.disks.release_volume(raw(), made_by=uid(91))
+            assert await node.disks.release_volume(raw(), made_by=back.id)
 
 
 async def test_a_device_without_its_content_is_not_read(

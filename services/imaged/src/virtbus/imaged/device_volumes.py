@@ -37,6 +37,11 @@ class DeviceVolumes:
         """Return the mark of complete content, None without; raises as `Devices.opened`."""
         return await self._threads.run(self._devices.filled, ref)
 
+    async def has_other(self, ref: VolumeRef, operation: str) -> bool:
+        """Return True if the device has complete content that another operation wrote."""
+        mark = await self.filled(ref)
+        return mark is not None and mark.operation != operation
+
     @asynccontextmanager
     async def opened(
         self, ref: VolumeRef, job: Job, check_room: Callable[[int], Awaitable[None]]
