@@ -111,7 +111,9 @@ async def test_two_vms_that_name_one_device_by_two_paths_write_it_once(
     monkeypatch.setattr(DeviceVolumes, "fill", counted)
     async with make_node() as node:
         ref, of = image(node, "one", b"first"), roots(node, threads)
-        await asyncio.gather(*(of.ensure(root(ref, path), NOBODY) for path in (DEVICE, LINK)))
+        async with asyncio.TaskGroup() as group:
+            for path in (DEVICE, LINK):
+                group.create_task(of.ensure(root(ref, path), NOBODY))
     assert fills == 1
     assert device.read_bytes().startswith(b"first\0")
 

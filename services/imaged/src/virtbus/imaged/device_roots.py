@@ -57,7 +57,7 @@ class DeviceRoots:
                 `device_not_blank`, `disk_damaged`; 503 `pool_gone`; as `Images.ensure`.
         """
         for path, source in device_roots(record):
-            devices = Devices(lambda _pool, _volume, path=path: open_host_device(self._door, path))
+            devices = self._devices(path)
             digest = source.file_digest or (await self._images.ensure(source, asker)).digest
             ref = device_root_ref(digest)
             async with self._one_at_a_time:
@@ -67,6 +67,9 @@ class DeviceRoots:
             async with self._one_at_a_time:
                 if not await self._is_filled(devices, ref, path):
                     await self._fill(devices, ref, image)
+
+    def _devices(self, path: str) -> Devices:
+        return Devices(lambda _pool, _volume: open_host_device(self._door, path))
 
     async def _is_filled(self, devices: Devices, ref: VolumeRef, path: str) -> bool:
         """Return True if the device has its content; raises 409 `device_other_image`."""

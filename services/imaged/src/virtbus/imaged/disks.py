@@ -292,12 +292,12 @@ class Disks:
             return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
             if ABILITIES[ref.kind].assigned:
-                if made_by and await self.devices.has_other(ref, made_by):
+                if bool(made_by) and await self.devices.has_other(ref, made_by):
                     return False
                 self._released[ref.folder] = 1
                 return await self.devices.release(ref)
             folders = await self._threads.run(self.pools.of, ref)
-            if made_by and await self._threads.run(folders.has_other, ref.folder, made_by):
+            if bool(made_by) and await self._threads.run(folders.has_other, ref.folder, made_by):
                 return False
             await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image

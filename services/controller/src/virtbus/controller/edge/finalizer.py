@@ -46,7 +46,7 @@ class Finalizer:
         self._moves = Assignment(bus, fleet)
         self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
         self._retried: set[str] = set()
-        """The uids that are queued again after a delay: one retry of each, however often it failed."""
+        """The uids that are queued again after a delay, at most once each."""
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
         """Purge each deleted VM once its status says that nothing is left on the host."""
