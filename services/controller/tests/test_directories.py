@@ -7,6 +7,7 @@ from services.controller.tests.fleets import node, record, spec, uid
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.virtual import World, run, settle, world
 
+from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.evacuation import data_stays
 from virtbus.controller.core.snapshot_changes import refuse_devices
 from virtbus.schemas.errors import VirtbusError
@@ -56,6 +57,55 @@ def test_a_vm_mounts_only_directories_that_are_open_to_its_namespace() -> None:
                 assert stored.node == "n1", "only n1 offers it"
 
     run(body)
+
+
+def test_a_vm_is_placed_on_a_node_that_opens_its_directory_to_its_namespace() -> None:
+    async def body() -> None:
+        async with world(nodes=2) as made:
+            await made.hear(node("n1", directories={"/srv/d": ("team-a",)}))
+            await made.hear(node("n2", directories={"/srv/d": ("team-b",), "/srv/e": ("team-a",)}))
+            await settle()
+            people = Asking(made, "CLIENT")
+            places = {"team-a": "n1", "team-b": "n2"}
+            for number in range(1, 9):
+                namespace = sorted(places)[number % 2]
+                ask = {"name": f"web-{number}", "namespace": namespace, "image": "tiny"}
+                await people.ask("create", uid=uid(number), spec=sharing("/srv/d"), **ask)
+                stored = await made.stored(uid(number))
+                assert stored is not None
+                assert stored.node == places[namespace]
+            both = {"kubernetes.io/hostname": "n2"}
+            elsewhere = {"name": "far", "namespace": "team-a", "image": "tiny"}
+            wanted = sharing("/srv/d", node_selector=both)
+            assert await people.refused("create", spec=wanted, **elsewhere) == "no_capacity"
+
+    run(body)
+
+
+def test_an_update_takes_only_directories_that_the_node_of_the_vm_opens() -> None:
+    async def body() -> None:
+        async with world(nodes=2) as made:
+            await made.hear(node("n1", directories={"/srv/a": ("*",), "/srv/d": ("team-b",)}))
+            await made.hear(node("n2", directories={"/srv/d": ("*",)}))
+            await settle()
+            ask = {"name": "web", "image": "tiny", "uid": uid(1)}
+            view = await made.vm("create", **ask, spec=sharing("/srv/a"))
+            assert view.node == "n1"
+            spec_of = view.spec.model_dump(mode="json")
+            spec_of["domain"]["devices"]["filesystems"][0]["directory"] = "/srv/d"
+            change = {"name": "web", "revision": view.revision, "spec": spec_of}
+            assert await Asking(made, "CLIENT").refused("update", **change) == "directory_closed"
+
+    run(body)
+
+
+def test_a_namespace_is_part_of_a_demand_only_with_directories() -> None:
+    plain, other = record(spec=spec()), record(spec=spec(), namespace="shop")
+    assert demand_of_vm(plain) == demand_of_vm(other)
+    shared = record(spec=VmSpec.model_validate(sharing("/srv/open/a")))
+    assert demand_of_vm(shared).namespace == shared.namespace
+    pod = shared.model_copy(update={"owner": "CRI-N1"})
+    assert demand_of_vm(pod).namespace == ""
 
 
 def test_a_pod_of_the_node_mounts_a_directory_that_is_open_to_no_namespace() -> None:

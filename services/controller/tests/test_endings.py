@@ -87,6 +87,28 @@ async def test_a_delete_that_meets_an_unreadable_value_is_tried_again(
                 break
 
 
+async def test_a_delete_that_fails_many_times_has_one_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("virtbus.controller.edge.finalizer.MENDED_S", 0.05)
+    tried = asyncio.Queue[str]()
+
+    async def finish(_: Commits, held: StoredVm) -> int:
+        tried.put_nowait(held.record.uid)
+        raise VirtbusError(Code.CONFLICT, "unreadable", "a sum")
+
+    monkeypatch.setattr(Commits, "finish", finish)
+    bus, fleet, released = MemoryBus(MemoryServer()), Fleet(), asyncio.Queue[str]()
+    await _deleting(bus, fleet, record(1))
+    for _ in range(5):  # each status of the VM queues it
+        released.put_nowait(uid(1))
+    async with asyncio.timeout(5), background() as tasks:
+        tasks.start(Finalizer(bus, fleet, FleetEvents(bus)).finish_released(released))
+        for _ in range(5 + 3):
+            await tried.get()
+        assert tried.empty(), "each later attempt is alone"
+
+
 async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bool) -> bool:
     """Return True if a sweep removes a status without a record."""
     fleet, one = Fleet(), record(1)

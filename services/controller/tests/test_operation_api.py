@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import record, status, uid
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 from services.controller.tests.volumes import volume
@@ -188,17 +188,35 @@ async def test_ended_operations_are_deleted_and_open_ones_are_not(made: World) -
     assert (await made.ask("list", "operation"))["items"] == []
 
 
+async def later(made: World) -> None:
+    """Wait until the leader has swept; the node is there after it."""
+    await asyncio.sleep(150)
+    await made.hear(node("n1"))
+    await settle()
+
+
 @played()
-async def test_the_quota_counts_ended_ones_too(made: World) -> None:
+async def test_ended_operations_make_room_for_new_ones(made: World) -> None:
     await off(made)
     for number in range(100):
         await export(made, id=uid(1000 + number))
     full = await refused(export(made))
     assert (full.code, full.reason) == (429, "operation_quota")
-    await of(made, "cancel", uid(1000))
-    await of(made, "delete", uid(1000))
-    await settle()
-    await export(made)
+    ended_ns = made.host.sources.time_ns() - 120 * 10**9
+    for number in (7, 3, 5):
+        how = {"phase": OperationPhase.SUCCEEDED, "ended_ns": ended_ns}
+        one = OperationStatus(id=uid(1000 + number), node="n1", **how)
+        await made.host.put(subjects.operation_status("n1", one.id), encode(one))
+    await later(made)
+    await of(made, "get", uid(1003))  # the namespace has no more than it may have
+    for number in (90, 91):
+        await export(made, id=uid(number))
+    await later(made)
+    for number in (3, 5):  # the oldest of those that have ended
+        assert (await refused(of(made, "get", uid(1000 + number)))).reason == "operation_not_found"
+    await of(made, "get", uid(1007))
+    await export(made, id=uid(92))
+    assert (await refused(export(made, id=uid(93)))).reason == "operation_quota"
 
 
 @played()

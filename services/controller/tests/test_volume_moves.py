@@ -55,6 +55,8 @@ class Nodes:
     """The nodes that removed data, each with True if the volume's record named it then."""
     refs: list[VolumeRef] = field(default_factory=list)
     """The data that was removed."""
+    made_by: list[str | None] = field(default_factory=list)
+    """For each of them: the fill whose data alone is removed."""
     fails: list[VirtbusError] = field(default_factory=list)
     """Errors of the next pieces."""
     world: World | None = None
@@ -84,7 +86,9 @@ class Nodes:
 
     def release(self, node: str) -> Any:
         async def release(request: Request) -> VolumeReleased:
-            self.refs.append(validate(VolumeRelease, request.data).ref)
+            want = validate(VolumeRelease, request.data)
+            self.refs.append(want.ref)
+            self.made_by.append(want.made_by)
             self.released.append((node, (await stored(self._made)).node == node))
             return VolumeReleased(found=True)
 
@@ -205,6 +209,9 @@ async def test_a_failure_leaves_the_volume_where_it_is(made: World) -> None:
         view = await get(made)
         assert (view.state, view.node) == ("Bound", "n1")
         assert view.message == "the move to n2 failed: the disk of n2 is full"
+        failed = (await stored(made)).move
+        assert failed is not None
+        assert nodes.made_by == [failed.fill], "other data on n2 stays"
         assert nodes.released == [("n2", False)]
         assert (await move(made)).state == VolumeState.MOVING
 

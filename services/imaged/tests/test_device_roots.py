@@ -1,5 +1,6 @@
 """A device that begins with an image: written once, kept for later VMs, never another's."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker
 from virtbus.imaged import device_roots
 from virtbus.imaged.core.device_marks import END_BYTES
 from virtbus.imaged.device_roots import DeviceRoots
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.edge.devices import Device
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.single_flight import Asker
@@ -19,7 +21,7 @@ from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import HostDevice
 
 SIZE = 4 * MIB
-DEVICE = "/dev/vg0/root"
+DEVICE, LINK = "/dev/vg0/root", "/dev/mapper/vg0-root"
 NOBODY = Asker()
 
 
@@ -30,7 +32,8 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_bytes(bytes(SIZE + END_BYTES))
 
     def opened(door: Path, asked: str) -> int:
-        assert (door.name, asked) == ("devices.sock", DEVICE)
+        assert door.name == "devices.sock"
+        assert asked in {DEVICE, LINK}
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     monkeypatch.setattr(device_roots, "open_host_device", opened)
@@ -44,9 +47,9 @@ def image(node: Node, name: str, content: bytes) -> str:
     return f"file://{path}"
 
 
-def root(ref: str) -> VmRecord:
+def root(ref: str, path: str = DEVICE) -> VmRecord:
     """A VM whose root disk is the device."""
-    return record(Volume(name="root", host_device=HostDevice(path=DEVICE, image=ref)))
+    return record(Volume(name="root", host_device=HostDevice(path=path, image=ref)))
 
 
 def roots(node: Node, threads: DiskThreads) -> DeviceRoots:
@@ -92,6 +95,27 @@ async def test_another_image_another_content_and_a_small_device_are_refused_and_
         assert await refusal(of, two) == "device_other_image"
         assert device.read_bytes() == before
         await of.ensure(one, NOBODY)  # a return to the first image finds its content
+
+
+async def test_two_vms_that_name_one_device_by_two_paths_write_it_once(
+    make_node: NodeMaker, threads: DiskThreads, device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill: Any = DeviceVolumes.fill
+    fills = 0
+
+    async def counted(*args: Any) -> None:
+        nonlocal fills
+        fills += 1
+        await fill(*args)
+
+    monkeypatch.setattr(DeviceVolumes, "fill", counted)
+    async with make_node() as node:
+        ref, of = image(node, "one", b"first"), roots(node, threads)
+        async with asyncio.TaskGroup() as group:
+            for path in (DEVICE, LINK):
+                group.create_task(of.ensure(root(ref, path), NOBODY))
+    assert fills == 1
+    assert device.read_bytes().startswith(b"first\0")
 
 
 class CrashError(Exception):

@@ -12,6 +12,7 @@ from services.imaged.tests.records import named, record, ref, uid
 from services.imaged.tests.site_under_test import FAST, MIB, NodeMaker, Web
 
 from virtbus.imaged.core.device_marks import END_BYTES, DeviceMark, sealed, unsealed
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_jobs import Job
 from virtbus.imaged.edge import devices
 from virtbus.imaged.edge.devices import Device, Devices
@@ -227,12 +228,17 @@ async def test_a_volume_moves_from_a_device_to_a_file_and_back(
             with pytest.raises(VirtbusError) as refused:
                 await ended(fills, back)  # the device has the content of an earlier time
             assert refused.value.reason == "volume_exists"
+            before = disk.path.read_bytes()
+            assert not await node.disks.release_volume(raw(), made_by=back.id)
+            assert disk.path.read_bytes() == before
             assert await node.disks.release_volume(raw())
             assert (await ended(fills, back)).virtual_size_bytes == 4 * MIB
             assert complete(disk.path)
             with pytest.raises(VirtbusError) as refused:
                 await ended(fills, back.model_copy(update={"id": uid(91)}))
             assert refused.value.reason == "volume_exists"
+            assert not await node.disks.release_volume(raw(), made_by=uid(91))
+            assert await node.disks.release_volume(raw(), made_by=back.id)
 
 
 async def test_a_device_without_its_content_is_not_read(
@@ -258,6 +264,43 @@ async def test_an_empty_volume_is_zeroes_and_a_long_release_is_repeated(
         assert again.value.reason == "volume_wiping"
         monkeypatch.setattr("virtbus.imaged.device_volumes.RELEASE_S", 5.0)
         assert await node.disks.release_volume(raw())
+
+
+async def test_a_wipe_begins_at_the_first_byte_of_each_device_and_after_each_fill(
+    tmp_path: Path, threads: DiskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that moves between pools has a device in each of them."""
+    monkeypatch.setattr("virtbus.imaged.device_volumes.ZERO_BYTES", SIZE // 4)
+    files = {pool: tmp_path / pool for pool in ("raw", "fast")}
+    for file in files.values():
+        file.write_bytes(bytes(SIZE + END_BYTES))
+    of = Devices(lambda pool, _: os.open(files[pool], os.O_RDWR | os.O_CLOEXEC))
+    volumes = DeviceVolumes(of, threads, tmp_path)
+    refs = {pool: raw().model_copy(update={"pool": pool}) for pool in files}
+
+    async def filled(pool: str) -> None:
+        await volumes.fill(refs[pool], 4 * MIB, None, FAST, Job())
+        with files[pool].open("r+b") as file:
+            file.write(OLD)
+
+    for pool in files:
+        await filled(pool)
+    zero = of.zero
+
+    def interrupted(volume: VolumeRef, at: int, count: int) -> None:
+        if at:
+            raise CrashError
+        zero(volume, at, count)
+
+    with monkeypatch.context() as half:
+        half.setattr(of, "zero", interrupted)
+        with pytest.raises(CrashError):
+            await volumes.release(refs["raw"])
+    assert await volumes.release(refs["fast"])
+    assert not any(files["fast"].read_bytes())
+    await filled("raw")
+    assert await volumes.release(refs["raw"])
+    assert not any(files["raw"].read_bytes())
 
 
 @pytest.mark.integration

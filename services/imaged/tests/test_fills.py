@@ -381,10 +381,13 @@ async def test_a_volume_comes_back_to_a_node_that_it_has_left_and_meets_no_old_d
         later = here.model_copy(update={"id": uid(91)})
         assert await refused(ended(fills, later)) == "volume_exists"
         assert (await fills.do(later.model_copy(update={"do": "cancel"}))).state == "none"
+        assert not await node.disks.release_volume(of, made_by=later.id), "it is not its own"
         assert names(node, of) == ["disk.qcow2", "record.json"]
         await node.disks.ensure(user(of))
         assert await refused(ended(fills, here)) == "volume_exists", "a VM has used it since"
         assert await node.disks.release_volume(of)
+        assert (await ended(fills, later)).state == "done"
+        assert await node.disks.release_volume(of, made_by=later.id)
         assert (await ended(fills, later)).state == "done"
         stale = ref(8 * MIB)
         await node.disks.release_volume(of)

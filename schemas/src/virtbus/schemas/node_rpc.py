@@ -56,9 +56,13 @@ class ReleaseReply(LenientModel):
 
 
 class VolumeRelease(LenientModel):
-    """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds."""
+    """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds.
+
+    With `made_by`, complete data stays unless the fill with that id made it.
+    """
 
     ref: VolumeRef
+    made_by: Uid | None = None
 
 
 class VolumeReleased(LenientModel):

@@ -156,9 +156,7 @@ class ControllerService:
 
     @property
     def _room(self) -> OperationRoom:
-        settings = self._settings
-        quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
-        return OperationRoom(self._fleet, self._storage, quota)
+        return OperationRoom(self._fleet, self._storage, self._settings.operation_quota)
 
     def _snapshot_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
         """Return the handlers of requests about operations and snapshots."""
@@ -209,7 +207,7 @@ class ControllerService:
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
             OverlayPeers(bus, fleet).run,
-            OperationSweep(bus, fleet, settings.operation_keep_s).run,
+            OperationSweep(bus, fleet, settings.operation_keep_s, settings.operation_quota).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,
         ]

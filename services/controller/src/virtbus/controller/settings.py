@@ -108,8 +108,8 @@ class Settings(ServiceSettings):
     operations_per_namespace: int = Field(
         100,
         ge=1,
-        description="maximum number of operations of a namespace, including those that "
-        "ended within operation_keep_s",
+        description="maximum number of open operations of a namespace; above it, the operations "
+        "that ended first are removed before operation_keep_s",
     )
     operations_in_all: int = Field(
         10_000,
@@ -167,6 +167,11 @@ class Settings(ServiceSettings):
     def backup_schedule_quota(self) -> Quota:
         """Return the quotas of schedules of backups."""
         return Quota(self.backup_schedules_per_namespace, self.backup_schedules_in_all)
+
+    @property
+    def operation_quota(self) -> Quota:
+        """Return the quota of open operations."""
+        return Quota(self.operations_per_namespace, self.operations_in_all)
 
     @property
     def volume_quota(self) -> VolumeQuota:

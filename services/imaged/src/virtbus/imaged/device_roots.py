@@ -5,11 +5,11 @@ write, and the mark of complete content the last one. So a crash at any time lea
 is written again, or one that is complete.
 """
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
 from virtbus.bus.runtime.device_socket import open_host_device
-from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core.disk_requests import device_root_ref, device_roots
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.device_volumes import DeviceVolumes
@@ -22,8 +22,9 @@ from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageSource
+from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DeviceRoots:
@@ -45,7 +46,8 @@ class DeviceRoots:
         self._threads = threads
         self._limits = limits
         self._door = door
-        self._locks = KeyedLock()
+        self._one_at_a_time = asyncio.Lock()
+        """One lock for all: a device may have several paths, and each step opens it again."""
 
     async def ensure(self, record: VmRecord, asker: Asker) -> None:
         """Write the devices of a record that have no content yet; the others stay as they are.
@@ -55,24 +57,35 @@ class DeviceRoots:
                 `device_not_blank`, `disk_damaged`; 503 `pool_gone`; as `Images.ensure`.
         """
         for path, source in device_roots(record):
-            async with self._locks.of(path):
-                await self._ensure(path, source, asker)
+            devices = self._devices(path)
+            digest = source.file_digest or (await self._images.ensure(source, asker)).digest
+            ref = device_root_ref(digest)
+            async with self._one_at_a_time:
+                if await self._is_filled(devices, ref, path):
+                    continue
+            image = await self._images.ensure(source, asker)
+            async with self._one_at_a_time:
+                if not await self._is_filled(devices, ref, path):
+                    await self._fill(devices, ref, image)
 
-    async def _ensure(self, path: str, source: ImageSource, asker: Asker) -> None:
-        devices = Devices(lambda _pool, _volume: open_host_device(self._door, path))
-        digest = source.file_digest or (await self._images.ensure(source, asker)).digest
-        ref = device_root_ref(digest)
+    def _devices(self, path: str) -> Devices:
+        return Devices(lambda _pool, _volume: open_host_device(self._door, path))
+
+    async def _is_filled(self, devices: Devices, ref: VolumeRef, path: str) -> bool:
+        """Return True if the device has its content; raises 409 `device_other_image`."""
         if await self._threads.run(devices.filled_bytes, ref) is not None:
-            return
+            return True
         there = await self._threads.run(devices.owner, ref)
         if there is not None and there.image and there.folder != ref.folder:
             message = (
                 f"the device {path} has the root disk of the image {there.image}, and the pod has "
-                f"{digest}; use that image, another PersistentVolume, or clear the device's first "
-                "and last MiB to lose its content"
+                f"{ref.image}; use that image, another PersistentVolume, or clear the device's "
+                "first and last MiB to lose its content"
             )
             raise VirtbusError(Code.CONFLICT, "device_other_image", message)
-        image = await self._images.ensure(source, asker)
+        return False
+
+    async def _fill(self, devices: Devices, ref: VolumeRef, image: ImageInfo) -> None:
         path_of_image, size_bytes = self._store.path(image.digest), image.virtual_size_bytes
         opening = partial(OpenedSource, path_of_image, None, size_bytes, "", image.format)
         volumes = DeviceVolumes(devices, self._threads, self._pools.files.root)

@@ -29,12 +29,18 @@ class DeviceVolumes:
         self._devices = devices
         self._threads = threads
         self._folder = folder
-        self._wiped: dict[str, int] = {}
-        """By folder of a volume: how far its release has come."""
+        self._wiped: dict[tuple[str, str], int] = {}
+        """By pool and folder of a volume: how far the release of its device has come. A volume that
+        moves between pools has two devices."""
 
     async def filled(self, ref: VolumeRef) -> DeviceMark | None:
         """Return the mark of complete content, None without; raises as `Devices.opened`."""
         return await self._threads.run(self._devices.filled, ref)
+
+    async def has_other(self, ref: VolumeRef, operation: str) -> bool:
+        """Return True if the device has complete content that another operation wrote."""
+        mark = await self.filled(ref)
+        return mark is not None and mark.operation != operation
 
     @asynccontextmanager
     async def opened(
@@ -77,6 +83,7 @@ class DeviceVolumes:
         Raises:
             VirtbusError: as `Devices.begin` and `Devices.finish`, and as `convert`.
         """
+        self._wiped.pop((ref.pool, ref.folder), None)
         room_bytes = await self._threads.run(self._devices.begin, ref, size_bytes)
         job.done_bytes, job.total_bytes = 0, room_bytes
         for at in range(0, room_bytes, ZERO_BYTES):
@@ -100,16 +107,16 @@ class DeviceVolumes:
             VirtbusError: 503 `volume_wiping`: repeat; as `Devices.opened`.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + RELEASE_S
+        until_s, of = loop.time() + RELEASE_S, (ref.pool, ref.folder)
         room_bytes = await self._threads.run(self._devices.begin_release, ref)
-        while (at := self._wiped.get(ref.folder, 0)) < room_bytes:
+        while (at := self._wiped.get(of, 0)) < room_bytes:
             if loop.time() > until_s:
                 message = f"the device of {ref.name} is being cleared: {at} of {room_bytes} bytes"
                 raise VirtbusError(Code.UNAVAILABLE, "volume_wiping", message, after_ms=500)
             count = min(ZERO_BYTES, room_bytes - at)
             await self._threads.run(self._devices.zero, ref, at, count)
-            self._wiped[ref.folder] = at + count
+            self._wiped[of] = at + count
         if room_bytes:
             await self._threads.run(self._devices.end_release, ref)
-        self._wiped.pop(ref.folder, None)
+        self._wiped.pop(of, None)
         return bool(room_bytes)

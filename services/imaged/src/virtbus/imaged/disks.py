@@ -282,8 +282,8 @@ class Disks:
             self.recount.set()
             return Gone(bool(entry), entry)
 
-    async def release_volume(self, ref: VolumeRef) -> bool:
-        """Remove the data of a volume; return False if there was none.
+    async def release_volume(self, ref: VolumeRef, made_by: str = "") -> bool:
+        """Remove the data of a volume, as `VolumeRelease`; return False if there was none.
 
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
@@ -292,9 +292,13 @@ class Disks:
             return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
             if ABILITIES[ref.kind].assigned:
+                if bool(made_by) and await self.devices.has_other(ref, made_by):
+                    return False
                 self._released[ref.folder] = 1
                 return await self.devices.release(ref)
             folders = await self._threads.run(self.pools.of, ref)
+            if bool(made_by) and await self._threads.run(folders.has_other, ref.folder, made_by):
+                return False
             await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
             return await self._threads.run(folders.remove, ref.folder)

@@ -125,8 +125,9 @@ class Requests:
 
     async def volume_release(self, request: Request) -> VolumeReleased:
         """Remove the data of a volume. No error if there is none."""
-        ref = validate(VolumeRelease, request.data).ref
-        found = await self._disks.release_volume(ref)
+        want = validate(VolumeRelease, request.data)
+        ref = want.ref
+        found = await self._disks.release_volume(ref, want.made_by or "")
         if found:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
         return VolumeReleased(found=found)

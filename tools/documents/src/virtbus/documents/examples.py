@@ -88,6 +88,7 @@ _VALUES: dict[str, Any] = {
     "subnet": "10.127.0.0/16",
     "entry": UID,
     "adopted": UID,
+    "made_by": OTHER_UID,
     "layers": [f"{UID}.root.qcow2"],
     "UnneededLayers.names": [f"{UID}.root.qcow2"],
     "new_uid": UID,

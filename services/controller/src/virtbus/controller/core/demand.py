@@ -33,12 +33,18 @@ class Demand(NamedTuple):
     host: str = ""
     directories: frozenset[str] = frozenset()
     """The directories and files of the node that the guest uses."""
+    namespace: str = ""
+    """The namespace that must have the directories. Empty without any, so that demands stay equal,
+    and for VMs of a node's account, about whose directories kubelet decides."""
     granted: bool = False
     """kubelet has granted CPUs and memory of its node, so nothing else refuses them (ADR 0059)."""
 
 
-def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS, *, granted: bool = False) -> Demand:
+def demand_of(
+    spec: VmSpec, targets: Targets = NO_TARGETS, *, namespace: str = "", granted: bool = False
+) -> Demand:
     """Return the demand of a VM; `targets` are the network objects that it uses."""
+    directories = frozenset(one.path for one in host_paths(spec))
     return Demand(
         spec.domain.cpu.vcpus,
         memory_of(spec),
@@ -47,7 +53,8 @@ def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS, *, granted: bool = Fa
         network_demand(spec, targets),
         frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
         spec.node_selector.get(HOSTNAME, ""),
-        frozenset(one.path for one in host_paths(spec)),
+        directories,
+        namespace if directories and not granted else "",
         granted,
     )
 
@@ -55,7 +62,9 @@ def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS, *, granted: bool = Fa
 def demand_of_vm(record: VmRecord) -> Demand:
     """Return the demand of a VM with a record."""
     granted = bool(node_of(record.owner))
-    return demand_of(record.spec, record.network_targets, granted=granted)
+    return demand_of(
+        record.spec, record.network_targets, namespace=record.namespace, granted=granted
+    )
 
 
 def memory_of(spec: VmSpec) -> int:

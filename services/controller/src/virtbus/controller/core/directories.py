@@ -29,9 +29,18 @@ def check_directories(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord])
         raise VirtbusError(Code.DENIED, "directory_closed", message, details=tuple(details))
 
 
-def not_offered(directories: Iterable[str], node: NodeRecord) -> str | None:
-    """Return the directories that a node does not offer, as a reason; None if it offers all."""
-    missing = sorted(one for one in directories if not root_of(one, node.directories))
-    if not missing:
+def not_offered(directories: Iterable[str], namespace: str, node: NodeRecord) -> str | None:
+    """Return the directories that a node does not offer to a namespace, as a reason, or None.
+
+    An empty namespace: kubelet decides about the VM, so it is enough that the node offers them.
+    """
+    there = node.directories
+    roots = {one: root_of(one, there) for one in directories}
+    if missing := sorted(one for one, root in roots.items() if not root):
+        return f"does not offer the directory {', '.join(missing)} (directories_allowed)"
+    wanted = {namespace, EVERY}
+    closed = sorted(one for one, root in roots.items() if wanted.isdisjoint(there[root]))
+    if not namespace or not closed:
         return None
-    return f"does not offer the directory {', '.join(missing)} (directories_allowed)"
+    paths = ", ".join(closed)
+    return f"does not open {paths} to the namespace {namespace} (directories_allowed)"

@@ -33,7 +33,9 @@ class Operations:
         self._statuses: dict[str, StoredStatus] = {}
         self._keys: dict[str, str] = {}
         """By id: the key of the operation."""
-        self._in_namespace: Counter[str] = Counter()
+        self._open: dict[str, str] = {}
+        """The namespaces of the operations that have not ended, by key."""
+        self._open_in: Counter[str] = Counter()
         self._of: dict[str, set[str]] = {}
         """By uid of a VM or volume: the keys of its operations."""
         self._seen = 0
@@ -47,7 +49,9 @@ class Operations:
     def put(self, key: str, value: bytes, revision: int) -> None:
         """Process an operation or status from a watch; raises VirtbusError if it is unreadable."""
         if not key.startswith("$KV.vm."):
-            self._statuses[key] = StoredStatus(read_operation_status(key, value), revision)
+            status = read_operation_status(key, value)
+            self._statuses[key] = StoredStatus(status, revision)
+            self._count(operation_record(status.node, status.id))
             return
         self._seen = max(self._seen, revision)
         self._store(key, StoredOperation(read_operation(key, value), revision))
@@ -58,18 +62,29 @@ class Operations:
             self._store(operation_record(held.record.node, held.record.id), held)
 
     def _store(self, key: str, held: StoredOperation) -> None:
-        if key not in self._stored:
-            self._in_namespace[held.record.namespace] += 1
         self._stored[key] = held
         self._keys[held.record.id] = key
         self._of.setdefault(held.record.uid, set()).add(key)
+        self._count(key)
+
+    def _count(self, key: str) -> None:
+        """Count an operation as open, or no longer."""
+        before = self._open.pop(key, None)
+        if before is not None:
+            self._open_in[before] -= 1
+        held = self._stored.get(key)
+        if held is not None and not self.status_of(held.record).status.ended:
+            self._open[key] = held.record.namespace
+            self._open_in[held.record.namespace] += 1
 
     def forget(self, key: str) -> None:
         """Drop an operation or a status that was purged."""
-        self._statuses.pop(key, None)
+        seen = self._statuses.pop(key, None)
+        if seen is not None:
+            self._count(operation_record(seen.status.node, seen.status.id))
         known = self._stored.pop(key, None)
         if known is not None:
-            self._in_namespace[known.record.namespace] -= 1
+            self._count(key)
             self._keys.pop(known.record.id, None)
             self._of[known.record.uid].discard(key)
             if not self._of[known.record.uid]:
@@ -96,8 +111,8 @@ class Operations:
         return list(self._statuses.values())
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of operations of a namespace; None: of all."""
-        return len(self._stored) if namespace is None else self._in_namespace[namespace]
+        """Return the number of open operations of a namespace; None: of all."""
+        return len(self._open) if namespace is None else self._open_in[namespace]
 
     def open_of(self, uid: str) -> list[StoredOperation]:
         """Return the operations of a VM or volume that have not ended."""

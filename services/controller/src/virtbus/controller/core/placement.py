@@ -180,7 +180,7 @@ def _networks(want: Demand, node: Candidate) -> str | None:
 
 
 def _directories(want: Demand, node: Candidate) -> str | None:
-    return not_offered(want.directories, node.record)
+    return not_offered(want.directories, want.namespace, node.record)
 
 
 def _vcpus(want: Demand, node: Candidate) -> str | None:

@@ -45,6 +45,8 @@ class Finalizer:
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
+        self._retried: set[str] = set()
+        """The uids that are queued again after a delay, at most once each."""
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
         """Purge each deleted VM once its status says that nothing is left on the host."""
@@ -62,7 +64,13 @@ class Finalizer:
                 after_s = RETRY_S if isinstance(error, BusError) else MENDED_S
                 extra = {"code": "finish_retry", "uid": uid}
                 log.warning("end of a delete, tried again in %g s: %s", after_s, error, extra=extra)
-                asyncio.get_running_loop().call_later(after_s, changed.put_nowait, uid)
+                if uid not in self._retried:
+                    self._retried.add(uid)
+                    asyncio.get_running_loop().call_later(after_s, self._retry, changed, uid)
+
+    def _retry(self, changed: "asyncio.Queue[str]", uid: str) -> None:
+        self._retried.discard(uid)
+        changed.put_nowait(uid)
 
     async def _finish(self, uid: str) -> None:
         held = self._fleet.vms.get(uid)

@@ -15,8 +15,11 @@ class OperationRoom:
         self._quota = quota
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need.
+
+        Only open operations count. Of those that have ended, `OperationSweep` removes the oldest.
+        """
         self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
-        if why := self._quota.full(self._fleet.operations, namespace, "operations"):
-            message = f"{why}; `virtbus operation delete` removes those that have ended"
+        if why := self._quota.full(self._fleet.operations, namespace, "open operations"):
+            message = f"{why}; repeat when one has ended, or cancel one"
             raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)

@@ -7,7 +7,9 @@ from collections.abc import Awaitable
 from virtbus.bus.client.ports import Bus, EntryKind
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operation_surplus import surplus
 from virtbus.controller.core.operations import StoredOperation, StoredStatus, expired
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.schemas import subjects
@@ -21,10 +23,11 @@ ROUND_S = 30.0
 class OperationSweep:
     """Level-triggered: a crash at any point leaves work for the next round."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, keep_s: float) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, keep_s: float, quota: Quota) -> None:
         self._bus = bus
         self._fleet = fleet
         self._keep_s = keep_s
+        self._quota = quota
         self._writes = OperationWrites(bus)
 
     async def run(self, tenure: LeaderTerm) -> None:
@@ -39,6 +42,9 @@ class OperationSweep:
         for held in operations.all():
             tenure.check()
             await self._guarded(self._one(held, operations.status_of(held.record), now_ns))
+        for held in surplus(self._fleet, self._quota, now_ns):
+            tenure.check()
+            await self._guarded(self._writes.remove(held))
         for seen in operations.statuses():
             known = operations.of_id(seen.status.id)
             if known is None and expired(seen.status, now_ns, self._keep_s):

@@ -151,7 +151,8 @@ class VmApi:
             refuse_unknown(spec, offers, targets, unheard, known=known)
         check_networks(spec, record.namespace, offers, targets)
         if not node_of(record.owner):
-            check_directories(spec, record.namespace, offers)
+            own = self._fleet.nodes.get(record.node)
+            check_directories(spec, record.namespace, offers if own is None else [own.record])
         return record.model_copy(update={"network_targets": targets})
 
     async def _with_addresses(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:

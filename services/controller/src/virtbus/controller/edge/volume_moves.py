@@ -224,7 +224,8 @@ class VolumeMoves:
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
         if self._fleet.has_node(node):
-            ask = VolumeRelease(ref=ref)
+            # After a failure, the target may have data of an earlier time, which stays.
+            ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
         await self.drop_file(record, move)

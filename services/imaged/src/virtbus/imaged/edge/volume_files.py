@@ -173,6 +173,17 @@ class VolumeFolders(DiskFolders):
         except (OSError, VirtbusError):
             return ""
 
+    def has_other(self, folder: str, operation: str) -> bool:
+        """Return True if a volume has a disk that is not from this operation, or that a VM used."""
+        try:
+            with self._open(folder) as directory:
+                whole = DISK + SUFFIX in openat2.names(directory)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_error(error) from error
+        return whole and self.filled_by(folder) != operation
+
     def drop_copy(self, folder: str) -> None:
         """Remove the remains of an unfinished copy. A volume that has a disk keeps it."""
         try:

@@ -1,0 +1,50 @@
+"""Finds the ended operations that make room before their retention ends (ADR 0048)."""
+
+from collections import Counter
+
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operations import StoredOperation
+from virtbus.controller.core.quotas import Quota
+from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.volume import FillState
+
+KEPT_NS = 60 * 10**9
+"""An operation stays for this time after its end, so that those who wait for it see the result."""
+
+
+def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
+    """Return the operations above the quota that have ended, the oldest first.
+
+    Those that another object still waits for are not among them.
+    """
+    known = fleet.operations.all()
+    left, left_in_all = Counter(held.record.namespace for held in known), len(known)
+    schedules = (held.record for held in fleet.operations.schedules.listed(None))
+    of_schedules = {id_ for one in schedules for id_ in (one.run, one.backup)}
+    found = []
+    for held in known:
+        record, status = held.record, fleet.operations.status_of(held.record).status
+        if left[record.namespace] <= quota.per_namespace and left_in_all <= quota.in_all:
+            continue
+        if not status.ended or now_ns - status.ended_ns < KEPT_NS:
+            continue
+        if record.id in of_schedules or _is_needed(record, fleet):
+            continue
+        left[record.namespace] -= 1
+        left_in_all -= 1
+        found.append(held)
+    return found
+
+
+def _is_needed(record: OperationRecord, fleet: Fleet) -> bool:
+    """Return True while a snapshot lacks its data, or a volume is being filled or moved."""
+    if record.snapshot is not None:
+        snapshot = fleet.volumes.snapshots.get(record.snapshot.namespace, record.snapshot.name)
+        if snapshot is not None and snapshot.record.uid == record.snapshot.uid:
+            return not snapshot.record.ready
+    volume = fleet.volumes.get(record.namespace, record.name)
+    if volume is None or volume.record.uid != record.uid:
+        return False
+    fill = volume.record.fill
+    filling = fill is not None and fill.state is FillState.FILLING and fill.operation == record.id
+    return filling or volume.record.has_open_move
