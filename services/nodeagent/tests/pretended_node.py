@@ -88,6 +88,8 @@ class Domains:
         self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
+        self.late: set[str] = set()
+        """Guests with a start that libvirt has not ended."""
         self.links_fail = False
         self.devices = Devices(self.there, self.done)
         self.plugs = Plugs(self)
@@ -139,6 +141,9 @@ class Domains:
         if paused:
             self.tell(DomainEvent(of, DomainChange.STARTED))
             self.tell(DomainEvent(of, DomainChange.PAUSED))
+
+    def start_under_way(self, of: str) -> bool:
+        return of in self.late
 
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))

@@ -96,6 +96,7 @@ async def test_a_late_start_gets_the_file_of_its_own_guest(
         assert await asyncio.to_thread(libvirtd.asked.wait, 5)
         if cancelled:
             starting.cancel()
+    assert starts.under_way(uid(1))
     os.close(lent)
     reused = os.open(other, os.O_RDWR)
     assert reused == lent
@@ -106,6 +107,7 @@ async def test_a_late_start_gets_the_file_of_its_own_guest(
         async with asyncio.timeout(5):
             while holders(own):
                 await asyncio.sleep(0.01)
+        assert not starts.under_way(uid(1))
     finally:
         os.close(reused)
         threads.close()

@@ -161,6 +161,9 @@ class LibvirtHypervisor:
         self._lost.refuse(uid)
         await self._starts.run(uid, paused=paused, files=files)
 
+    def start_under_way(self, uid: str) -> bool:
+        return self._starts.under_way(uid)
+
     async def shutdown(self, uid: str) -> bool:
         self._lost.refuse(uid)
 
