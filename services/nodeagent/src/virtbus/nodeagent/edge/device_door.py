@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
@@ -22,6 +22,7 @@ from virtbus.nodeagent.edge.atomic_file import in_thread
 
 TIMEOUT_S, APPEARS_S = 5.0, 0.5
 _PEER = struct.Struct("3i")
+_REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError
 
 
 class DeviceDoor:
@@ -70,19 +71,20 @@ class DeviceDoor:
 
     async def _answer(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with closing(peer):
+        devices: list[int] = []
+        with closing(peer), suppress(OSError):  # of a peer that has gone
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     asked = await loop.sock_recv(peer, MAX_BYTES)
-                    device = await in_thread(lambda: self._opened(peer, asked))
-            except (OSError, ValueError, KeyError, TypeError, TimeoutError) as error:
+                    await in_thread(lambda: devices.append(self._opened(peer, asked)))
+                socket.send_fds(peer, [GRANTED], devices)
+            except _REASONS as error:
                 why = getattr(error, "strerror", None) or str(error) or "it does not answer"
-                await loop.sock_sendall(peer, REFUSED + why.encode()[: MAX_BYTES - 1])
-                return
-            try:
-                socket.send_fds(peer, [GRANTED], [device])
+                text = why.encode(errors="replace")[: MAX_BYTES - 1]
+                await loop.sock_sendall(peer, REFUSED + text)
             finally:
-                os.close(device)
+                for device in devices:
+                    os.close(device)
 
     def _opened(self, peer: socket.socket, asked: bytes) -> int:
         """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
