@@ -27,6 +27,7 @@ from virtbus.nodeagent.core.ports import (
     Ending,
     HostFacts,
 )
+from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
 from virtbus.nodeagent.edge.freezing import GuestFreezes
@@ -136,6 +137,8 @@ class Domains:
         self, of: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
     ) -> None:
         self.done.append(("start", of))
+        if (error := self.errors.get("start")) is not None:
+            raise error
         self.devices.started(of)
         self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)
         if paused:
@@ -321,6 +324,7 @@ class Node:
         self.bus = MemoryBus(self.server, "test")
         self.domains = Domains()
         self.insides = Insides()
+        self.shares: SharedDirectories = NoShares()
         self.settings = Settings(
             node=NODE,
             state_dir=tmp / "state",
@@ -362,6 +366,7 @@ class Node:
             accelerator=lambda _record: "tcg",
             freezes=freezes,
             plugs=self.domains.plugs,
+            shares=self.shares,
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(
