@@ -105,6 +105,20 @@ async def test_a_virtiofsd_is_lost_once_nobody_holds_its_lock(tmp_path: Path) ->
     assert await made.lost(vm) == ("www",)
 
 
+async def test_only_directories_of_the_guests_start_can_be_lost(tmp_path: Path) -> None:
+    made, first = directories(tmp_path), sharing("/srv/open/a")
+    point = (await made.prepare(first)).points["www"]
+    point.with_suffix(".lock").touch()
+    other = Filesystem(name="docs", directory="/srv/open/b")
+    second = record(VmSpec(domain=Domain(devices=Devices(filesystems=(other,)))))
+    docs = (await made.prepare(second)).points["docs"]
+    docs.with_suffix(".lock").touch()
+    assert await made.lost(second) == ("docs",)
+    assert await made.lost(first) == ("docs",), "its record has changed while it runs"
+    assert not (await made.prepare(record(VmSpec()))).points
+    assert await made.lost(first) == ()
+
+
 def test_the_source_is_among_the_options_of_libvirt() -> None:
     arguments = ["--fd=24", "-o", "source=/run/vms/u/fs/www,xattr,cache=auto"]
     assert virtiofsd.source_of(arguments) == Path("/run/vms/u/fs/www")
