@@ -27,7 +27,7 @@ _MOST_BYTES, _MOST_REPLIES = 4096, 16
 async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, int]:
     """Return the sizes of exports in bytes, without those that the server does not tell.
 
-    A size above DISK_MAX, which no volume has, counts as not told.
+    A size above DISK_MAX, which no volume has, is left out.
     """
     found: dict[str, int] = {}
     writer: asyncio.StreamWriter | None = None
