@@ -17,8 +17,9 @@ from tests.bench.rawvirt import RawVirt
 from tests.bench.stage import IMAGE, Stage
 
 from virtbus.bus.runtime.ids import uuid7
-from virtbus.nodeagent.edge.hypervisor import RESERVED_WORKERS, SLOT_S
+from virtbus.nodeagent.edge.hypervisor import RESERVED_WORKERS
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS
+from virtbus.nodeagent.edge.libvirt_starts import SLOT_S
 
 STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
 MOST_STARTS = MAX_WORKERS - RESERVED_WORKERS

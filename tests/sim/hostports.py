@@ -194,6 +194,11 @@ class SimHypervisor:
         if error is not None:
             raise error
 
+    def start_under_way(self, uid: str) -> bool:
+        """A simulated libvirt shows each start in the domain's state at once."""
+        del uid
+        return False
+
     async def shutdown(self, uid: str) -> bool:
         return await self._call(lambda: self._host.shutdown(uid))
 

@@ -27,6 +27,7 @@ from virtbus.nodeagent.core.ports import (
     Ending,
     HostFacts,
 )
+from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
 from virtbus.nodeagent.edge.freezing import GuestFreezes
@@ -88,6 +89,8 @@ class Domains:
         self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
+        self.late: set[str] = set()
+        """Guests with a start that libvirt has not ended."""
         self.links_fail = False
         self.devices = Devices(self.there, self.done)
         self.plugs = Plugs(self)
@@ -134,11 +137,16 @@ class Domains:
         self, of: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
     ) -> None:
         self.done.append(("start", of))
+        if (error := self.errors.get("start")) is not None:
+            raise error
         self.devices.started(of)
         self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)
         if paused:
             self.tell(DomainEvent(of, DomainChange.STARTED))
             self.tell(DomainEvent(of, DomainChange.PAUSED))
+
+    def start_under_way(self, of: str) -> bool:
+        return of in self.late
 
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
@@ -316,6 +324,7 @@ class Node:
         self.bus = MemoryBus(self.server, "test")
         self.domains = Domains()
         self.insides = Insides()
+        self.shares: SharedDirectories = NoShares()
         self.settings = Settings(
             node=NODE,
             state_dir=tmp / "state",
@@ -357,6 +366,7 @@ class Node:
             accelerator=lambda _record: "tcg",
             freezes=freezes,
             plugs=self.domains.plugs,
+            shares=self.shares,
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(

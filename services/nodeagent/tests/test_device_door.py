@@ -5,7 +5,8 @@ import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.disk_sources import devices_with_images
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.edge import device_door
 from virtbus.nodeagent.edge.allowed_devices import open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.device_door import DeviceDoor
@@ -109,6 +111,81 @@ async def test_the_guest_sees_the_size_of_the_volume_and_not_the_marks(tmp_path:
         '<driver name="qemu" type="raw" discard="unmap"',
     ):
         assert part in text, text
+
+
+class OneFile(DeviceDoor):
+    """Opens a file in place of each device, after `delay_s`."""
+
+    file = Path()
+    delay_s = 0.0
+
+    def _opened(self, peer: socket.socket, asked: bytes) -> int:
+        if not self.file.name:
+            return super()._opened(peer, asked)
+        time.sleep(self.delay_s)
+        return os.open(self.file, os.O_RDONLY)
+
+
+def is_open(path: Path) -> bool:
+    """Return True if this process has a file open."""
+    links = Path("/proc/self/fd")
+    return str(path) in {os.path.realpath(one) for one in links.iterdir()}
+
+
+@pytest.fixture
+async def one_file(tmp_path: Path) -> AsyncIterator[tuple[OneFile, Path]]:
+    path = tmp_path / "devices.sock"
+    (tmp_path / "disks").mkdir()
+    door = OneFile(path, tmp_path / "disks", {}, ("/dev/null",))
+    async with background() as tasks:
+        tasks.start(door.serve())
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        yield door, path
+        assert "nothing for" in await asked(path, "raw", REF.key), "it still answers"
+
+
+@pytest.mark.parametrize("granted", [False, True])
+async def test_an_asker_that_goes_away_ends_nothing(
+    one_file: tuple[OneFile, Path], tmp_path: Path, *, granted: bool
+) -> None:
+    door, path = one_file
+    if granted:
+        door.file = tmp_path / "file"
+        door.file.touch()
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(path))
+            asking.send(b'{"pool": "raw", "volume": "a.b"}')
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    assert not is_open(door.file)
+    door.file = Path()
+
+
+async def test_a_device_that_opens_too_late_is_closed(
+    one_file: tuple[OneFile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, path = one_file
+    monkeypatch.setattr(device_door, "TIMEOUT_S", 0.05)
+    door.file, door.delay_s = tmp_path / "file", 0.2
+    door.file.touch()
+    assert await asked(path, "raw", REF.key) == "it does not answer"
+    assert not is_open(door.file)
+    door.file = Path()
+
+
+@pytest.mark.parametrize("request_", [b"[" * 1024, b'{"pool": "\\ud800", "volume": ""}', b"1"])
+async def test_a_request_that_makes_no_sense_is_refused(
+    one_file: tuple[OneFile, Path], request_: bytes
+) -> None:
+    _, path = one_file
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        asking.connect(str(path))
+        await loop.sock_sendall(asking, request_)
+        assert (await loop.sock_recv(asking, 100)).startswith(b"-")
 
 
 @pytest.mark.integration

@@ -4,6 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +105,20 @@ async def test_a_virtiofsd_is_lost_once_nobody_holds_its_lock(tmp_path: Path) ->
     assert await made.lost(vm) == ("www",)
 
 
+async def test_only_directories_of_the_guests_start_can_be_lost(tmp_path: Path) -> None:
+    made, first = directories(tmp_path), sharing("/srv/open/a")
+    point = (await made.prepare(first)).points["www"]
+    point.with_suffix(".lock").touch()
+    other = Filesystem(name="docs", directory="/srv/open/b")
+    second = record(VmSpec(domain=Domain(devices=Devices(filesystems=(other,)))))
+    docs = (await made.prepare(second)).points["docs"]
+    docs.with_suffix(".lock").touch()
+    assert await made.lost(second) == ("docs",)
+    assert await made.lost(first) == ("docs",), "its record has changed while it runs"
+    assert not (await made.prepare(record(VmSpec()))).points
+    assert await made.lost(first) == ()
+
+
 def test_the_source_is_among_the_options_of_libvirt() -> None:
     arguments = ["--fd=24", "-o", "source=/run/vms/u/fs/www,xattr,cache=auto"]
     assert virtiofsd.source_of(arguments) == Path("/run/vms/u/fs/www")
@@ -180,3 +197,57 @@ def test_a_refusal_names_the_vm_that_has_the_directory(tmp_path: Path) -> None:
         path.write_text(json.dumps({"directory": directory}))
     assert virtiofsd.holder(own, "/srv/a") == f"the VM {UID} has /srv/a/b"
     assert "another program" in virtiofsd.holder(own, "/srv/c")
+
+
+def test_a_former_virtiofsd_that_does_not_end_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "www.lock"
+    with path.open("w") as former, path.open() as alive:
+        fcntl.flock(former, fcntl.LOCK_EX)
+        monkeypatch.setattr(virtiofsd, "ENDS_S", 0.1)
+        with pytest.raises(virtiofsd.RefusedError, match="still runs"):
+            virtiofsd.lock_alive(alive.fileno())
+        monkeypatch.setattr(virtiofsd, "ENDS_S", 10.0)
+        threading.Timer(0.1, lambda: fcntl.flock(former, fcntl.LOCK_UN)).start()
+        virtiofsd.lock_alive(alive.fileno())
+
+
+PROGRAM = """
+import os, sys, time
+from virtbus.nodeagent.edge import virtiofsd
+virtiofsd.ANSWERS_S = 1
+virtiofsd.PROGRAMS = (sys.argv[1],)
+virtiofsd.own_mounts = lambda: None
+virtiofsd.mount = lambda *_, **more: None
+hangs = {hangs}
+virtiofsd.opened = lambda *_: time.sleep(30) if hangs else [os.open("/", os.O_RDONLY)]
+virtiofsd.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_directory_that_does_not_answer_ends_the_program_with_the_reason(
+    tmp_path: Path, *, hangs: bool
+) -> None:
+    program, point = tmp_path / "virtiofsd", tmp_path / "www"
+    program.write_text("#!/bin/sh\nsleep 1.2\necho lives\n")
+    program.chmod(0o755)
+    wanted = {"directory": "/srv/a", "root": "/srv", "readonly": True}
+    point.with_suffix(".json").write_text(json.dumps(wanted))
+    asked = [str(program), "-o", f"source={point}"]
+    code = PROGRAM.format(hangs=hangs)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *asked],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    failed = point.with_suffix(".failed")
+    if hangs:
+        assert ran.returncode == 1
+        assert failed.read_text() == "its file system does not answer within 1 s; check its server"
+    else:
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "lives\n", "")
+        assert not failed.exists()

@@ -219,6 +219,23 @@ async def test_a_volume_stays_while_libvirt_may_still_start_a_guest_with_it(node
         await released(node, "more")
 
 
+async def test_a_volume_stays_until_a_start_that_took_too_long_has_ended(node: Node) -> None:
+    node.services = Unfilled
+    await node.put(vm(1, "data", "more"))
+    async with node.agent():
+        await eventually(in_state(node, "Preparing"))
+        node.domains.late.add(A)
+        await node.put(vm(2, "data", leaving=("more",)))
+
+        async def refused() -> bool:
+            return "libvirt has not ended an earlier start" in (await told(node)).message
+
+        await eventually(refused)
+        assert (await told(node)).detached == ()
+        node.domains.late.clear()
+        await released(node, "more")
+
+
 async def test_disks_grow_under_a_running_guest(node: Node) -> None:
     await node.put(vm(1, "data"))
     async with node.agent():

@@ -13,6 +13,7 @@ from virtbus.bus.runtime.pool_settings import BlockPool
 from virtbus.nodeagent.edge import nbd_sizes, pool_servers
 from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.nodeagent.edge.pool_devices import measured
+from virtbus.schemas.disk import DISK_MAX
 from virtbus.schemas.pool import END_BYTES, PoolKind
 
 MIB = 1024**2
@@ -33,6 +34,8 @@ def export(size_bytes: int) -> bytes:
     [
         (HELLO + export(5) + export(7), {"one": 5, "two": 7}),
         (HELLO + reply(3, b"\0\1name") + export(5) + reply(2**31 + 6, b"no"), {"one": 5}),
+        (HELLO + export(DISK_MAX) + export(DISK_MAX + 1), {"one": DISK_MAX}),
+        (HELLO + export(2**63) + export(2**64 - 1), {}),
         (HELLO + reply(2**31 + 5) * 2, {}),
         (HELLO + export(5) + reply(3, length=2**31), {"one": 5}),
         (HELLO + reply(3, b"xx") * 100, {}),

@@ -16,7 +16,7 @@ from virtbus.nodeagent.core.ports import (
 )
 from virtbus.nodeagent.core.shares import SharedDirectories
 from virtbus.nodeagent.vm.actor import VmActor
-from virtbus.nodeagent.vm.machine import MachineEvent
+from virtbus.nodeagent.vm.machine import UP, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -180,6 +180,8 @@ class DomainEvents:
 
     async def _tell_lost_directories(self, guest: VmActor) -> None:
         """Report the directories of a running guest whose virtiofsd has ended; libvirt does not."""
+        if guest.vm.phase not in UP:
+            return
         lost = await self._shares.lost(guest.vm.record)
         if lost != guest.vm.observed.directories_lost:
             guest.vm.observed.directories_lost = lost

@@ -42,8 +42,8 @@ class PoolsReport:
             self._wake.clear()
             every = {one.name: one for pools in self._pools.values() for one in pools}
             pools = tuple(every[name] for name in sorted(every)[:POOLS_MAX])
-            value = encode(NodePools(node=self._node, pools=pools))
             try:
+                value = encode(NodePools(node=self._node, pools=pools))
                 stored = await self._read() if stored is None else stored
                 if value != stored:
                     await self._bus.put(subjects.node_pools(self._node), value)
@@ -53,6 +53,9 @@ class PoolsReport:
                 log.info("cannot write the pools of the node: %s", error, extra=extra)
                 stored = None
                 self._wake.set()
+            except (OverflowError, ValueError) as error:  # the next change is written again
+                extra = {"code": "pools_unwritable"}
+                log.error("the reports of the pools fit no message: %s", error, extra=extra)
             await asyncio.sleep(self._pause_s)
 
     async def _read(self) -> bytes:

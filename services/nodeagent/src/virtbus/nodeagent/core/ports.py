@@ -151,6 +151,9 @@ class Hypervisor(Protocol):
         Errors contain the last line that QEMU printed; 409 `guest_lost`.
         """
 
+    def start_under_way(self, uid: str) -> bool:
+        """Return True while a start may still be carried out, also after its error."""
+
     async def shutdown(self, uid: str) -> bool:
         """Request a shutdown by ACPI; return False if no guest runs; 409 `guest_lost`."""
 

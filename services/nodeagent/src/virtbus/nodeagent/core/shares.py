@@ -46,7 +46,10 @@ class SharedDirectories(Protocol):
         """Return the reason why a directory was refused as 409 `directory_refused`, or `error`."""
 
     async def lost(self, record: VmRecord) -> tuple[str, ...]:
-        """Return the directories whose virtiofsd has ended, of a guest that runs."""
+        """Return the tags whose virtiofsd has ended, of a guest that runs.
+
+        These are tags of the guest's start; the record may have others by now.
+        """
 
 
 class NoShares:

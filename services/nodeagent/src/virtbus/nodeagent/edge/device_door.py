@@ -21,8 +21,8 @@ from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
 
 TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
-_REFUSALS = (OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError)
 _PEER = struct.Struct("3i")
+_REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError
 
 
 class DeviceDoor:
@@ -74,23 +74,22 @@ class DeviceDoor:
 
     async def _answer(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with closing(peer), suppress(OSError):  # a peer that is gone needs no answer
+        devices: list[int] = []
+        with closing(peer), suppress(OSError):  # of a peer that has gone
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     want = json.loads(await loop.sock_recv(peer, MAX_BYTES))
                     if "device" in want:
                         await self._until_wanted(str(want["device"]))
-                    device = await in_thread(lambda: self._opened(peer, want))
-            except _REFUSALS as error:
+                    await in_thread(lambda: devices.append(self._opened(peer, want)))
+                socket.send_fds(peer, [GRANTED], devices)
+            except _REASONS as error:
                 why = getattr(error, "strerror", None) or str(error) or "it does not answer"
-                await loop.sock_sendall(
-                    peer, REFUSED + why.encode(errors="replace")[: MAX_BYTES - 1]
-                )
-                return
-            try:
-                socket.send_fds(peer, [GRANTED], [device])
+                text = why.encode(errors="replace")[: MAX_BYTES - 1]
+                await loop.sock_sendall(peer, REFUSED + text)
             finally:
-                os.close(device)
+                for device in devices:
+                    os.close(device)
 
     async def _until_wanted(self, device: str) -> None:
         """Wait until a VM has the device with an image: imaged may get its record before the agent.

@@ -29,9 +29,10 @@ from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
+from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,6 @@ CHANGE_TIMEOUT_S = 60.0
 """libvirt itself waits 30 s for a domain's job lock, and 15 s for a QEMU that does not die."""
 MONITOR_TIMEOUT_S = 15.0
 """A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
-START_TIMEOUT_S = 120.0
-SLOT_S = 1.0
-"""A start that takes longer releases its slot: it waits for something other than CPUs."""
 RESERVED_WORKERS = 5
 """libvirtd's worker threads that starts leave for other calls."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
@@ -55,7 +53,6 @@ GUESTS_ASKED_AT_ONCE = 3
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
-_STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
 
 class LibvirtHypervisor:
@@ -67,7 +64,6 @@ class LibvirtHypervisor:
         self._loop = asyncio.get_running_loop()
         self._threads = calls or Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
-        self._starting: set[str] = set()
         self._lost = LostGuests()
         self._make_links(MAX_WORKERS)
 
@@ -80,15 +76,16 @@ class LibvirtHypervisor:
             return made
 
         starts = max(max_workers - RESERVED_WORKERS, 1)
-        self._slots = asyncio.Semaphore(min(self._starts_at_once, starts))
         self._reads = links(READS_AT_ONCE, STUCK_LIMIT_TO_MEND)
         self._in_process = self._uri.startswith("test:///")
         if self._in_process:
-            self._changes = self._starts = self._ends = self._events = self._reads
+            self._changes = self._ends = self._events = to_start = self._reads
         else:
-            self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
+            self._changes, to_start = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
+        at_once = min(self._starts_at_once, starts)
+        self._starts = LibvirtStarts(to_start, at_once, in_process=self._in_process)
         quick, slow, freezes, displays = (
             self._reads if self._in_process else links(at_once)
             for at_once in (*(GUESTS_ASKED_AT_ONCE,) * 3, DISPLAYS_AT_ONCE)
@@ -162,35 +159,10 @@ class LibvirtHypervisor:
     ) -> None:
         """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
         self._lost.refuse(uid)
-        flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
+        await self._starts.run(uid, paused=paused, files=files)
 
-        def run(domain: libvirt.virDomain) -> bool:
-            try:
-                if self._in_process:  # the test driver supports no flags
-                    domain.create()
-                    if paused:
-                        domain.suspend()
-                else:
-                    for name, descriptor in files.items():
-                        domain.FDAssociate(name, [descriptor])
-                    domain.createWithFlags(flags)
-            except libvirt.libvirtError:
-                now = facts_of(domain)
-                if now is None or not now.active or now.starting:
-                    raise
-            return True
-
-        async with self._slot():
-            self._starting.add(uid)
-            try:
-                started = await on_ours(
-                    self._starts, uid, run, "start the guest", timeout_s=START_TIMEOUT_S
-                )
-            finally:
-                self._starting.discard(uid)
-        if not started:
-            message = "start the guest: no such domain; the agent defines it again"
-            raise VirtbusError(Code.NOT_FOUND, "no_domain", message)
+    def start_under_way(self, uid: str) -> bool:
+        return self._starts.under_way(uid)
 
     async def shutdown(self, uid: str) -> bool:
         self._lost.refuse(uid)
@@ -288,25 +260,6 @@ class LibvirtHypervisor:
     ) -> Result | None:
         return await on_ours(self._changes, uid, work, doing, timeout_s=MONITOR_TIMEOUT_S)
 
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """Take a slot for a start. It is released after SLOT_S even if the start takes longer."""
-        await self._slots.acquire()
-        taken = True
-
-        def give_back() -> None:
-            nonlocal taken
-            if taken:
-                taken = False
-                self._slots.release()
-
-        timer = self._loop.call_later(SLOT_S, give_back)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            give_back()
-
     # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
         """Return versions of libvirt and of the hypervisor, as `9.0.0`."""
@@ -381,18 +334,10 @@ class LibvirtHypervisor:
     def _post(self, event: DomainEvent | None) -> None:
         """Queue an event in order. None stands for the loss of a connection."""
         try:
-            self._queue.put_nowait(event and self._of_a_start(event))
+            self._queue.put_nowait(event and self._starts.event(event))
         except asyncio.QueueFull:
             # The next comparison of host and records corrects lost events.
             log.error("domain events lost", extra={"code": "events_lost"})
-
-    def _of_a_start(self, event: DomainEvent) -> DomainEvent:
-        """Return the event. The stop of a domain that is being started becomes START_FAILED."""
-        if event.change is DomainChange.STARTED:
-            self._starting.discard(event.uid)
-        elif event.uid in self._starting and event.change in _STOPPED:
-            return DomainEvent(event.uid, DomainChange.START_FAILED)
-        return event
 
 
 def _dotted(number: int) -> str:

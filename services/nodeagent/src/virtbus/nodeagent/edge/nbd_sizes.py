@@ -9,6 +9,8 @@ import contextlib
 import struct
 from collections.abc import Iterable
 
+from virtbus.schemas.disk import DISK_MAX
+
 SIZES_S = 3.0
 """Time limit of all questions to one server."""
 _GREETING = struct.Struct(">16sH")
@@ -23,7 +25,10 @@ _MOST_BYTES, _MOST_REPLIES = 4096, 16
 
 
 async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of exports in bytes, without those that the server does not tell."""
+    """Return the sizes of exports in bytes, without those that the server does not tell.
+
+    A size above DISK_MAX, which no volume has, is left out.
+    """
     found: dict[str, int] = {}
     writer: asyncio.StreamWriter | None = None
     with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError):
@@ -36,7 +41,7 @@ async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, 
                 writer.write(_FIXED_NEWSTYLE)
                 for name in names:
                     size_bytes = await _size(reader, writer, name)
-                    if size_bytes is not None:
+                    if size_bytes is not None and size_bytes <= DISK_MAX:
                         found[name] = size_bytes
                 writer.write(_OPTION.pack(b"IHAVEOPT", _ABORT, 0))
                 await writer.drain()

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from virtbus.schemas.vm import VmRecord
 
 PROGRAM = "virtiofsd"
 EVERY = "*"
+_FILES = frozenset({".json", ".lock", ".failed"})
 
 
 class HostDirectories:
@@ -48,12 +49,13 @@ class HostDirectories:
 
     async def prepare(self, record: VmRecord) -> Shares:
         shared = record.spec.domain.devices.filesystems
-        if not shared:
+        if not shared and not self._prepared(record.uid):
             return NO_SHARES
         roots = {one.name: self._root(record, one.directory) for one in shared}
 
         def make() -> Shares:
             self._install()
+            self._drop_others(record.uid, roots)
             for one in shared:
                 point = self._point(record.uid, one)
                 point.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,6 +84,12 @@ class HostDirectories:
             )
             raise VirtbusError(Code.DENIED, "directory_closed", message)
         return root
+
+    def _drop_others(self, uid: str, tags: Collection[str]) -> None:
+        """Remove the files of tags that an earlier run had; their locks would seem lost."""
+        for path in (self._vms / uid / "fs").glob("*.*"):
+            if path.stem not in tags and path.suffix in _FILES:
+                path.unlink(missing_ok=True)
 
     def _install(self) -> None:
         """Write the program that libvirt runs, unless it is there already."""
@@ -125,14 +133,18 @@ class HostDirectories:
         return await in_thread(read)
 
     async def lost(self, record: VmRecord) -> tuple[str, ...]:
-        shared = record.spec.domain.devices.filesystems
-        if not shared:
+        if not self._prepared(record.uid):
             return ()
 
         def find() -> tuple[str, ...]:
-            return tuple(one.name for one in shared if self._ended(self._point(record.uid, one)))
+            prepared = sorted((self._vms / record.uid / "fs").glob("*.json"))
+            return tuple(one.stem for one in prepared if self._ended(one))
 
         return await in_thread(find)
+
+    def _prepared(self, uid: str) -> bool:
+        """Return True if a start of the VM had directories."""
+        return (self._vms / uid / "fs").is_dir()
 
     def _ended(self, point: Path) -> bool:
         """Return True if virtiofsd has ended; False if the guest was started without it."""

@@ -13,9 +13,15 @@ import fcntl
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+ENDS_S, ENDS_AGAIN_S = 3.0, 0.05
+"""Time for the end of the former virtiofsd, and the delay between two looks."""
+ANSWERS_S = 20
+"""Time limit of the directory's file system. libvirt waits for this program."""
 CLONE_NEWNS = 0x20000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_REC, MS_SLAVE = 1 << 14, 1 << 19
@@ -65,6 +71,22 @@ def lock(folders: list[int], *, readonly: bool) -> None:
         os.set_inheritable(folder, True)
 
 
+def lock_alive(alive: int) -> None:
+    """Take the lock that says that virtiofsd lives; raises RefusedError.
+
+    The virtiofsd of the guest's last run may need a moment to end.
+    """
+    until_s = time.monotonic() + ENDS_S
+    while True:
+        try:
+            return fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > until_s:
+                msg = "the former virtiofsd of this VM still runs; its directory does not answer"
+                raise RefusedError(msg) from error
+            time.sleep(ENDS_AGAIN_S)
+
+
 def holder(source: Path, directory: str) -> str:
     """Return the VM of this host that has a directory at, above or below another; for messages."""
     for path in source.parents[2].glob("*/fs/*.json"):
@@ -99,13 +121,23 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
+def give_up(source: Path) -> None:
+    """End this process, whose main thread waits for a directory and sees no exception."""
+    message = f"its file system does not answer within {ANSWERS_S} s; check its server"
+    source.with_suffix(".failed").write_text(message)
+    os._exit(1)
+
+
 def prepare(source: Path) -> None:
     """Mount the directory of a source, and lock it; raises RefusedError, OSError."""
     wanted = json.loads(source.with_suffix(".json").read_text())
     alive = os.open(source.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(alive, fcntl.LOCK_EX)  # while it is locked, virtiofsd lives
+    lock_alive(alive)
     os.set_inheritable(alive, True)
     own_mounts()
+    late = threading.Timer(ANSWERS_S, give_up, [source])
+    late.daemon = True
+    late.start()
     folders = opened(wanted["root"], wanted["directory"])
     try:
         lock(folders, readonly=wanted["readonly"])
@@ -113,6 +145,7 @@ def prepare(source: Path) -> None:
         msg = f"{holder(source, wanted['directory'])}; a directory is for one VM that writes"
         raise RefusedError(msg) from error
     mount(folders[-1], source, readonly=wanted["readonly"])
+    late.cancel()
 
 
 def main(argv: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from virtbus.bus.client import tracing
@@ -60,9 +60,8 @@ async def start(
             with tracing.span("libvirt create", uid=record.uid):
                 async with tools.logins.lent(logins), tools.shares.disks(record) as files:
                     still = paused()
-                    await tools.hypervisor.start(record.uid, paused=still, files=files)
-        except VirtbusError as failure:
-            error = await tools.shares.explained(record, failure)
+                    await _create(record, tools, paused=still, files=files)
+        except VirtbusError as error:
             later = error.code == Code.UNAVAILABLE
             event: MachineEvent = "start later" if later else "start failed"
             return Outcome(event, error, kind=EventKind.DOMAIN_FAILED)
@@ -105,6 +104,16 @@ async def _define(
         )
     tools.events.emit(EventKind.DOMAIN_DEFINED, record)
     return logins_of(disks)
+
+
+async def _create(
+    record: VmRecord, tools: AgentPorts, *, paused: bool, files: Mapping[str, int]
+) -> None:
+    """Start the domain; raises VirtbusError, with the reason if a directory was refused."""
+    try:
+        await tools.hypervisor.start(record.uid, paused=paused, files=files)
+    except VirtbusError as failure:
+        raise await tools.shares.explained(record, failure) from None
 
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
