@@ -119,9 +119,9 @@ class OneFile(DeviceDoor):
     file = Path()
     delay_s = 0.0
 
-    def _opened(self, peer: socket.socket, asked: bytes) -> int:
+    def _opened(self, peer: socket.socket, want: dict[str, str]) -> int:
         if not self.file.name:
-            return super()._opened(peer, asked)
+            return super()._opened(peer, want)
         time.sleep(self.delay_s)
         return os.open(self.file, os.O_RDONLY)
 
