@@ -263,7 +263,7 @@ class Attachments:
         self._former_links = set()
         if late:
             await in_thread(lambda: self._builder.links.delete_host_links(late))
-        if self._late_links:
+        if self._late_links or not await self._builder.settle_ports():
             self.untidy.set()
         async with self._host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
@@ -318,7 +318,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
-        await in_thread(self._doors.ports.settle)
+        await self._builder.settle_ports()  # a failure is repeated by `tidy`
         self.recovering = False
         self.untidy.set()
 
