@@ -54,7 +54,7 @@ async def test_a_group_that_only_a_host_has_is_restored_after_a_persons_word(
             ("db", "unconfirmed"),
             ("web", "unconfirmed"),
         ]
-        named = {"accept_groups": [f"{NODE}/default/web"]}
+        named = {"accept_groups": [f"{NODE}/default/web@{found[1].digest}"]}
         dry = (await rebuild(client, dry_run=True, **named)).groups
         assert [one.step for one in dry] == ["add", "unconfirmed"]
         assert not (await ask(client, "security-group.list")).get("items")

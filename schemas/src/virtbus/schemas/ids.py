@@ -61,10 +61,20 @@ UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM
 """`NODE/UID` or `NODE`: the host's copy of one VM's record, or of all its VMs' records."""
 
 _NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+_HOST_GROUP = re.compile(rf"{_NAME}/{_NAME}/{_NAME}@[0-9a-f]{{32}}")
+
+
+def _check_host_group(text: str) -> str:
+    if not _HOST_GROUP.fullmatch(text):
+        msg = "must be NODE/NAMESPACE/NAME@DIGEST, as `virtbus bus rebuild --dry-run` shows it"
+        raise ValueError(msg)
+    return text
+
+
 HostGroup = Annotated[
-    str, StringConstraints(max_length=192, pattern=rf"^{_NAME}(/{_NAME}/{_NAME})?$")
+    str, StringConstraints(max_length=224), AfterValidator(_check_host_group)
 ]
-"""`NODE/NAMESPACE/NAME` or `NODE`: the host's copy of one security group, or of all its groups."""
+"""`NODE/NAMESPACE/NAME@DIGEST`: a host's copy of a security group, with the rules of this digest."""
 
 
 def name_token(name: str) -> str:

@@ -11,6 +11,8 @@ from virtbus.controller.core.group_rebuild import (
     GroupAction,
     HostedGroup,
     Known,
+    accepted_copies,
+    digest_of,
     lost_groups,
     rebuilt,
 )
@@ -54,7 +56,7 @@ class GroupRebuild:
         """
         reports = {node: await self._report(node) for node in nodes}
         bus = await self._known(reports)
-        steps = lost_groups(reports, bus, accepted)
+        steps = lost_groups(reports, bus, accepted_copies(accepted))
         if not dry:
             steps = [await self._do(step, bus[_name(step.group)]) for step in steps]
         return _answer(steps)
@@ -137,6 +139,7 @@ def _shown(step: HostedGroup) -> RebuiltGroup:
         name=group.name,
         nodes=step.nodes,
         step=str(step.step),
+        digest=digest_of(group),
         message=step.why,
         spec=group.spec,
     )
