@@ -71,10 +71,8 @@ def _check_host_group(text: str) -> str:
     return text
 
 
-HostGroup = Annotated[
-    str, StringConstraints(max_length=224), AfterValidator(_check_host_group)
-]
-"""`NODE/NAMESPACE/NAME@DIGEST`: a host's copy of a security group, with the rules of this digest."""
+HostGroup = Annotated[str, StringConstraints(max_length=224), AfterValidator(_check_host_group)]
+"""`NODE/NAMESPACE/NAME@DIGEST`: a host's copy of a security group, with a digest of the copy."""
 
 
 def name_token(name: str) -> str:

@@ -82,6 +82,8 @@ def command(
     if unsure:
         count = len(unsure) + int(answer.get("groups_omitted") or 0)
         invocation.note(f"{count} security group(s) are only on hosts: see --accept-group")
+    if answer.get("groups_message"):
+        invocation.note(f"security groups may be missing: {answer['groups_message']}")
     if dry_run:
         return
     conflicts = sum(vm.get("step") in {"conflict", "unsigned"} for vm in vms)
