@@ -166,3 +166,21 @@ def test_a_container_runtime_creates_vms_on_its_own_node_only() -> None:
                 )
 
     run(body)
+
+
+def test_the_vm_of_a_pod_is_never_refused_room_that_kubelet_granted() -> None:
+    async def body() -> None:
+        async with world() as made:
+            here = {"kubernetes.io/hostname": "n1"}
+            large = {"cpu": {"cores": 200}, "memory": {"guest": 4 * 1024**4}}
+            spec = {"run_strategy": "Manual", "node_selector": here, "domain": large}
+            request = {"name": "pod", "image": "tiny", "uid": uid(1), "spec": spec}
+            assert await Asking(made, "CLIENT").refused("create", **request) == "no_capacity"
+            runtime = Asking(made, "CRI-N1")
+            await runtime.ask("create", **request)
+            await runtime.ask("start", uid=uid(1))
+            stored = await made.stored(uid(1))
+            assert stored is not None
+            assert (stored.node, stored.powered) == ("n1", True)
+
+    run(body)

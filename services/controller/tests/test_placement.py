@@ -147,7 +147,7 @@ def test_a_node_selected_by_name_is_the_only_candidate() -> None:
         found = place(spec(node_selector={HOSTNAME: wanted}), nodes)
         assert found.nodes == (name,)
         assert set(found.refused.values()) == {f"is not {wanted}"}
-    never = impossible(spec(node_selector={HOSTNAME: "none"}), nodes)
+    never = impossible(demand_of(spec(node_selector={HOSTNAME: "none"})), nodes)
     assert never is not None
     assert "is not none" in never.body.details[0].message
 
@@ -202,7 +202,7 @@ def test_the_order_of_the_nodes_does_not_matter() -> None:
 
 def test_without_nodes_the_reason_names_the_command_to_start_one() -> None:
     assert "virtbus up" in why_unplaced({})
-    assert impossible(spec(), []) is None, "one may join"
+    assert impossible(demand_of(spec()), []) is None, "one may join"
 
 
 def test_the_reason_of_a_pending_vm_names_each_node_and_stays_short() -> None:
@@ -238,7 +238,7 @@ NEVER: list[tuple[Candidate, VmSpec, bool]] = [
 def test_a_vm_that_may_fit_later_waits_and_one_that_never_fits_is_refused(
     there: Candidate, wanted: VmSpec, ever: bool
 ) -> None:
-    refusal = impossible(wanted, [there])
+    refusal = impossible(demand_of(wanted), [there])
     assert (refusal is not None) is ever
     assert place(wanted, [there]).nodes == ()
     if refusal is not None:
@@ -249,7 +249,7 @@ def test_a_vm_that_may_fit_later_waits_and_one_that_never_fits_is_refused(
 
 def test_one_node_that_could_hold_it_when_empty_is_enough_to_wait_for() -> None:
     large = candidate("n2", memory_bytes=128 * GIB, promised=127 * GIB)
-    assert impossible(BIG, [candidate(), large]) is None
+    assert impossible(demand_of(BIG), [candidate(), large]) is None
 
 
 def test_a_stopped_vm_needs_no_memory_now_but_a_node_that_could_run_it() -> None:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from virtbus.bus.client.owners import node_of
 from virtbus.controller.core.network_demand import (
     NO_TARGETS,
     NetworkDemand,
@@ -9,7 +10,7 @@ from virtbus.controller.core.network_demand import (
     network_demand,
 )
 from virtbus.schemas.host_paths import host_paths
-from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm import VmRecord, VmSpec
 
 HOSTNAME = "kubernetes.io/hostname"
 """Every node has this label, with its name as the value (as in Kubernetes)."""
@@ -32,9 +33,11 @@ class Demand(NamedTuple):
     host: str = ""
     directories: frozenset[str] = frozenset()
     """The directories and files of the node that the guest uses."""
+    granted: bool = False
+    """kubelet has granted CPUs and memory of its node, so nothing else refuses them (ADR 0059)."""
 
 
-def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
+def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS, *, granted: bool = False) -> Demand:
     """Return the demand of a VM; `targets` are the network objects that it uses."""
     return Demand(
         spec.domain.cpu.vcpus,
@@ -45,7 +48,14 @@ def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
         frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
         spec.node_selector.get(HOSTNAME, ""),
         frozenset(one.path for one in host_paths(spec)),
+        granted,
     )
+
+
+def demand_of_vm(record: VmRecord) -> Demand:
+    """Return the demand of a VM with a record."""
+    granted = bool(node_of(record.owner))
+    return demand_of(record.spec, record.network_targets, granted=granted)
 
 
 def memory_of(spec: VmSpec) -> int:

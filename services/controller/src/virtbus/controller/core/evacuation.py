@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from virtbus.controller.core.allocations import takes_room, with_vm
-from virtbus.controller.core.demand import demand_of
+from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.placement import Candidate, Placement
 from virtbus.controller.core.pools import Needs, needs_of_shared
 from virtbus.controller.core.volume_placement import Home, place_near
@@ -137,7 +137,7 @@ def _placement(record: VmRecord, nodes: Sequence[Candidate]) -> Placement:
     needs = _needs(record)
     home = Home("", "", needs) if needs else None
     how = {"powered": takes_room(record), "strict": record.reserved}
-    return place_near(record.spec, nodes, home, targets=record.network_targets, **how)
+    return place_near(record.spec, nodes, home, want=demand_of_vm(record), **how)
 
 
 class EvacuationTargets:
@@ -157,7 +157,7 @@ class EvacuationTargets:
         """
         goal = (record.node, record.evacuation_target, home, _needs(record))
         like = (
-            demand_of(record.spec, record.network_targets),
+            demand_of_vm(record),
             takes_room(record),
             record.reserved,
             *goal,

@@ -17,7 +17,6 @@ from virtbus.controller.core.demand import (
     demand_of,
 )
 from virtbus.controller.core.directories import not_offered
-from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeRecord, NodeState
@@ -188,13 +187,13 @@ def _vcpus(want: Demand, node: Candidate) -> str | None:
     wanted, most = want.vcpus, node.record.max_vcpus
     if most and wanted > most:
         return f"runs at most {most} vCPUs in a VM, {wanted} asked"
-    free = node.free_vcpus
+    free = wanted if want.granted else node.free_vcpus
     return f"has {max(free, 0)} vCPUs left, {wanted} asked" if wanted > free else None
 
 
 def _memory(want: Demand, node: Candidate) -> str | None:
     wanted, free = want.memory_bytes, node.free_memory_bytes
-    if wanted <= free:
+    if wanted <= free or want.granted:
         return None
     return f"has {format_bytes(max(free, 0))} of memory left, {format_bytes(wanted)} asked"
 
@@ -273,30 +272,23 @@ def _judge(spec: VmSpec, want: Demand, node: Candidate) -> _Verdict:
     return _Verdict(refused, score)
 
 
-def room(spec: VmSpec, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
+def room(want: Demand, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
     """Return why the VM does not fit in the node's free capacity; None if it fits.
 
     A VM that should not run (not `powered`) needs CPU and memory only as on an empty node. `disk`
     False: the VM's disks are on the node already.
     """
-    return _room(demand_of(spec), node, powered=powered, disk=disk)
-
-
-def _room(want: Demand, node: Candidate, *, powered: bool, disk: bool = True) -> str | None:
     there = node if powered else node.emptied
     return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)
 
 
-def never(
-    spec: VmSpec, node: Candidate, *, strict: bool = False, targets: Targets = NO_TARGETS
-) -> str | None:
+def never(want: Demand, node: Candidate, *, strict: bool = False) -> str | None:
     """Return why the node could not take the VM even if it were empty and ready, or None."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
     checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _directories, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # otherwise its networks are unknown
         checks = (*checks, _networks)
-    want = demand_of(spec, targets)
     return next((why for check in checks if (why := check(want, node))), None)
 
 
@@ -306,10 +298,13 @@ def place(
     *,
     powered: bool = True,
     strict: bool = False,
-    targets: Targets = NO_TARGETS,
+    want: Demand | None = None,
 ) -> Placement:
-    """Return the nodes that can take the VM with their ranks, and the reasons of the others."""
-    want = demand_of(spec, targets)
+    """Return the nodes that can take the VM with their ranks, and the reasons of the others.
+
+    `want` is the demand of the VM; None: that of its spec alone.
+    """
+    want = want or demand_of(spec)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
     anywhere = powered and not want.host and want.networks.nodes is None
     refused: dict[str, str] = {}
@@ -328,7 +323,7 @@ def place(
             why = None
         else:
             why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
-            why = why or _host(want, node) or _room(want, node, powered=powered)
+            why = why or _host(want, node) or room(want, node, powered=powered)
         if why is None:
             fit[kind].append(rank)
         else:
@@ -364,14 +359,10 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
 
 
 def impossible(
-    spec: VmSpec,
-    nodes: Sequence[Candidate],
-    *,
-    strict: bool = False,
-    targets: Targets = NO_TARGETS,
+    want: Demand, nodes: Sequence[Candidate], *, strict: bool = False
 ) -> VirtbusError | None:
     """Return 422 with each node's reason if none could ever take the VM; None if one could."""
-    reasons = {n.record.node: never(spec, n, strict=strict, targets=targets) for n in nodes}
+    reasons = {n.record.node: never(want, n, strict=strict) for n in nodes}
     refused = {node: why for node, why in reasons.items() if why}
     if not refused or len(refused) < len(nodes):
         return None

@@ -1,11 +1,11 @@
 """Places a VM on the node that has the data of its volumes."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from virtbus.controller.core.allocations import takes_room
-from virtbus.controller.core.demand import Demand, demand_of
-from virtbus.controller.core.network_demand import NO_TARGETS, Targets
+from virtbus.controller.core.demand import Demand, demand_of_vm
 from virtbus.controller.core.placement import Candidate, Placement, place
 from virtbus.controller.core.pools import Needs, needs_of, why_not
 from virtbus.controller.core.volumes import Volumes
@@ -51,14 +51,13 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
     """Return the place that a VM needs; its volumes' node is by the cache."""
     home = _known_home(record, volumes)
-    demand = demand_of(record.spec, record.network_targets)
-    return Wait(demand, takes_room(record), record.reserved, home)
+    return Wait(demand_of_vm(record), takes_room(record), record.reserved, home)
 
 
 def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
     """Return the placement of a waiting VM as `place_near`."""
     how = {"powered": wait.powered, "strict": wait.strict}
-    return place_near(record.spec, nodes, wait.home, targets=record.network_targets, **how)
+    return place_near(record.spec, nodes, wait.home, want=wait.demand, **how)
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
@@ -88,16 +87,17 @@ def place_near(
     *,
     powered: bool = True,
     strict: bool = False,
-    targets: Targets = NO_TARGETS,
+    want: Demand | None = None,
 ) -> Placement:
     """Return the placement of a VM as `place`, on the node of its volumes, where its pools are."""
+    find = partial(place, spec, powered=powered, strict=strict, want=want)
     if home is None:
-        return place(spec, nodes, powered=powered, strict=strict, targets=targets)
+        return find(nodes)
     there = near(nodes, home)
     lacking = {one.record.node: why_not(one.pools, home.needs) for one in there}
     lacking = {node: why for node, why in lacking.items() if why}
     able = [one for one in there if one.record.node not in lacking]
-    found = place(spec, able, powered=powered, strict=strict, targets=targets)
+    found = find(able)
     found = Placement(found.fit, {**found.refused, **lacking})
     if not home.node:
         return found

@@ -11,7 +11,7 @@ from dataclasses import replace
 from virtbus.bus.client.ports import Bus, Entry, Write
 from virtbus.bus.errors import ConflictError, UnavailableError
 from virtbus.controller.core.allocations import NOTHING
-from virtbus.controller.core.demand import demand_of, memory_of
+from virtbus.controller.core.demand import demand_of, demand_of_vm, memory_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import room
 from virtbus.controller.edge.cas import MARKER_TTL_S
@@ -145,7 +145,7 @@ class Reservations:
             vcpus=load.vcpus - load.reserved_vcpus + now.vcpus - own[0],
             memory_bytes=load.memory_bytes - load.reserved_memory_bytes + now.memory_bytes - own[1],
         )
-        why = room(record.spec, node, disk=False)
+        why = room(demand_of_vm(record), node, disk=False)
         if why is not None:
             raise NodeFullError(now.node, why)
 

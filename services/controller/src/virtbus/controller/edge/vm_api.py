@@ -13,7 +13,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import mutations, pages
 from virtbus.controller.core.allocations import takes_room
-from virtbus.controller.core.demand import demand_of
+from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.directories import check_directories
 from virtbus.controller.core.evacuation import (
     EvacuationTargets,
@@ -307,11 +307,11 @@ class VmApi:
             return
         if after.reserved:
             return  # `Reservations.write` checks it
-        own = demand_of(before.spec)
-        if takes_room(before) and own == demand_of(after.spec):
+        own, want = demand_of_vm(before), demand_of_vm(after)
+        if takes_room(before) and own == want:
             return
         node = self._fleet.candidate(after.node, asyncio.get_running_loop().time())
-        why = room(after.spec, node, powered=False, disk=False)
+        why = room(want, node, powered=False, disk=False)
         if why is not None:
             raise never_room(after.node, why)
         if takes_room(before):
@@ -320,7 +320,7 @@ class VmApi:
                 vcpus=node.vcpus - own.vcpus,
                 memory_bytes=node.memory_bytes - own.memory_bytes,
             )
-        why = room(after.spec, node, disk=False)
+        why = room(want, node, disk=False)
         if why is not None:
             raise no_room(after.node, why)
 

@@ -14,6 +14,7 @@ from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.claims import AddressTakenError, addresses_of
 from virtbus.controller.core.clones import origin_of, taken_over
+from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.directories import check_directories
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
@@ -269,7 +270,7 @@ class VmCreates:
             created_ns=self._bus.sources.time_ns(),
             powered=admitted.powered,
             paused=admitted.powered and mutations.starts_paused(admitted.spec),
-            reserved=self._strict(admitted),
+            reserved=self._strict(admitted) and not node_of(account),  # kubelet counts for its pods
             owner=owner_of(account),
             traceparent=tracing.current_traceparent(),
         )
@@ -278,18 +279,18 @@ class VmCreates:
         self, record: VmRecord, admitted: AdmittedVm, home: Home | None
     ) -> tuple[Sequence[str], str]:
         """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
-        spec, strict = admitted.spec, self._strict(admitted)
+        spec, strict = admitted.spec, record.reserved
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         targets, unheard = record.network_targets, self._fleet.unheard_nodes()
         offers = [node.record for node in nodes]
         check_networks(spec, admitted.namespace, offers, targets)
-        if not node_of(record.owner):  # kubelet decides for the pods of its node
+        if not node_of(record.owner):  # kubelet decides about the pods of its node
             check_directories(spec, admitted.namespace, offers)
         refuse_unknown(spec, offers, targets, unheard)
-        powered = admitted.powered or strict
-        placement = place_near(spec, nodes, home, powered=powered, strict=strict, targets=targets)
+        powered, want = admitted.powered or strict, demand_of_vm(record)
+        placement = place_near(spec, nodes, home, powered=powered, strict=strict, want=want)
         if not placement.fit and not unheard:
-            refusal = impossible(spec, near(nodes, home), strict=strict, targets=targets)
+            refusal = impossible(want, near(nodes, home), strict=strict)
             if refusal is not None:
                 raise refusal
         best = placement.nodes if strict else placement.best

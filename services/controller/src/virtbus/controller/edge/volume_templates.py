@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from virtbus.bus.client.ports import Bus
+from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of
 from virtbus.controller.core.volume_placement import Home, place_near
@@ -68,7 +69,7 @@ class VolumeTemplates:
         """Return the best node for the VM with its new volumes; empty if none takes it now."""
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         home = Home("", "", needs_of(map(self._fleet.pools.admitted, new)))
-        found = place_near(vm.spec, nodes, home, strict=self._strict, targets=vm.network_targets)
+        found = place_near(vm.spec, nodes, home, strict=self._strict, want=demand_of_vm(vm))
         return next(iter(found.best), "")
 
     async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
