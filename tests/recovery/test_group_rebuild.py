@@ -15,11 +15,12 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.errors import UnavailableError
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.group_rebuild import digest_of
+from virtbus.controller.core.group_rebuild import accepted_copies, digest_of
 from virtbus.controller.edge import group_rebuild
 from virtbus.controller.edge.group_rebuild import GroupRebuild, RebuiltGroups
 from virtbus.controller.edge.named_writes import NamedWrites
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.security_group import NodeGroup
@@ -64,7 +65,7 @@ async def rebuilding(
 
     async def call(*words: str, within_s: float = 5) -> RebuiltGroups:
         until_s = asyncio.get_running_loop().time() + within_s
-        return await part.rebuild(list(netds), words, until_s, dry=False)
+        return await part.rebuild(list(netds), accepted_copies(words), until_s, dry=False)
 
     async with AsyncExitStack() as stack:
         for node, handler in netds.items():
@@ -127,6 +128,8 @@ async def test_a_group_that_only_a_host_has_is_restored_after_a_persons_word(
             ("db", "unconfirmed"),
             ("web", "unconfirmed"),
         ]
+        with pytest.raises(VirtbusError, match="must be NODE/NAMESPACE/NAME@DIGEST"):
+            await ask(client, "bus.rebuild", accept_groups=[NODE])
         named = {"accept_groups": [f"{NODE}/default/web@{found[1].digest}"]}
         dry = (await rebuild(client, dry_run=True, **named)).groups
         assert [one.step for one in dry] == ["add", "unconfirmed"]

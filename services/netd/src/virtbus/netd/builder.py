@@ -104,7 +104,7 @@ class Builder:
         """
         faults = await in_thread(lambda: self.links.faults(attachment.joined))
         if any(nic.publish for nic in attachment.nics):
-            await self._write_ports(self._doors.ports.mend)
+            await write_ports(self._doors.ports.mend)
         if faults:
             await self.adopt(attachment, keeps_running=True)
         return faults
@@ -210,21 +210,6 @@ class Builder:
         if nic.cni is not None and (failed := await self._delete(attachment.with_nics((nic,)))):
             raise failed
 
-    async def settle_ports(self) -> bool:
-        """Write the table of published ports after netd's start; return False if that failed.
-
-        A table that the kernel refuses must not keep netd from serving other VMs.
-        """
-        return await self._write_ports(self._doors.ports.settle)
-
-    async def _write_ports(self, write: Callable[[], None]) -> bool:
-        try:
-            await in_thread(write)
-        except (VirtbusError, OSError) as error:
-            log.warning("published ports not written: %s", error, extra={"code": "ports_failed"})
-            return False
-        return True
-
     async def _claim_ports(self, attachment: Attachment) -> None:
         if any(nic.publish for nic in attachment.nics):
             await in_thread(lambda: self._doors.ports.claim(attachment))
@@ -314,3 +299,16 @@ class Builder:
             except VirtbusError as error:
                 failed = failed or error
         return failed
+
+
+async def write_ports(write: Callable[[], None]) -> bool:
+    """Write the table of published ports; return False if that failed.
+
+    A table that the kernel refuses must not keep netd from serving other VMs.
+    """
+    try:
+        await in_thread(write)
+    except (VirtbusError, OSError) as error:
+        log.warning("published ports not written: %s", error, extra={"code": "ports_failed"})
+        return False
+    return True

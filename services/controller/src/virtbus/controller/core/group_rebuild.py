@@ -11,6 +11,7 @@ from enum import StrEnum
 from hashlib import sha256
 
 from virtbus.controller.core.vm_keys import StoredGroup
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord
 
 Known = StoredGroup | None
@@ -52,10 +53,20 @@ def digest_of(group: NodeGroup) -> str:
 
 
 def accepted_copies(words: Iterable[str]) -> Accepted:
-    """Return the copies that a person has accepted with `NODE/NAMESPACE/NAME@DIGEST`."""
+    """Return the copies that a person has accepted with `NODE/NAMESPACE/NAME@DIGEST`.
+
+    Raises:
+        VirtbusError: 400 `invalid`: a digest is missing.
+    """
     found: dict[tuple[str, str, str], set[str]] = {}
-    for word in words:
+    for number, word in enumerate(words):
         copy, _, digest = word.partition("@")
+        if not digest:
+            message = (
+                f"accept_groups[{number}]: must be NODE/NAMESPACE/NAME@DIGEST, as "
+                "`virtbus bus rebuild --dry-run` shows it"
+            )
+            raise VirtbusError(Code.INVALID, "invalid", message)
         node, namespace, name = copy.split("/")
         found.setdefault((node, namespace, name), set()).add(digest)
     return found

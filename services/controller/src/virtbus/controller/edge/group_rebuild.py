@@ -15,7 +15,6 @@ from virtbus.controller.core.group_rebuild import (
     GroupAction,
     HostedGroup,
     Known,
-    accepted_copies,
     digest_of,
     lost_groups,
     rebuilt,
@@ -67,16 +66,15 @@ class GroupRebuild:
         self._writes = group_writes(bus)
 
     async def rebuild(
-        self, nodes: Collection[str], words: Iterable[str], until_s: float, *, dry: bool
+        self, nodes: Collection[str], accepted: Accepted, until_s: float, *, dry: bool
     ) -> RebuiltGroups:
         """Write the accepted groups of these nodes that the bus lacks; return all that it lacks.
 
-        `words` are the accepted copies. It ends at `until_s` (loop's time), with what it has then.
+        It ends at `until_s` (loop's time), with what it has then.
         A node that does not answer has no groups; its rules stay in force there.
         """
         now_s = asyncio.get_running_loop().time()
         reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
-        accepted = accepted_copies(words)
         bus, unread = await self._known(_by_urgency(reports, accepted), until_s)
         steps = lost_groups(reports, bus, accepted)
         if not dry:

@@ -14,6 +14,7 @@ from virtbus.bus.client.signing import RecordKeys
 from virtbus.bus.errors import BusError, ConflictError, OversizeError
 from virtbus.controller.core.claims import UidState, claims_of
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.group_rebuild import accepted_copies
 from virtbus.controller.core.mutations import deleting
 from virtbus.controller.core.rebuild_plan import (
     Known,
@@ -69,6 +70,7 @@ class Rebuilds:
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
+        accepted = accepted_copies(want.accept_groups)
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
         reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
@@ -95,7 +97,7 @@ class Rebuilds:
             RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent
         ]
         groups = await self._groups.rebuild(
-            reports, want.accept_groups, request.deadline_s - ANSWER_S, dry=want.dry_run
+            reports, accepted, request.deadline_s - ANSWER_S, dry=want.dry_run
         )
         return BusRebuilt(
             vms=tuple(
