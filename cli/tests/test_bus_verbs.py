@@ -97,17 +97,20 @@ async def test_groups_that_only_hosts_have_are_shown_with_their_rules(
     script: Script, cli: Cli
 ) -> None:
     rule = {"direction": "ingress", "protocol": "tcp", "ports": ["80"]}
-    spec = validate(GroupSpec, {"selector": {"labels": {"app": "web"}}, "rules": [rule]})
+    selector = {"labels": {"app": "web"}}
+    spec = validate(GroupSpec, {"selector": selector, "rules": [rule], "isolates": []})
     about = {"namespace": "default", "name": "web", "nodes": ("n1", "n2"), "spec": spec}
     group = RebuiltGroup(**about, step="unconfirmed", message="nobody has accepted it")
-    script.answer("bus", "rebuild", rebuilt().model_copy(update={"groups": (group,)}))
-    done = await cli("bus", "rebuild", "--accept-group", "n1/default/db")
+    found = {"groups": (group,), "groups_message": "netd did not list all groups of n3"}
+    script.answer("bus", "rebuild", rebuilt().model_copy(update=found))
+    copy = f"n1/default/db@{'0a' * 16}"
+    done = await cli("bus", "rebuild", "--accept-group", copy)
     assert done.code == 0
-    assert script.data("bus.rebuild") == [
-        {"dry_run": False, "accept_groups": ["n1/default/db"]},
-    ]
-    assert "n1,n2  unconfirmed  app=web  ingress tcp:80  nobody has accepted it" in done.out
+    assert script.data("bus.rebuild") == [{"dry_run": False, "accept_groups": [copy]}]
+    rules = "ingress tcp:80; isolates nothing"
+    assert f"n1,n2  unconfirmed  app=web  {rules}  nobody has accepted it" in done.out
     assert "1 security group(s) are only on hosts" in done.err
+    assert "may be missing: netd did not list all groups of n3" in done.err
 
 
 def audited(*, repaired: bool = False) -> NodeAudited:

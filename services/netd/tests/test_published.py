@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node, checksum
@@ -16,7 +17,9 @@ from services.netd.tests.test_network_path import answers, listening, world
 
 from virtbus.netd.core.names import netns
 from virtbus.netd.core.published import Lead, listeners, taken_by
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import NetPhase
 from virtbus.schemas.publish import PublishedPort
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
@@ -166,6 +169,47 @@ async def test_ports_of_a_network_that_ended_with_an_earlier_netd_lead_nowhere(n
     node.doors.files.remove(A)
     await node.start()
     assert "virtbus_ports" not in node.host.census()["tables"]
+
+
+@pytest.mark.integration
+async def test_a_refused_table_of_ports_keeps_no_netd_from_its_start_and_is_written_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.attach(A, **WEB)
+    node.stop()
+    node.host.namespaces.remove(netns(A))
+    node.doors.files.remove(A)
+    with monkeypatch.context() as patch:
+        patch.setattr(PublishedPorts, "_apply", MagicMock(side_effect=OSError(22, "refused")))
+        await node.start()
+        await node.attachments.tidy()
+        assert node.attachments.untidy.is_set()
+    assert "virtbus_ports" in node.host.census()["tables"]
+    await node.attachments.tidy()
+    assert "virtbus_ports" not in node.host.census()["tables"]
+
+
+@pytest.mark.integration
+async def test_a_port_that_the_kernel_refuses_keeps_no_other_vm_from_its_ports(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.attach(A, **WEB)
+    await node.attach(B, **published({"host_port": 8081, "guest_port": 80}))
+    node.stop()
+    forget_rules()
+    apply = PublishedPorts._apply
+
+    def refusing(ports: PublishedPorts) -> None:
+        if A in ports._leads:
+            raise OSError(22, "refused")
+        apply(ports)
+
+    monkeypatch.setattr(PublishedPorts, "_apply", refusing)
+    await node.start()
+    ready = node.attachments.state_of(B)
+    assert ready is not None
+    assert ready.phase is NetPhase.READY  # A fails here, or with the table of all
+    assert not node.doors.ports.is_missing(B)
 
 
 @pytest.mark.integration

@@ -207,6 +207,19 @@ async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> 
     assert A in (await desk.ask("inspect", Inspect()))["things"]
 
 
+async def test_a_vm_whose_record_the_bus_has_only_in_an_older_epoch_gets_its_network(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus was restored from a backup, and the agent keeps the newer record in force."""
+    monkeypatch.setattr(service, "CATCH_UP_S", 0.2)
+    await desk.put(make_record(A))
+    wanted = Ensure(record=make_record(A, epoch=2))
+    with pytest.raises(VirtbusError, match="lists all records again"):
+        await desk.ask("ensure", wanted)
+    answer = NetReady.model_validate(await desk.ask("ensure", wanted))
+    assert (answer.phase, answer.epoch) == (NetPhase.READY, 2)
+
+
 @pytest.mark.parametrize("verb", ["release", "inspect"])
 async def test_an_invalid_uid_is_refused_with_its_path(desk: Desk, verb: str) -> None:
     with pytest.raises(VirtbusError, match="uid: must be a UUID") as refused:

@@ -208,7 +208,7 @@ class BusRebuild(StrictModel):
     accept_unsigned: tuple[UnsignedRecord, ...] = Field((), max_length=1000)
     """Records that no controller of this bus has signed and that a person accepts."""
     accept_groups: tuple[HostGroup, ...] = Field((), max_length=1000)
-    """Security groups of hosts that a person accepts: `NODE`, or `NODE/NAMESPACE/NAME`."""
+    """Copies of security groups that a person accepts, as `NODE/NAMESPACE/NAME@DIGEST`."""
 
 
 class Empty(StrictModel):
@@ -367,6 +367,8 @@ class BusRebuilt(LenientModel):
     """Security groups that hosts have, and the bus lacks or has in an older version."""
     groups_omitted: int = 0
     """The number of further ones, which do not fit in the answer."""
+    groups_message: str = ""
+    """The reason why groups may be missing, such as hosts that did not answer in time."""
     kept: int = 0
 
 

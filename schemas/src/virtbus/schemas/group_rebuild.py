@@ -25,12 +25,14 @@ class KnownGroups(LenientModel):
 class RebuiltGroup(LenientModel):
     """The result for one group. `step` is add, raise, unconfirmed or conflict.
 
-    `nodes` have this copy. An unconfirmed copy is written once a person accepts one of them.
+    `nodes` have this copy. An unconfirmed copy is written once a person accepts one of them with
+    its `digest`, which is of the whole copy: another selector or rule has another one.
     """
 
     namespace: str
     name: str
     nodes: tuple[str, ...] = ()
     step: str
+    digest: str = ""
     message: str = ""
     spec: GroupSpec | None = None

@@ -61,10 +61,12 @@ UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM
 """`NODE/UID` or `NODE`: the host's copy of one VM's record, or of all its VMs' records."""
 
 _NAME = r"[a-z0-9][a-z0-9-]{0,62}"
-HostGroup = Annotated[
-    str, StringConstraints(max_length=192, pattern=rf"^{_NAME}(/{_NAME}/{_NAME})?$")
-]
-"""`NODE/NAMESPACE/NAME` or `NODE`: the host's copy of one security group, or of all its groups."""
+_COPY = rf"^{_NAME}(/{_NAME}/{_NAME}(@[0-9a-f]{{32}})?)?$"
+HostGroup = Annotated[str, StringConstraints(max_length=224, pattern=_COPY)]
+"""`NODE/NAMESPACE/NAME@DIGEST`: a host's copy of a security group, with a digest of the copy.
+
+Earlier clients sent no digest, or only `NODE`; controllers refuse that.
+"""
 
 
 def name_token(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
+from virtbus.bus.client.late_records import LateRecords
 from virtbus.bus.client.ports import Entry, EntryKind, Watch, WatchMark
 from virtbus.bus.client.step_reporter import StepReporter
 from virtbus.bus.client.tracing import SpanFactory
@@ -107,6 +108,7 @@ class RecordWorker(Generic[Ready]):
         self._listing = False
         self._found: dict[str, VmRecord] = {}
         """Records of a list that is not complete yet. The keys that they need may follow later."""
+        self._late = LateRecords()
         self.listed: set[str] = set()
         """The uids that have a record on the bus, except VMs that are being deleted."""
         self.synced = False
@@ -127,12 +129,14 @@ class RecordWorker(Generic[Ready]):
         runs at the start
         and before each periodic list.
         """
+        self._late.relist = watch.relist
         async with asyncio.TaskGroup() as group:
             group.create_task(_relist(watch, compare))
             async for item in watch:
                 match item:
                     case WatchMark.RESET:
                         self._listing = True
+                        self._late.begin()
                         self._found.clear()
                         self.listed.clear()
                         of_node(item)
@@ -176,6 +180,7 @@ class RecordWorker(Generic[Ready]):
         for uid in (self._jobs.keys() | self._followed.keys()) - self.listed:
             self.drop(uid)
         self.synced = True
+        self._late.complete(self.listed)
 
     def _want_found(self) -> None:
         """Start the step for the records of a list that is complete now."""
@@ -187,18 +192,26 @@ class RecordWorker(Generic[Ready]):
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
         """Return this record, or a newer one of its VM, once the watch has delivered it.
 
-        Then it has delivered each key that was written before the record, too. Return None if that
-        takes longer than `within_s`.
+        Then it has delivered each key that was written before the record, too. If it takes longer
+        than `within_s`, request a new list and return None. After that list, a later call returns
+        `record` if the bus has only an older or unreadable record of its VM.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while True:
-                    found = self._followed.get(record.uid)
-                    if not self._listing and found is not None and _age(found) >= _age(record):
+                    if not self._listing and (found := self._proven(record)) is not None:
                         return found
                     self._news.clear()
                     await self._news.wait()
+        self._late.note(record.uid, _age(record))
         return None
+
+    def _proven(self, record: VmRecord) -> VmRecord | None:
+        found = self._followed.get(record.uid)
+        if found is not None and _age(found) >= _age(record):
+            return found
+        listed = record.uid in self.listed
+        return record if listed and self._late.proven(record.uid, _age(record)) else None
 
     # --- jobs ------------------------------------------------------------------------------
     def want(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> None:

@@ -24,7 +24,7 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
         virtbus bus rebuild --dry-run        show what only the hosts have
         virtbus bus rebuild                  write it back, and let the hosts continue
         virtbus bus rebuild --accept-unsigned n1
-        virtbus bus rebuild --accept-group n1/default/web
+        virtbus bus rebuild --accept-group n1/default/web@0f43…    as WHY names it
         virtbus bus rebuild -o json | jq '.vms[] | select(.step == "conflict")'
         """
     )
@@ -41,8 +41,8 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
     "--accept-group",
     "groups",
     multiple=True,
-    metavar="NODE[/NAMESPACE/NAME]",
-    help="Restore this security group, or all, as this host has it.",
+    metavar="NODE/NAMESPACE/NAME@DIGEST",
+    help="Restore this security group as this host has it, with the rules of this digest.",
 )
 @verb
 def command(
@@ -65,7 +65,8 @@ def command(
     two copies.
 
     Security groups that only hosts have are listed with their rules, which stay in force there. A
-    group is restored after you have accepted a host's copy, because a host could invent one.
+    group is restored after you have accepted a host's copy, because a host could invent one. WHY
+    names the copy with a digest of its rules. A copy that has changed since is a conflict.
     """
     asked: dict[str, object] = {"dry_run": dry_run}
     if accepted:
@@ -81,6 +82,8 @@ def command(
     if unsure:
         count = len(unsure) + int(answer.get("groups_omitted") or 0)
         invocation.note(f"{count} security group(s) are only on hosts: see --accept-group")
+    if answer.get("groups_message"):
+        invocation.note(f"security groups may be missing: {answer['groups_message']}")
     if dry_run:
         return
     conflicts = sum(vm.get("step") in {"conflict", "unsigned"} for vm in vms)
@@ -124,6 +127,13 @@ def _group(one: Mapping[str, Any]) -> tuple[str, ...]:
         ",".join(map(str, one.get("nodes") or ())),
         str(one.get("step")),
         selector_text(spec.get("selector") or {}),
-        "; ".join(rule_text(rule) for rule in spec.get("rules") or ()) or "-",
+        "; ".join(_rules(spec)) or "-",
         str(one.get("message") or "-"),
     )
+
+
+def _rules(spec: Mapping[str, Any]) -> list[str]:
+    rules = [rule_text(rule) for rule in spec.get("rules") or ()]
+    if (isolates := spec.get("isolates")) is not None:
+        rules.append(f"isolates {', '.join(map(str, isolates)) or 'nothing'}")
+    return rules

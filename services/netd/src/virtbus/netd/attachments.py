@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
-from virtbus.netd.builder import BUILDS_AT_ONCE, Builder, HostPorts
+from virtbus.netd.builder import BUILDS_AT_ONCE, Builder, HostPorts, write_ports
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import carried_over, check_macs, refusal
 from virtbus.netd.core.attachment import Attachment, Nic
@@ -263,7 +263,7 @@ class Attachments:
         self._former_links = set()
         if late:
             await in_thread(lambda: self._builder.links.delete_host_links(late))
-        if self._late_links:
+        if self._late_links or not await write_ports(self._doors.ports.settle):
             self.untidy.set()
         async with self._host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
@@ -318,7 +318,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
-        await in_thread(self._doors.ports.settle)
+        await write_ports(self._doors.ports.settle)  # a failure is repeated by `tidy`
         self.recovering = False
         self.untidy.set()
 

@@ -104,7 +104,7 @@ class Builder:
         """
         faults = await in_thread(lambda: self.links.faults(attachment.joined))
         if any(nic.publish for nic in attachment.nics):
-            await in_thread(self._doors.ports.mend)
+            await write_ports(self._doors.ports.mend)
         if faults:
             await self.adopt(attachment, keeps_running=True)
         return faults
@@ -299,3 +299,16 @@ class Builder:
             except VirtbusError as error:
                 failed = failed or error
         return failed
+
+
+async def write_ports(write: Callable[[], None]) -> bool:
+    """Write the table of published ports; return False if that failed.
+
+    A table that the kernel refuses must not keep netd from serving other VMs.
+    """
+    try:
+        await in_thread(write)
+    except (VirtbusError, OSError) as error:
+        log.warning("published ports not written: %s", error, extra={"code": "ports_failed"})
+        return False
+    return True

@@ -303,14 +303,17 @@ class Netd:
 
 
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
-    """Return a VM's record from the bus, which is at least as new as `record`.
+    """Return a VM's record from the bus, or `record` if the bus has only an older one.
 
     So netd has the keys that were written before it, such as those of security groups, and an
     agent that is late undoes nothing. Raises VirtbusError 503 `record_late` after CATCH_UP_S.
     """
     found = await work.newest(record, CATCH_UP_S)
     if found is None:
-        message = "netd has not received this record from the bus yet; ask again"
+        message = (
+            "netd has not received this record from the bus, so it lists all records again; the "
+            "agent repeats its request. If this lasts: `virtbus bus rebuild --dry-run`"
+        )
         raise VirtbusError(Code.UNAVAILABLE, "record_late", message, after_ms=500)
     return found
 

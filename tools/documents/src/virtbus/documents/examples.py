@@ -136,7 +136,7 @@ _VALUES: dict[str, Any] = {
     "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
     "accelerator": "kvm",
     "accept_unsigned": [f"n1/{UID}", "n2"],
-    "accept_groups": ["n1/default/web", "n2"],
+    "accept_groups": [f"n1/default/web@{'0a' * 16}"],
     "lose_volumes": ["shop/data"],
     "accelerators": ["kvm", "tcg"],
     "code": 503,

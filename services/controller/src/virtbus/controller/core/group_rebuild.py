@@ -4,15 +4,22 @@ A host could invent a group that opens VMs of other hosts, or still have one tha
 no copy of a host is believed without a person, who sees its rules (ADR 0069).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 
 from virtbus.controller.core.vm_keys import StoredGroup
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord
 
 Known = StoredGroup | None
 """The group that the bus has."""
+Accepted = Mapping[tuple[str, str, str], Collection[str]]
+"""By node, namespace and name: the digests of the copies that a person has accepted."""
+DIGEST_CHARS = 32
+"""128 bits: a host that makes two copies with one digest needs 2**64 attempts."""
 
 
 class GroupAction(StrEnum):
@@ -25,7 +32,7 @@ class GroupAction(StrEnum):
     UNCONFIRMED = "unconfirmed"
     """Nobody has accepted the copy."""
     CONFLICT = "conflict"
-    """The accepted copies differ, or the write was refused."""
+    """The accepted copies differ or have changed, or the write was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +45,42 @@ class HostedGroup:
     why: str = ""
 
 
+def digest_of(group: NodeGroup) -> str:
+    """Return the digest of a copy without its peers; equal copies have the same."""
+    bare = group.model_copy(update={"peers": {}})
+    plain = bare.model_dump(mode="json", exclude_defaults=True)
+    return sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
+
+
+def accepted_copies(words: Iterable[str]) -> Accepted:
+    """Return the copies that a person has accepted with `NODE/NAMESPACE/NAME@DIGEST`.
+
+    Raises:
+        VirtbusError: 400 `invalid`: a digest is missing.
+    """
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for number, word in enumerate(words):
+        copy, _, digest = word.partition("@")
+        if not digest:
+            message = (
+                f"accept_groups[{number}]: must be NODE/NAMESPACE/NAME@DIGEST, as "
+                "`virtbus bus rebuild --dry-run` shows it"
+            )
+            raise VirtbusError(Code.INVALID, "invalid", message)
+        node, namespace, name = copy.split("/")
+        found.setdefault((node, namespace, name), set()).add(digest)
+    return found
+
+
 def lost_groups(
     reports: Mapping[str, Collection[NodeGroup]],
     bus: Mapping[tuple[str, str], Known],
-    accepted: Collection[str],
+    accepted: Accepted,
 ) -> list[HostedGroup]:
     """Return a step for each group that hosts have, and the bus lacks or has in an older version.
 
     `reports` has the groups of each node. `bus` lacks the names of groups that were deleted on this
-    bus. `accepted` has `NODE` or `NODE/NAMESPACE/NAME`. Bridges make their own groups again.
+    bus. Bridges make their own groups again.
     """
     copies: dict[tuple[str, str], list[tuple[NodeGroup, str]]] = {}
     for node, groups in sorted(reports.items()):
@@ -65,14 +99,18 @@ def _is_newer(group: NodeGroup, known: Known) -> bool:
 
 
 def _steps(
-    copies: Sequence[tuple[NodeGroup, str]], known: Known, accepted: Collection[str]
+    copies: Sequence[tuple[NodeGroup, str]], known: Known, accepted: Accepted
 ) -> Iterator[HostedGroup]:
     """Yield the steps for the copies of one group: equal copies of several nodes are one."""
-    sure = [(group, node) for group, node in copies if _accepts(accepted, group, node)]
+    words = {node: accepted.get((node, group.namespace, group.name)) for group, node in copies}
+    sure = [(group, node) for group, node in copies if digest_of(group) in (words[node] or ())]
+    changed = [one for one in copies if words[one[1]] and one not in sure]
+    for group, nodes in _distinct(changed):
+        why = f"it is not the accepted copy; if its rules are right: {_option(group, nodes)}"
+        yield HostedGroup(GroupAction.CONFLICT, group, nodes, why)
     if not sure:
-        for group, nodes in _distinct(copies):
-            name = f"{nodes[0]}/{group.namespace}/{group.name}"
-            why = f"nobody has accepted it; if its rules are right: --accept-group {name}"
+        for group, nodes in _distinct([one for one in copies if one not in changed]):
+            why = f"nobody has accepted it; if its rules are right: {_option(group, nodes)}"
             yield HostedGroup(GroupAction.UNCONFIRMED, group, nodes, why)
         return
     newest = max(group.generation for group, _ in sure)
@@ -85,8 +123,9 @@ def _steps(
             yield HostedGroup(GroupAction.RAISE if known else GroupAction.ADD, group, nodes)
 
 
-def _accepts(accepted: Collection[str], group: NodeGroup, node: str) -> bool:
-    return not {node, f"{node}/{group.namespace}/{group.name}"}.isdisjoint(accepted)
+def _option(group: NodeGroup, nodes: Sequence[str]) -> str:
+    name = f"{nodes[0]}/{group.namespace}/{group.name}"
+    return f"--accept-group {name}@{digest_of(group)}"
 
 
 def _distinct(

@@ -1,16 +1,21 @@
 """Collects the security groups of hosts for `bus.rebuild`, and writes back the accepted ones."""
 
+import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from virtbus.bus.client.ports import Bus
-from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.group_rebuild import (
+    Accepted,
     GroupAction,
     HostedGroup,
     Known,
+    digest_of,
     lost_groups,
     rebuilt,
 )
@@ -28,11 +33,27 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
+NODE_S = 10.0
+"""Time limit of all pages of a node: a hostile one could answer slowly, with one group each."""
+AT_ONCE = 64
+"""The number of nodes, and of keys of the bus, that are asked at the same time."""
 GROUPS_MAX = 5000
 """The groups of one host that are read. A hostile one could report any number."""
+NAMES_SHOWN = 10
 SHOWN_BYTES = 256 * 1024
 """The size limit of the groups in an answer."""
 DONE = {GroupAction.ADD: EventKind.GROUP_CREATED, GroupAction.RAISE: EventKind.GROUP_UPDATED}
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltGroups:
+    """The groups' part of an answer; `message` says why groups may be missing."""
+
+    groups: tuple[RebuiltGroup, ...]
+    omitted: int
+    """The number of further groups, which do not fit."""
+    message: str
 
 
 class GroupRebuild:
@@ -45,71 +66,145 @@ class GroupRebuild:
         self._writes = group_writes(bus)
 
     async def rebuild(
-        self, nodes: Collection[str], accepted: Collection[str], *, dry: bool
-    ) -> tuple[list[RebuiltGroup], int]:
-        """Write the accepted groups of these nodes that the bus lacks.
+        self, nodes: Collection[str], accepted: Accepted, until_s: float, *, dry: bool
+    ) -> RebuiltGroups:
+        """Write the accepted groups of these nodes that the bus lacks; return all that it lacks.
 
-        Return all that it lacks, and the number of those that are left out of the answer. A node
-        that does not answer has no groups; its rules stay in force there.
+        It ends at `until_s` (loop's time), with what it has then.
+        A node that does not answer has no groups; its rules stay in force there.
         """
-        reports = {node: await self._report(node) for node in nodes}
-        bus = await self._known(reports)
+        now_s = asyncio.get_running_loop().time()
+        reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
+        bus, unread = await self._known(_by_urgency(reports, accepted), until_s)
         steps = lost_groups(reports, bus, accepted)
         if not dry:
-            steps = [await self._do(step, bus[_name(step.group)]) for step in steps]
-        return _answer(steps)
+            steps = [await self._do(step, bus[_name(step.group)], until_s) for step in steps]
+        return _answer(steps, "; ".join(filter(None, (_unheard(silent), unread))))
 
-    async def _report(self, node: str) -> list[NodeGroup]:
-        """Return all groups of a node, without those that claim to be of another one."""
-        subject, found = subjects.rpc(node, "netd", "groups"), dict[str, NodeGroup]()
-        after, more = "", True
-        try:
-            while more:
-                answer = await self._bus.request(subject, GroupsRead(after=after), timeout_s=ASK_S)
-                page = validate(KnownGroups, answer)
-                found |= page.groups
-                last = max(page.groups, default="")
-                more = page.more and last > after and len(found) < GROUPS_MAX
-                after = last
-        except (BusError, VirtbusError) as error:
-            log.info("no groups of %s: %s", node, error, extra={"code": "groups_unheard"})
-        return [group for key, group in found.items() if key == _key(node, group)]
+    # --- collect ---------------------------------------------------------------------------------
+    async def _ask(
+        self, nodes: Collection[str], until_s: float
+    ) -> tuple[dict[str, list[NodeGroup]], list[str]]:
+        """Return the nodes' groups, also of incomplete lists, and the nodes without a whole list.
 
-    async def _known(
-        self, reports: Mapping[str, Collection[NodeGroup]]
-    ) -> dict[tuple[str, str], Known]:
-        """Return what the bus has of these groups, without those that were deleted on it."""
-        known: dict[tuple[str, str], Known] = {}
-        for namespace, name in {_name(one) for groups in reports.values() for one in groups}:
+        Groups that claim to be of another node are left out.
+        """
+        found: dict[str, dict[str, NodeGroup]] = {node: {} for node in nodes}
+        silent, turns = set(nodes), asyncio.Semaphore(AT_ONCE)
+
+        async def ask(node: str) -> None:
             try:
-                held = await self._writes.latest(namespace, name)
-            except UnreadableValueError:
-                continue  # a person replaces or deletes it
-            if held is None:
-                entry = await self._bus.get(subjects.security_group(namespace, name))
-                if purged(entry):
-                    continue
-            known[namespace, name] = held
-        return known
+                async with turns, asyncio.timeout(NODE_S):
+                    await self._report(node, found[node])
+                silent.discard(node)
+            except (BusError, VirtbusError, TimeoutError) as error:
+                log.info("no groups of %s: %s", node, error, extra={"code": "groups_unheard"})
 
-    async def _do(self, step: HostedGroup, known: Known) -> HostedGroup:
+        await _work_until(until_s, [ask(node) for node in nodes])
+        reports = {
+            node: [group for key, group in groups.items() if key == _key(node, group)]
+            for node, groups in found.items()
+        }
+        return reports, sorted(silent)
+
+    async def _report(self, node: str, found: dict[str, NodeGroup]) -> None:
+        """Add all groups of a node to `found`, by key."""
+        subject = subjects.rpc(node, "netd", "groups")
+        after, more = "", True
+        while more:
+            answer = await self._bus.request(subject, GroupsRead(after=after), timeout_s=ASK_S)
+            page = validate(KnownGroups, answer)
+            found |= page.groups
+            last = max(page.groups, default="")
+            more = page.more and last > after and len(found) < GROUPS_MAX
+            after = last
+
+    async def _known(self, names: Sequence[Name], until_s: float) -> tuple[dict[Name, Known], str]:
+        """Return what the bus has of these groups, and a message if some could not be read.
+
+        Groups that were deleted on this bus are left out.
+        """
+        known: dict[Name, Known] = {}
+        left, failed, read = iter(names), list[BusError | VirtbusError](), 0
+
+        async def work() -> None:
+            nonlocal read
+            for name in left:
+                try:
+                    await self._look_up(name, known)
+                except (BusError, VirtbusError) as error:
+                    failed.append(error)
+                    return
+                read += 1
+
+        await _work_until(until_s, [work() for _worker in range(min(AT_ONCE, len(names)))])
+        if read == len(names):
+            return known, ""
+        why = str(failed[0]) if failed else "no time was left"
+        return known, f"{len(names) - read} group(s) were not compared with the bus: {why}; repeat"
+
+    async def _look_up(self, name: Name, known: dict[Name, Known]) -> None:
+        """Add a group to `known`, unless it was deleted on this bus."""
+        try:
+            held = await self._writes.latest(*name)
+        except UnreadableValueError:
+            return  # a person replaces or deletes it
+        if held is None and purged(await self._bus.get(subjects.security_group(*name))):
+            return
+        known[name] = held
+
+    # --- apply -----------------------------------------------------------------------------------
+    async def _do(self, step: HostedGroup, known: Known, until_s: float) -> HostedGroup:
         """Write the group of an accepted step; if that is refused, return a conflict."""
         if step.step not in DONE:
             return step
         record = rebuilt(step.group, known, self._bus.sources.time_ns())
         try:
-            if known is None:
-                held, _ = await self._writes.create(record)
-            else:
-                held = await self._writes.replace(known, record)
-        except (ConflictError, VirtbusError) as error:
+            async with asyncio.timeout_at(until_s):
+                if known is None:
+                    held, _ = await self._writes.create(record)
+                else:
+                    held = await self._writes.replace(known, record)
+        except TimeoutError:
+            return replace(step, step=GroupAction.CONFLICT, why="no time was left; repeat")
+        except (BusError, VirtbusError) as error:
             return replace(step, step=GroupAction.CONFLICT, why=f"{error}; repeat")
         self._fleet.groups.apply(held)
         self._events.named(DONE[step.step], held.record, held.revision, "written back")
         return step
 
 
-def _name(group: NodeGroup) -> tuple[str, str]:
+async def _work_until(until_s: float, works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines in parallel; cancel those that still run at `until_s` (loop's time)."""
+    async with background() as tasks:
+        for work in works:
+            tasks.start(work)
+        await tasks.settle(max(0.0, until_s - asyncio.get_running_loop().time()))
+
+
+def _by_urgency(reports: Mapping[str, Sequence[NodeGroup]], accepted: Accepted) -> list[Name]:
+    """Return the names of all groups: accepted ones first, then a few of each node in turn.
+
+    So a host that invents names keeps no group of another one from the answer.
+    """
+    wanted = {(namespace, name) for _, namespace, name in accepted}
+    ranks: dict[Name, int] = {}
+    for groups in reports.values():
+        for rank, group in enumerate(groups):
+            name = _name(group)
+            ranks[name] = min(rank, ranks.get(name, rank))
+    return sorted(ranks, key=lambda name: (name not in wanted, ranks[name], name))
+
+
+def _unheard(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return ""
+    names = ", ".join(nodes[:NAMES_SHOWN])
+    more = f" and {len(nodes) - NAMES_SHOWN} more" if len(nodes) > NAMES_SHOWN else ""
+    return f"netd did not list all groups of {names}{more}"
+
+
+def _name(group: NodeGroup) -> Name:
     return group.namespace, group.name
 
 
@@ -117,8 +212,8 @@ def _key(node: str, group: NodeGroup) -> str:
     return subjects.node_group(node, group.namespace, group.name)
 
 
-def _answer(steps: Collection[HostedGroup]) -> tuple[list[RebuiltGroup], int]:
-    """Return the steps that fit in an answer, with written groups first, and the number left."""
+def _answer(steps: Collection[HostedGroup], message: str) -> RebuiltGroups:
+    """Return the steps that fit in an answer, with written groups first."""
     shown: list[RebuiltGroup] = []
     left_bytes = SHOWN_BYTES
     for step in sorted(steps, key=lambda one: one.step not in DONE):
@@ -127,7 +222,7 @@ def _answer(steps: Collection[HostedGroup]) -> tuple[list[RebuiltGroup], int]:
         if left_bytes < 0:
             break
         shown.append(group)
-    return shown, len(steps) - len(shown)
+    return RebuiltGroups(tuple(shown), len(steps) - len(shown), message)
 
 
 def _shown(step: HostedGroup) -> RebuiltGroup:
@@ -137,6 +232,7 @@ def _shown(step: HostedGroup) -> RebuiltGroup:
         name=group.name,
         nodes=step.nodes,
         step=str(step.step),
+        digest=digest_of(group),
         message=step.why,
         spec=group.spec,
     )

@@ -14,6 +14,7 @@ from virtbus.bus.client.signing import RecordKeys
 from virtbus.bus.errors import BusError, ConflictError, OversizeError
 from virtbus.controller.core.claims import UidState, claims_of
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.group_rebuild import accepted_copies
 from virtbus.controller.core.mutations import deleting
 from virtbus.controller.core.rebuild_plan import (
     Known,
@@ -45,6 +46,8 @@ ASK_S = 5.0
 ASK_AGAIN_S = 0.5
 ANSWER_BEFORE_S = 10.0
 """Time reserved for the writes after the last node has answered or timed out."""
+ANSWER_S = 2.0
+"""Time reserved for the answer, after the groups."""
 WRITTEN = {
     RebuildAction.ADD: "the bus had lost it",
     RebuildAction.RAISE: "its host had a newer copy",
@@ -67,10 +70,10 @@ class Rebuilds:
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
+        accepted = accepted_copies(want.accept_groups)
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
         reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
-        groups, omitted = await self._groups.rebuild(reports, want.accept_groups, dry=want.dry_run)
         silent = {*failed, *(set(self._fleet.known_nodes()) - set(nodes))}
         bus = await self._known(reports.values())
         records = [record for report in reports.values() for record in report.records]
@@ -93,13 +96,17 @@ class Rebuilds:
         results += [
             RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent
         ]
+        groups = await self._groups.rebuild(
+            reports, accepted, request.deadline_s - ANSWER_S, dry=want.dry_run
+        )
         return BusRebuilt(
             vms=tuple(
                 _shown(step) for step in done if step.step is not RebuildAction.KEEP or step.why
             ),
             nodes=tuple(sorted(results, key=lambda each: each.node)),
-            groups=tuple(groups),
-            groups_omitted=omitted,
+            groups=groups.groups,
+            groups_omitted=groups.omitted,
+            groups_message=groups.message,
             kept=sum(step.step is RebuildAction.KEEP and not step.why for step in done),
         )
 

@@ -22,6 +22,7 @@ from virtbus.netd.core.published import (
 )
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.schemas.errors import VirtbusError
 
 _TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
 
@@ -57,9 +58,14 @@ class PublishedPorts:
         """
         with self._lock:
             if leads := leads_of(attachment):
-                self._leads[attachment.uid] = leads
-                if self._whole or not self._stands():
-                    self._apply()
+                before = self._leads.get(attachment.uid, ())
+                self._keep(attachment.uid, leads)
+                try:
+                    if self._whole or not self._stands():
+                        self._apply()
+                except (VirtbusError, OSError):
+                    self._keep(attachment.uid, before)  # the ports of other VMs must not fail
+                    raise
 
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
@@ -68,8 +74,9 @@ class PublishedPorts:
         given to another.
         """
         with self._lock:
-            if self._leads or self._stands():
+            if not self._whole and (self._leads or self._stands()):
                 self._write()
+            self._whole = True
 
     def drop(self, uid: str) -> None:
         """End the published ports of a VM."""
@@ -89,12 +96,15 @@ class PublishedPorts:
 
     def _set(self, uid: str, leads: tuple[Lead, ...]) -> None:
         before = self._leads.get(uid, ())
+        self._keep(uid, leads)
+        if leads != before or (leads and not self._stands()):
+            self._write()
+
+    def _keep(self, uid: str, leads: tuple[Lead, ...]) -> None:
         if leads:
             self._leads[uid] = leads
         else:
             self._leads.pop(uid, None)
-        if leads != before or (leads and not self._stands()):
-            self._write()
 
     def _write(self) -> None:
         self._apply()

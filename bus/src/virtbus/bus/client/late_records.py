@@ -1,0 +1,58 @@
+"""Keeps the records that a requester has and the watch has not delivered, until a list proves it.
+
+The bus may have an older record of a VM than its host, for example after a restore, or one that
+this version cannot read. Then the watch never delivers the host's record.
+"""
+
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+Age = tuple[int, int]
+"""Epoch and generation of a record."""
+
+
+class _Late(NamedTuple):
+    age: Age
+    after_list: int
+    """A list with a higher number began later than the request."""
+
+
+class LateRecords:
+    """Notes late records, and requests one list for them."""
+
+    def __init__(self) -> None:
+        self.relist: Callable[[], None] = lambda: None
+        self._late: dict[str, _Late] = {}
+        self._begun = 0
+        """The number of lists that have begun."""
+        self._listing = False
+
+    def begin(self) -> None:
+        """Note that a list begins."""
+        self._begun += 1
+        self._listing = True
+
+    def complete(self, listed: Container[str]) -> None:
+        """Note that a list is complete. Request another one if a record was late meanwhile."""
+        self._listing = False
+        self._late = {
+            uid: late
+            for uid, late in self._late.items()
+            if uid in listed or late.after_list >= self._begun - 1
+        }
+        if any(late.after_list == self._begun for late in self._late.values()):
+            self.relist()
+
+    def note(self, uid: str, age: Age) -> None:
+        """Note a record that is late; request a list, unless this was done for it already."""
+        known = self._late.get(uid)
+        if known is not None and known.age >= age:
+            return
+        self._late[uid] = _Late(age, self._begun)
+        if not self._listing:
+            self.relist()
+
+    def proven(self, uid: str, age: Age) -> bool:
+        """Return True if a list has begun since the record was noted."""
+        late = self._late.get(uid)
+        return late is not None and late.age >= age and late.after_list < self._begun
