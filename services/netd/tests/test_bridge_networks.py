@@ -94,7 +94,7 @@ async def test_a_lease_of_a_hosts_address_is_refused(lan_node: Node, lan: Segmen
     lan_node.doors.bridge.reach = ReachRules(hosts=frozenset({FIRST.ip}))
     await lan_node.attach(A, **lan_network())
     async with lan_node.guest(A) as guest:
-        with pytest.raises(VirtbusError, match="belongs to a host"):
+        with pytest.raises(VirtbusError, match="which is the address of a host"):
             await lease(lan_node, guest, lan)
 
 

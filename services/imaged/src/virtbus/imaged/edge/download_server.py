@@ -80,6 +80,7 @@ class DownloadServer:
             writer.close()
             async with asyncio.timeout(self._limits.stall_s):
                 await writer.wait_closed()
+            writer = None  # asyncio's transport cannot be aborted once it has sent all and closed
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client is gone, is too slow, or sends no HTTP
         finally:
