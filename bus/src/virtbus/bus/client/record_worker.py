@@ -126,8 +126,7 @@ class RecordWorker(Generic[Ready]):
         """Follow the records of a node; never returns by itself.
 
         `of_node` is called with the entries that are not VM records, and with the marks. `compare`
-        runs at the start
-        and before each periodic list.
+        runs at the start and before each periodic list.
         """
         self._late.relist = watch.relist
         async with asyncio.TaskGroup() as group:
