@@ -112,7 +112,10 @@ def test_a_guest_on_each_kind_of_network_has_its_addresses_and_its_crafted_frame
 
 
 def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
-    """The guest sends each kind of frame on each of its interfaces; each rule counts its own."""
+    """The guest sends each kind of frame twice on each interface; each rule counts its own.
+
+    One frame of a rule may be lost on a busy host. A kind that is not counted fails.
+    """
 
     def refused() -> list[dict[str, int]]:
         shown = json.loads(platform.cli("vm", "get", "edge", "--counters", "-o", "json"))
@@ -124,7 +127,9 @@ def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
     for place, nic in enumerate(nics):
         frames = spoofed(nic, on_segment=nic["network"] in SEGMENTS)
         wanted.append([rule for rule, _ in frames])
-        assert crafter.send(f"eth{place}", (frame for _, frame in frames)) == len(frames)
+        for _ in range(2):
+            assert crafter.send(f"eth{place}", (frame for _, frame in frames)) == len(frames)
     for nic, had, has, rules in zip(nics, before, refused(), wanted, strict=True):
         for rule in set(rules):
-            assert has[rule] - had.get(rule, 0) >= rules.count(rule), (nic["network"], rule)
+            least = 2 * rules.count(rule) - 1
+            assert has[rule] - had.get(rule, 0) >= least, (nic["network"], rule, had, has)
