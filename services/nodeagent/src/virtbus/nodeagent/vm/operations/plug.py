@@ -6,6 +6,7 @@ after a crash of the agent or of libvirtd at any moment.
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from virtbus.nodeagent.agent_ports import AgentPorts
@@ -160,6 +161,8 @@ async def _plug(
             has_scsi |= disk.bus is DiskBus.SCSI
         except VirtbusError as error:
             waits[disk.name] = f"Attaching: tried again: {error}"
+            with suppress(VirtbusError):  # a libvirtd that was killed may have left it open in QEMU
+                await tools.plugs.close_left(record.uid)
     return replace(now, addresses=addresses, hashes=noted, pending={**now.pending, **waits})
 
 
