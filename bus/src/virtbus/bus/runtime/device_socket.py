@@ -21,9 +21,9 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 
 
 def open_host_device(path: Path, device: str) -> int:
-    """Return an open device of `devices_allowed` that a VM of the agent has with an image.
+    """Return an open device of the host. The agent follows a VM whose root disk is on it.
 
-    It raises as `open_device`.
+    `devices_allowed` has to permit it, too. It raises as `open_device`.
     """
     return _asked(path, {"device": device})
 

@@ -369,8 +369,8 @@ def impossible(
     return VirtbusError(
         Code.UNSUPPORTED,
         "no_capacity",
-        f"none of {len(refused)} node(s) could hold this VM, not even an empty one; ask for less, "
-        "or add a node",
+        f"none of {len(refused)} node(s) could hold this VM, not even an empty one; change "
+        "what the reasons name, or add a node",
         details=tuple(Detail(path=f"node/{n}", message=why) for n, why in sorted(refused.items())),
     )
 
