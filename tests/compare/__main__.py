@@ -97,8 +97,8 @@ def table(found: Sequence[Comparison], control: Sequence[Comparison] = ()) -> st
     uppers = {one.name: one.upper for one in control}
     rows = [("FIGURE", "OLD", "NEW", "RATIO", "LOWER 95 %", "UPPER 95 %", "CONTROL", "N", "")]
     for one in found:
-        bounds = [_bound(bound) for bound in (one.lower, one.upper, uppers.get(one.name))]
-        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", *bounds)
+        lower, upper, same = map(_bound, (one.lower, one.upper, uppers.get(one.name)))
+        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", lower, upper, same)
         rows.append((one.name, *numbers, str(len(one.ratios)), one.verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(

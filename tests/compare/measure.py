@@ -11,10 +11,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.bench import measures
 from tests.bench.figures import Figure, as_json
@@ -24,7 +23,7 @@ from tests.load import __main__ as load
 from tests.load import phases
 from tests.load.meters import line
 from tests.load.storm import storm
-from tests.load.world import Shape
+from tests.load.world import Shape, World
 
 CREATES, CPU_CREATES, COMMANDS = 3, 5, 3
 """Repetitions. The median of creates is compared with raw libvirt; CPU is a sum over creates."""
@@ -36,7 +35,7 @@ IDLE_S = 1.0
 """The idle phases of the load are not judged."""
 
 Lines = dict[str, list[str]]
-Program = Callable[[], Awaitable[Lines]]
+Program = Callable[[], Coroutine[None, None, Lines]]
 
 
 class Clocks:
@@ -128,8 +127,8 @@ async def many() -> Lines:
     """Hundreds of VMs on simulated nodes."""
     idle = phases.idle
 
-    async def short(world: Any, _seconds: float) -> phases.Figures:
-        return await idle(world, IDLE_S)
+    async def short(world: World, seconds: float) -> phases.Figures:
+        return await idle(world, min(seconds, IDLE_S))
 
     phases.idle = short
     figures, _ = await load.run(LOAD, to_the_end=True)
