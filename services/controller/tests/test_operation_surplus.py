@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-
 from services.controller.tests.fleets import uid
 from services.controller.tests.volumes import volume
 
