@@ -38,9 +38,9 @@ from virtbus.schemas.wire import spec_hash
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
+"""A request without a VM and without progress."""
 Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
 """Removes names, and images that nobody uses; `Disks.forget_images`."""
-"""A request without a VM and without progress."""
 
 
 class _Way(NamedTuple):
