@@ -10,7 +10,7 @@ class Web:
     """A running guest, and a login in it by its first interface."""
 
     gateway = GATEWAY
-    """What packets from the plugged interface are sent to."""
+    """The address that the plugged interface sends packets to."""
 
     def __init__(self, platform: Platform, login: Login, view: Json) -> None:
         self.platform = platform

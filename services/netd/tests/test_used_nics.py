@@ -1,4 +1,4 @@
-"""What the interfaces of a host's VMs use, while VMs come, change, are planned and go."""
+"""UsedNics knows what interfaces use while VMs come, change, are planned and go."""
 
 import pytest
 from services.netd.tests.pretended_host import make_record
