@@ -67,7 +67,8 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
 LOG_BYTES = 65_536
 """The end of a console's log that `virtbus vm logs` prints."""
-READY_S = 60.0
+READY_S = 200.0
+"""Seconds on an idle machine; with ten others for each CPU, more than a minute."""
 GONE_S = 60.0
 """Within this, everything of a VM must have left the host (I5)."""
 _ADDRESS = re.compile(r"^\d+\.\d+\.\d+\.\d+$")
