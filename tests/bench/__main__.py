@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from tests.bench import attach_growth, data, measures
@@ -34,7 +35,9 @@ async def main() -> int:
         """
         if name.startswith(options.only) if extra else options.only in name:
             sys.stderr.write(f"measuring: {name}\n")
-            figures.extend(await measure())
+            found = await measure()
+            sys.stderr.write("".join(f"{as_json(one)}\n" for one in found))  # a later one may fail
+            figures.extend(found)
 
     runs = options.runs
     await take("criproxy", lambda: criproxy(runs), extra=True)
@@ -66,8 +69,11 @@ async def main() -> int:
         await take("gap", lambda: data.snapshot_gap(here, raw, max(runs // 4, 1)), extra=True)
     async with stage(VIRTBUS_IMAGE_ADDRESSES='["127.0.0.0/8"]') as here:
         await take("pull", lambda: data.pull(here, max(runs // 5, 1)), extra=True)
+    growth = attach_growth.attach_growth
+    attach_growth.make_links()
     async with stage(None, **attach_growth.ENVIRONMENT) as here:
-        await take("growth", lambda: attach_growth.attach_growth(here), extra=True)
+        for kind in attach_growth.KINDS:
+            await take(f"growth {kind.name}", partial(growth, here, kind), extra=True)
     async with stage(tiny_image()) as here:
         await take(
             "throughput", lambda: throughput(here, tiny_image(), max(runs // 4, 1)), extra=True
