@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.bench.figures import Figure
 from tests.bench.netd_growth import DELIVERED_S, record_of
-from tests.bench.stage import Stage
+from tests.bench.stage import stage
 
 from virtbus.bus.client import connection
 from virtbus.bus.client.nats_bus import NatsBus
@@ -50,11 +50,13 @@ KINDS = (
 )
 
 
-async def attach_growth(stage: Stage, kind: Kind) -> list[Figure]:
+async def attach_growth(kind: Kind) -> list[Figure]:
     """Return the median of the last hundred attaches over the first hundred on such a network."""
-    creds = next(stage.folder.rglob("admin.creds"))
-    async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
-        return [await _growth(bus, kind)]
+    _make_links()
+    async with stage(None, **ENVIRONMENT) as here:
+        creds = next(here.folder.rglob("admin.creds"))
+        async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
+            return [await _growth(bus, kind)]
 
 
 async def _growth(bus: NatsBus, kind: Kind) -> Figure:
@@ -111,8 +113,12 @@ def _on_object(kind: Kind, network: str, number: int) -> dict[str, object]:
     return {"spec": spec, "network_targets": {kind.name: target}, **more}
 
 
-def make_links() -> None:
-    """Make the host's bridge of the kind `bridge`, and the link below the tunnels."""
+def _make_links() -> None:
+    """Ensure the host's bridge of the kind `bridge`, and the link below the tunnels."""
+    if not subprocess.run(
+        ["ip", "link", "show", LINK], capture_output=True, check=False
+    ).returncode:
+        return
     for words in (
         f"link add {LINK} type bridge",
         f"link set {LINK} up",
