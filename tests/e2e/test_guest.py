@@ -52,11 +52,11 @@ def test_seed_gives_hostname_key_files_and_commands(
 
 
 def test_guests_reach_each_other_by_address_and_name_and_the_host(
-    platform: Platform, login: Login
+    patient: Platform, login: Login
 ) -> None:
-    one = platform.create("one", "--ssh-key", login.public_key, wait="")
-    two = platform.create("two", "--ssh-key", login.public_key, wait="")
-    one, two = platform.wait_ready("one", "two")
+    one = patient.create("one", "--ssh-key", login.public_key, wait="")
+    two = patient.create("two", "--ssh-key", login.public_key, wait="")
+    one, two = patient.wait_ready("one", "two")
     gateway = one["interfaces"][0]["gateway"]
     assert "1 packets received" in login(one, f"ping -c 1 -W 5 {address(two)}")
     assert "1 packets received" in login(two, f"ping -c 1 -W 5 {address(one)}")
@@ -68,10 +68,10 @@ def test_guests_reach_each_other_by_address_and_name_and_the_host(
         assert address(two) in login(one, f"nslookup {name}")
     assert "1 packets received" in login(one, "ping -c 1 -W 5 two")
     assert "NXDOMAIN" in login(one, "nslookup two.other.vm.internal 2>&1 || :")
-    everything_goes_on_without_netd(platform, login, one, two)
+    all_continues_without_netd(patient, login, one, two)
 
 
-def everything_goes_on_without_netd(platform: Platform, login: Login, one: Json, two: Json) -> None:
+def all_continues_without_netd(platform: Platform, login: Login, one: Json, two: Json) -> None:
     """Names, addresses and forwarding while netd is stopped, killed and started again."""
     before = login(one, "ip -4 addr show eth0")
 
