@@ -223,7 +223,7 @@ class Platform:
             host.run("ip", "netns", "delete", f"vb-{uid}", check=False)
         host.run("ip", "link", "delete", BRIDGE, check=False)
         host.run("nft", "delete", "table", "inet", "virtbus", check=False)
-        for pid in _resolvers(self.run_dir):
+        for pid in host.resolvers(self.run_dir):
             os.kill(pid, signal.SIGKILL)
         self.at_end.close()
         layers = str(self.state_dir / "disks" / "layers")
@@ -508,17 +508,6 @@ def _any_alive_below(base: Path) -> list[int]:
                 argv = (folder / "cmdline").read_bytes()
                 if wanted in environ and b"virtbus." in argv:
                     found.append(int(folder.name))
-    return found
-
-
-def _resolvers(run_dir: Path) -> list[int]:
-    """Return the resolvers of a platform: they stay with the names of guests."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            argv = path.read_bytes().decode().split("\0")
-            if "virtbus.netd.resolver_process" in argv and f"{run_dir}/netd/" in argv[3]:
-                found.append(int(path.parent.name))
     return found
 
 

@@ -78,7 +78,8 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
-            inside.do([call for nic in attachment.nics for call in _opened_up(inside, nic)])
+            if keeps_running:
+                inside.do([call for nic in attachment.nics for call in _opened_up(inside, nic)])
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
             self._guard_first(inside, attachment, keeps_running=keeps_running)
