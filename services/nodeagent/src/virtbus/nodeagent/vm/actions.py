@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "disks", "limits", "drives", "links", "nics")
+SYNCS = ("pause", "disks", "links", "nics", *live_changes.BY_RECORD)
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -171,12 +171,10 @@ class Actions:
             ),
             "sync pause": self._sync_pause,
             "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
-            "sync limits": partial(
-                self._sync, "limits", partial(live_changes.set_limits, vm, tools)
-            ),
-            "sync drives": partial(
-                self._sync, "drives", partial(live_changes.change_media, vm, tools)
-            ),
+            **{
+                action: partial(self._sync, action, partial(change, vm, tools))
+                for action, change in live_changes.BY_RECORD.items()
+            },
             "sync nics": partial(
                 self._sync, "nics", partial(live_changes.change_nics, vm, tools, self.sync_links)
             ),
