@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, vm_request
-from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.core import observation, pod_resources, stages, virtlet, vm_request
+from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place, Read
@@ -30,6 +30,7 @@ from virtbus.schemas.api import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.local_end import LocalEnded
+from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
@@ -81,7 +82,7 @@ class Machines:
         """
         machine = self._pods.all[key].machine
         known = machine is not None and machine.made and machine.image_id == image.digest
-        if known and await self._relabel(key, vm_request.labels(sandbox, config)):
+        if known and await self._adapt(key, sandbox, config):
             return
         contents = await self.virtlet.contents(sandbox)
         read = Read(await self.volumes.files(key, config), contents)
@@ -113,20 +114,20 @@ class Machines:
             await self._pods.discard(pod.machine.uid)
             await self._pods.put(pod.model_copy(update={"machine": None}))
 
-    async def _relabel(self, key: str, labels: dict[str, str]) -> bool:
-        """Give an existing VM the labels of a new attempt; return False if it is gone."""
+    async def _adapt(self, key: str, sandbox: SandboxConfig, config: ContainerConfig) -> bool:
+        """Give an existing VM the labels and resources of a new attempt; False if it is gone."""
         machine = self._pods.all[key].machine
         if machine is None:
             return False
         try:
-            found = await self._link.ask("vm", "get", VmRef(uid=machine.uid))
-            view = validate(VmView, found)
+            view = await self._view(machine.uid)
             if view.deleting:
                 await self._pods.lost(machine.uid)
                 return False
-            if view.labels != labels:
-                want = VmUpdate(uid=machine.uid, revision=view.revision, labels=labels)
-                view = validate(VmView, await self._link.ask("vm", "update", want))
+            labels = vm_request.labels(sandbox, config)
+            spec = vm_request.restarted(view.spec, sandbox, config)
+            if view.labels != labels or view.spec != spec:
+                view = await self._update(view, spec, labels)
         except VirtbusError as error:
             if error.code != Code.NOT_FOUND:
                 raise
@@ -134,6 +135,67 @@ class Machines:
             return False
         await self._answered(key, view)
         return True
+
+    async def _view(self, uid: str) -> VmView:
+        return validate(VmView, await self._link.ask("vm", "get", VmRef(uid=uid)))
+
+    async def _update(self, view: VmView, spec: VmSpec, labels: dict[str, str]) -> VmView:
+        """Change the spec and labels of a VM, as far as they differ."""
+        want = VmUpdate(
+            uid=view.uid,
+            revision=view.revision,
+            spec=None if spec == view.spec else spec,
+            labels=None if labels == view.labels else labels,
+        )
+        return validate(VmView, await self._link.ask("vm", "update", want))
+
+    async def resize(self, key: str, after: LinuxResources) -> int:
+        """Change the limits in the record of a pod's VM; return the generation that has them.
+
+        Raises:
+            VirtbusError: 409 `vm_gone`; 422 `resize_unsupported`; 503 `bus_away`; the errors of
+                `vm.update`.
+        """
+        view = await self._view(self._uid(key))
+        pod = self._pods.all[key]
+        wanted = pod_resources.limits(after)
+        notes = pod.sandboxes[-1].config.annotations
+        fixed = virtlet.wishes(notes)[0].vcpus is not None
+        pod_resources.check_running(after, view.spec.domain, fixed_cpus=fixed)
+        domain = view.spec.domain.model_copy(update={"resources": wanted})
+        if domain != view.spec.domain:
+            spec = view.spec.model_copy(update={"domain": domain})
+            view = await self._update(view, spec, view.labels)
+        await self._answered(key, view)
+        return view.generation
+
+    async def until_resized(
+        self, key: str, after: LinuxResources, generation: int, timeout_s: float
+    ) -> None:
+        """Wait until the node enforces the limits of a running guest; one that is off has none.
+
+        Raises:
+            VirtbusError: 503 `resize_waits`, with the reason.
+        """
+        wanted = pod_resources.limits(after)
+
+        def done(pod: Pod | None) -> bool:
+            if pod is None or pod.machine is None or pod.active is None:
+                return True
+            late = pod.machine.observed_generation < generation
+            return not late and pod_resources.reached(wanted, pod.machine.resources)
+
+        if not await self._pods.until(key, done, timeout_s):
+            raise self._resize_waits(key)
+
+    def _resize_waits(self, key: str) -> VirtbusError:
+        machine = self._pods.all[key].machine
+        why = machine.resources_wait if machine is not None else ""
+        message = (
+            f"the node has not set the resources yet: {why or 'its agent did not report them'}; "
+            "kubelet repeats the resize"
+        )
+        return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
     async def _answered(self, key: str, view: VmView) -> None:
         """Note an answer to the CRI's own change: views before it do not count any more."""
@@ -181,22 +243,25 @@ class Machines:
         if not await self._pods.until(
             key, lambda pod: _phase(pod, container_id) != "starting", timeout_s
         ):
-            message = f"the VM does not run after {timeout_s:.0f} s{self._seen(key)}"
+            message = self._staged(key, f"the VM does not run after {timeout_s:.0f} s")
             raise VirtbusError(Code.DEADLINE, "start_slow", message)
         if _phase(self._pods.all.get(key), container_id) == "exited":
-            message = f"the VM did not start: {self._cause(key, container_id)}"
+            message = self._cause(key, container_id)
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
 
-    def _seen(self, key: str) -> str:
+    def _staged(self, key: str, message: str) -> str:
+        """Return the message with what the VM's node says about it so far."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None:
-            return ""
-        return f" ({pod.machine.state}: {pod.machine.message or 'no reason yet'})"
+            return message
+        seen = pod.machine
+        message = f"{message} ({seen.state}: {seen.message or 'no reason yet'})"
+        return stages.text(seen.stage, seen.reason or "start_slow", message)
 
     def _cause(self, key: str, container_id: str) -> str:
         pod = self._pods.all.get(key)
         endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
-        return endings[0].message if endings and endings[0] else "its pod was removed"
+        return endings[0].message if endings and endings[0] else "the pod was removed"
 
     async def stop(self, key: str, grace_s: int) -> None:
         """End the guest of the running container, after at most `grace_s`, and wait for its end.
