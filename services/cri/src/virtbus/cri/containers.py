@@ -55,7 +55,9 @@ class Containers:
             raise not_found("sandbox", sandbox_id)
         key, sandbox_id = found
         async with self._pods.lock(key):
-            config = await self._machines.volumes.inspected(key, config)
+            pod = self._pod(key, sandbox_id)
+            namespace = pod.sandbox(sandbox_id).config.metadata.namespace
+            config = await self._machines.volumes.inspected(key, namespace, config)
             pod = self._pod(key, sandbox_id)
             vm_request.check_container(config)
             vm_request.refuse_second(pod, config.metadata.name)
