@@ -26,6 +26,7 @@ from virtbus.bus.runtime.ids import uuid7
 from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
@@ -85,7 +86,7 @@ class Fleet:
             known = self.records.get(tokens[3])
             if known is not None and known.node == tokens[2]:
                 del self.records[tokens[3]]
-        elif "spec" in value:
+        elif "spec" in value and tokens[2] in {UNPLACED, *NODES}:
             await self._record(validate(VmRecord, value))
 
     async def _record(self, record: VmRecord) -> None:
@@ -93,7 +94,7 @@ class Fleet:
         if known is not None and record.epoch < known.epoch:
             self.problems.append(f"{record.name} went back to epoch {record.epoch}")
         self.records[record.uid] = record
-        if record.node == "_":
+        if record.node == UNPLACED:
             return
         if not record.deleting:
             self.placed[record.uid] += 1
@@ -110,10 +111,10 @@ class Fleet:
 
 
 class Controllers:
-    """Three processes and what they log."""
+    """Some processes and what they log."""
 
-    def __init__(self, files: server.ServerFiles, logs: Path) -> None:
-        self._logs = logs
+    def __init__(self, files: server.ServerFiles, logs: Path, count: int) -> None:
+        self._logs, self._count = logs, count
         environ = {
             **os.environ,
             "VIRTBUS_NODE": "ctl",
@@ -122,14 +123,14 @@ class Controllers:
             "VIRTBUS_ORPHAN_GRACE_S": "3",
         }
         self.processes: list[subprocess.Popen[bytes]] = []
-        for number in range(3):
+        for number in range(count):
             with (logs / f"c{number}.log").open("wb") as log:
                 argv = [sys.executable, "-m", "virtbus.controller"]
                 self.processes.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log))
 
     def holders(self) -> list[int]:
         """Every holder of the lease so far, by number."""
-        return [n for n in range(3) if HOLDS in (self._logs / f"c{n}.log").read_bytes()]
+        return [n for n in range(self._count) if HOLDS in (self._logs / f"c{n}.log").read_bytes()]
 
     def end(self) -> None:
         for process in self.processes:
@@ -138,7 +139,9 @@ class Controllers:
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Controllers, NatsBus]]:
+async def stage(
+    tmp_path: Path, controllers: int = 3
+) -> AsyncIterator[tuple[Fleet, Controllers, NatsBus]]:
     files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
     async with (
         server.running(files, nodes=NODES, port=-1) as running,
@@ -146,23 +149,23 @@ async def stage(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Controllers, NatsB
         connect(running.settings("client"), name="client") as client,
     ):
         await stream_setup.ensure(admin)
-        fleet, controllers = Fleet(admin), Controllers(files, tmp_path)
+        fleet, processes = Fleet(admin), Controllers(files, tmp_path, controllers)
         try:
             async with background() as tasks:
                 tasks.start(fleet.beat())
                 tasks.start(fleet.follow())
-                yield fleet, controllers, client
+                yield fleet, processes, client
         finally:
-            controllers.end()
+            processes.end()
 
 
-async def ask(bus: NatsBus, verb: str, data: dict[str, Any]) -> Any:
+async def ask(bus: NatsBus, verb: str, data: dict[str, Any], of: str = "vm") -> Any:
     """Return the answer after any number of attempts: a repeat settles an unknown outcome."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OutcomeUnknownError, UnavailableError):
                 try:
-                    return await bus.request(subjects.api("vm", verb), data, timeout_s=5)
+                    return await bus.request(subjects.api(of, verb), data, timeout_s=5)
                 except VirtbusError as error:
                     if error.body.retry == "never":
                         raise

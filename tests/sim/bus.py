@@ -96,10 +96,14 @@ class SimWatch:
             return
         self._following = number
         self._send(WatchMark.RESET, number)
-        hollow = self._server.hollow and self._of_node
-        for entry in () if hollow else self._shelf.listed(self._filters):
+        for entry in () if self._hollow else self._shelf.listed(self._filters):
             self._send(entry, number)
         self._send(WatchMark.SYNCED, number)
+
+    @property
+    def _hollow(self) -> bool:
+        """A recreated bus has neither the old values nor the changes of the former one."""
+        return self._server.hollow and self._of_node
 
     def _send(self, item: Entry | WatchMark, number: int) -> None:
         def arrive() -> None:
@@ -110,7 +114,7 @@ class SimWatch:
 
     def seen(self, entry: Entry) -> None:
         """On the server: a value was written."""
-        if self._following != self._list:
+        if self._following != self._list or self._hollow:
             return
         if entry.key.startswith(self._prefixes) or any(matches(f, entry.key) for f in self._others):
             self._send(entry, self._list)

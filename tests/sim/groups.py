@@ -33,6 +33,8 @@ class GroupObserver:
         self._had: dict[tuple[str, int], GroupSpec] = {}
         """By uid and generation: the rules that a user has set."""
         self._on_nodes: dict[str, NodeGroup] = {}
+        self._since: dict[str, tuple[VmRecord, int]] = {}
+        """By uid: the newest record of a VM, and the first revision that had its content."""
 
     # --- the bus --------------------------------------------------------------------------
     def wrote(self, entry: Entry) -> None:
@@ -59,8 +61,15 @@ class GroupObserver:
         if ended is None or now is None or now.uid != ended.uid:
             return
         for record in self._records():
-            if record.node == node and not record.ending and selects(now, record):
+            lost = selects(ended, record) and selects(now, record)
+            if record.node == node and not record.ending and lost:
                 self._observer.wrong("I2", f"{entry.key} ended while {record.uid} needs it")
+
+    def recorded(self, record: VmRecord, revision: int) -> None:
+        """A VM's record was written. One with the same content tells a node nothing new."""
+        before = self._since.get(record.uid)
+        if before is None or before[0] != record:
+            self._since[record.uid] = record, revision
 
     def _records(self) -> list[VmRecord]:
         seen = self._observer.vms.values()
@@ -73,10 +82,11 @@ class GroupObserver:
         own = shelf.entries.get(subjects.vm_record(host.node, record.uid))
         if own is None or own.kind is not EntryKind.PUT or read(VmRecord, own.value) != record:
             return  # a newer record follows
+        _, revision = self._since[record.uid]
         for key, entry in shelf.entries.items():
             if not of_node_group(key) or entry.kind is not EntryKind.PUT:
                 continue
-            if group_of_node_group(key)[0] != host.node or entry.revision > own.revision:
+            if group_of_node_group(key)[0] != host.node or entry.revision > revision:
                 continue
             wanted = read_node_group(key, entry.value)
             if selects(wanted, record) and groups.get(key) != wanted:

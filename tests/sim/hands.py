@@ -24,7 +24,7 @@ from virtbus.bus.client.ports import (
     WatchMark,
 )
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
@@ -58,6 +58,7 @@ from virtbus.schemas.vm import MIB, VmRecord
 from virtbus.schemas.wire import read, validate
 
 TELL_S = 4.0
+RETRY_S = 2.0
 RECOVERY_S = (0.05, 1.0)
 EXPORTED = WorkState(
     state="done", result=ExportResult(path="/x", size_bytes=1, digest=f"sha256:{'1' * 64}")
@@ -184,7 +185,18 @@ class Hand:
         assert self._group is not None
         task = self._group.create_task(self._make(record))
         self._jobs[record.uid] = (record, task)
+        self._group.create_task(self._repeat(record, task))
         return task
+
+    async def _repeat(self, record: VmRecord, task: "asyncio.Task[ImageReady | NetReady]") -> None:
+        """Try again after a failure, as the services do while the VM has this record."""
+        await asyncio.wait([task])
+        error = None if task.cancelled() else task.result().error
+        if error is None or error.retry is Retry.NEVER:
+            return
+        await asyncio.sleep(RETRY_S)
+        if self._jobs.get(record.uid) == (record, task) and record.uid in self._listed:
+            self._want(record)
 
     def _drop(self, uid: str) -> None:
         job = self._jobs.pop(uid, None)

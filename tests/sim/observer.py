@@ -180,6 +180,7 @@ class Observer(Watcher):
             return
         message = read_vm_key(entry.key, entry.value)
         if isinstance(message, VmRecord):
+            self.groups.recorded(message, entry.revision)
             self._recorded(message, seen)
 
     def _purged(self, uid: str, seen: Seen) -> None:

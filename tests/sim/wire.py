@@ -76,7 +76,7 @@ class SimServer(MemoryServer):
         self.full: Literal["", "refuses", "mute"] = ""
         """No write of records: it is refused (a limit), or never answered (NATS on a full disk)."""
         self.hollow = False
-        """Nodes receive empty lists, as from a recreated bus: that must delete nothing."""
+        """Nodes get empty lists and no changes, as from a recreated bus: it must delete nothing."""
         self.links = 0
         """The number of inboxes so far: no two are equal."""
         self.watches: list[Callable[[], None]] = []

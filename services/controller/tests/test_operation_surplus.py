@@ -1,13 +1,19 @@
 """The ended operations that make room for new ones, and those that something still needs."""
 
+import asyncio
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import uid
 from services.controller.tests.volumes import volume
 
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operation_surplus import KEPT_NS, surplus
 from virtbus.controller.core.quotas import Quota
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.schemas import subjects
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef
@@ -104,3 +110,20 @@ def test_the_operation_of_a_snapshot_stays_until_the_snapshot_has_its_result() -
         ref = SnapshotRef(uid=uid(10), namespace="default", name="before")
         put(fleet, 10, kind="snapshot", snapshot=ref)
         assert found(fleet) == ([uid(10)] if ready else [])
+
+
+@pytest.mark.parametrize("state", list(FillState))
+async def test_an_operation_outlives_its_retention_while_a_volume_waits_for_it(
+    state: FillState,
+) -> None:
+    bus, fleet = MemoryBus(MemoryServer()), Fleet()
+    store(fleet, volume(1, bound=True, node="n1", fill=_fill(state)))
+    put(fleet, 10, 1)
+    (held,) = fleet.operations.all()
+    key = subjects.operation_record("n1", uid(10))
+    fleet.operations.put(key, encode(held.record), await bus.put(key, encode(held.record)))
+    term = LeaderTerm("test", 1, asyncio.get_running_loop().time() + 60)
+    await OperationSweep(bus, fleet, 60, Quota(100, 100)).round(term)
+    entry = await bus.get(key)
+    assert entry is not None
+    assert (entry.kind is EntryKind.PUT) == (state is FillState.FILLING)

@@ -21,7 +21,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.security_groups import Membership
 from virtbus.controller.core.vm_keys import Stored, StoredVm
-from virtbus.controller.edge.group_keys import KEPT_S, NodeGroups
+from virtbus.controller.edge.group_keys import KEPT_S, GroupKeys, NodeGroups
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.network import InterfaceStatus
@@ -315,6 +315,27 @@ def test_a_fresh_leader_keeps_the_keys_of_what_it_cannot_read(what: str) -> None
             await made.ask("update", name="vm-7", revision=seen.revision, labels={})
             await asyncio.sleep(KEPT_S + 40)
             assert await on_node(made) is None
+
+    run(body)
+
+
+def test_a_key_that_is_older_than_its_group_is_written_with_the_next_record() -> None:
+    """The leader follows a changed group a moment later: a new VM must not start before that."""
+    fleet, bus = Fleet(), MemoryBus(MemoryServer())
+    fleet.apply(StoredVm(record(7, node="n1", labels=WEB), 1))
+    group = named(1)
+    new = record(8, node="n1", labels=WEB)
+
+    async def body() -> None:
+        fleet.groups.apply(Stored(group, 2))
+        assert await NodeGroups(bus, fleet)._round(LeaderTerm("fleet", 1, math.inf))
+        assert await GroupKeys(bus, fleet).writes(new) == []
+        fleet.groups.apply(Stored(group.model_copy(update={"generation": 2}), 3))
+        (write,) = await GroupKeys(bus, fleet).writes(new)
+        there = await bus.get(write.key)
+        assert there is not None
+        assert write.expect == there.revision
+        assert read_node_group(write.key, write.value).generation == 2
 
     run(body)
 

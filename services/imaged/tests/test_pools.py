@@ -225,7 +225,7 @@ async def test_an_image_is_copied_into_a_pool_and_not_needed_afterwards(
         assert (done.state, done.virtual_size_bytes) == ("done", 64 * MIB)
         assert (root / of.folder / "disk.qcow2").exists()
         await ensure(node, of)
-        await node.images.forget(server.url("a"))
+        node.store.remove_links(node.store.named(server.url("a"))[1])
         assert len(await node.disks.collect_garbage(0.0)) == 1
 
 

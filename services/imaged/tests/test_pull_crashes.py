@@ -79,6 +79,26 @@ async def test_a_crash_at_any_write_leaves_no_image_or_a_complete_one(
     pytest.fail(f"more than {MOST} writes")
 
 
+async def test_a_crash_at_any_write_of_a_delete_leaves_an_image_with_its_name_or_nothing(
+    make_node: NodeMaker, server: Web, tmp_path: Path
+) -> None:
+    server.files["a"] = IMAGE
+    source, url = parse_image_ref(server.url("a")), server.url("a")
+    for last in range(MOST):
+        state, death = tmp_path / f"state-{last}", Death(last)
+        async with make_node(state=state) as node:
+            await node.images.ensure(source)
+            with dying(death):
+                await node.images.forget(url, node.disks.forget_images)
+        async with make_node(state=state) as node:
+            left = node.data(), [*(state / "images/links").iterdir()]
+            assert (len(left[0]), len(left[1])) in {(0, 0), (1, 1)}, f"{left} after {last} writes"
+            assert (node.images.cached(source) is not None) == bool(left[0])
+        if death.left >= 0:
+            return
+    pytest.fail(f"more than {MOST} writes")
+
+
 def _nothing_partial(node: Node, image: bytes, last: int) -> None:
     for path in (node.state / "images/data").iterdir():
         assert path.read_bytes() == image, f"partial after {last} writes"

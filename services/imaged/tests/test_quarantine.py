@@ -131,7 +131,7 @@ async def test_the_image_under_a_disk_in_quarantine_is_not_collected(
         with (node.state / "disks" / UID / "root.qcow2").open("ab") as file:
             file.write(b"written")
         await node.disks.release(UID, 1, KEEP)
-        await node.images.forget(server.url("a"))
+        node.store.remove_links(node.store.named(server.url("a"))[1])
         assert await node.disks.collect_garbage(0.0) == ()
         (kept,) = await node.disks.quarantined()
         assert kept.digests == (done.ready.digest,)

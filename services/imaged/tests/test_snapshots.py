@@ -146,7 +146,7 @@ async def test_a_snapshot_outlives_its_vm_and_keeps_its_image(
         ready = (await node.disks.ensure(record(volume(server.url("a")), uid=VM))).ready
         await ended(made, work(10, disks=disks))
         await node.disks.release(VM, 1)
-        await node.images.forget(server.url("a"))
+        node.store.remove_links(node.store.named(server.url("a"))[1])
         assert await node.disks.collect_garbage(0.0) == ()
         assert await made.release(snapshot(10))
         assert not folder(node, 10).exists()

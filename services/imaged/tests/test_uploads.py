@@ -64,9 +64,8 @@ async def test_an_uploaded_image_has_its_name_until_it_is_deleted(
         few = ExpiryLimits(0.0, 1)
         names = uploaded_names(node.store)
         assert await node.disks.expire_names(frozenset(names), few) == ()
-        digests, gone = await node.images.forget("mine/1")
+        _, _, gone = await node.images.forget("mine/1", node.disks.forget_images)
         assert gone == ("mine/1",)
-        await node.disks.discard_unused(digests)
         assert node.data() == []
         with pytest.raises(VirtbusError) as caught:
             await node.images.ensure(MINE)
@@ -202,8 +201,7 @@ async def test_a_full_quota_refuses_an_upload_before_its_bytes(
         assert (error.reason, error.code) == ("image_quota", Code.UNAVAILABLE)
         assert stored(node) == IMAGE, "an upload is not evicted: nobody could fetch it again"
         assert node.parts() == []
-        digests, _ = await node.images.forget("mine/1")
-        await node.disks.discard_unused(digests)
+        await node.images.forget("mine/1", node.disks.forget_images)
         await Client(uploads, other, name="mine/2").send()
         assert stored(node, "mine/2") == other
 

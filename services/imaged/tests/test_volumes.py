@@ -74,9 +74,9 @@ async def test_a_volume_keeps_its_image_from_the_garbage_collection(
         made = (await node.disks.ensure(holding(of))).ready
         assert made.disks["data"].digest == made.digest == noted(node).digest
         await node.disks.release(A, 1)
-        await node.images.forget(server.url("a"))
+        node.store.remove_links(node.store.named(server.url("a"))[1])
         assert await node.disks.collect_garbage(0.0) == ()
-        freed, users = await node.disks.discard_unused(frozenset({made.digest}))
+        freed, users = await node.disks.forget_images(frozenset({made.digest}), ())
         assert (freed, users) == (0, (uid(77),))
         checked(disk(node))
         assert await node.disks.release_volume(of)

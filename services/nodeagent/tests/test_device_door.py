@@ -1,6 +1,7 @@
 """imaged gets the devices of the pools, and only those, from the agent."""
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -58,6 +59,27 @@ async def asked(door: Path, name: str, volume: str) -> str:
     is_device = stat.S_ISBLK(os.fstat(device).st_mode)
     os.close(device)
     return "" if is_device else "no device"
+
+
+async def test_the_door_survives_a_process_without_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, loop = tmp_path / "devices.sock", asyncio.get_running_loop()
+    real, refused = loop.sock_accept, asyncio.Event()
+
+    async def accept(listening: socket.socket) -> tuple[socket.socket, object]:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await real(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", accept)
+    (tmp_path / "disks").mkdir()
+    async with background() as tasks:
+        tasks.start(DeviceDoor(door, tmp_path / "disks", {"none": pool("/dev/null")}).serve())
+        async with asyncio.timeout(10):
+            await refused.wait()
+        assert "no block device" in await asked(door, "none", REF.key)
 
 
 @pytest.mark.integration

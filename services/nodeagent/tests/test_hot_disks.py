@@ -236,6 +236,42 @@ async def test_a_volume_stays_until_a_start_that_took_too_long_has_ended(node: N
         await released(node, "more")
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_vm_is_not_off_until_a_start_that_took_too_long_has_ended(
+    node: Node, *, deleted: bool
+) -> None:
+    """A start that libvirt has not ended may still begin a guest, with its disks and network."""
+    stuck = VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", "a libvirt call took too long")
+    node.domains.errors["start"] = stuck
+    await node.put(vm(1, "data"))
+    async with node.agent():
+        await eventually(lambda: ("start", A) in node.domains.done)
+        node.domains.late.add(A)
+        await eventually(lambda: node.status(A))
+        await node.put(vm(2, leaving=("data",), powered=False, power_epoch=1, deleting=deleted))
+
+        async def waits() -> bool:
+            return "libvirt has not ended an earlier start" in (await told(node)).message
+
+        await eventually(waits)
+        found = await told(node)
+        assert (found.state, found.detached, found.released) == (
+            "Deleting" if deleted else "Stopping",
+            (),
+            False,
+        )
+        node.domains.set(A, DomainState.RUNNING)
+        node.domains.late.clear()
+
+        async def over() -> bool:
+            found = await told(node)
+            return found.released or (found.state, found.detached) == ("Stopped", ("data",))
+
+        await eventually(over)
+        assert ("destroy", A) in node.domains.done
+        assert A not in node.domains.there or not node.domains.there[A].active
+
+
 async def test_disks_grow_under_a_running_guest(node: Node) -> None:
     await node.put(vm(1, "data"))
     async with node.agent():

@@ -13,6 +13,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from virtbus.nodeagent.edge import atomic_file, seed_iso
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas import subjects
+from virtbus.schemas.network import InterfaceStatus
 
 SYNC_S = 1.5
 
@@ -90,6 +91,36 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
         await eventually(released)
         await asyncio.sleep(0.1)  # and for an abandoned thread
         assert list(node.files.vms.iterdir()) == []
+
+
+async def test_a_late_seed_replaces_no_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, real = threading.Event(), threading.Event(), atomic_file.replace
+
+    def slow(*of: Any, **how: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(10)
+        real(*of, **how)
+
+    monkeypatch.setattr(seed_iso, "replace", slow)
+    drive = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
+    wanted, seeds = record(spec={"volumes": [drive]}), seed_iso.SeedIsos(tmp_path)
+    path = seeds.paths(wanted)["seed"]
+
+    async def write(mac: str) -> None:
+        await seeds.write(wanted, None, (InterfaceStatus(name="net0", mac=mac),))
+
+    async with asyncio.TaskGroup() as group:
+        hung = group.create_task(write("02:00:00:00:00:01"))
+        await eventually(begun.is_set)
+        hung.cancel()
+        await write("02:00:00:00:00:02")
+        newer = path.read_bytes()
+        go_on.set()
+    assert path.read_bytes() == newer
+    assert list(path.parent.iterdir()) == [path]
 
 
 async def test_a_cancelled_caller_ends_when_its_thread_has() -> None:

@@ -375,15 +375,15 @@ class Disks:
         await self._threads.run(self._store.discard, digests)
         return digests
 
-    async def discard_unused(self, digests: frozenset[str]) -> tuple[int, tuple[str, ...]]:
-        """Remove those of the images `digests` that are unused.
-
-        Return the freed bytes, and the uids of VMs that use the other images.
-        """
+    async def forget_images(
+        self, digests: frozenset[str], names: tuple[str, ...]
+    ) -> tuple[int, tuple[str, ...]]:
+        """Remove names, and unused ones of images; return the freed bytes, and users of others."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         used = await self._threads.run(self.users.used)
+        self._store.forget_names(names)
         gone = self._store.garbage(frozenset(used), 0.0, among=digests)
-        await self._threads.run(self._store.discard, gone)
+        await self._threads.run(self._store.discard, gone, names)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
 

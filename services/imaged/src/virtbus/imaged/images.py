@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 NOBODY = Asker()
 """A request without a VM and without progress."""
+Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
+"""Removes names, and images that nobody uses; `Disks.forget_images`."""
 
 
 class _Way(NamedTuple):
@@ -202,8 +204,12 @@ class Images:
         self._changed()
         return image
 
-    async def forget(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Remove the names that `ref` denotes; return their digests and the removed names.
+    async def forget(
+        self, ref: str, remove: Remove
+    ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+        """Let `remove` remove the names and images that `ref` denotes.
+
+        Return the freed bytes, the uids of VMs that use the other images, and the names.
 
         Raises:
             VirtbusError: 404 `image_unknown`.
@@ -212,9 +218,9 @@ class Images:
         if not digests:
             message = f"no image {shown(ref)} is stored here; `virtbus image list` shows what is"
             raise VirtbusError(Code.NOT_FOUND, "image_unknown", message)
-        await self._threads.run(self._store.remove_links, names)
+        freed_bytes, used_by = await remove(digests, names)
         self._changed()
-        return digests, names
+        return freed_bytes, used_by, names
 
     async def _resolve(self, source: ImageSource) -> Target:
         if source.is_url:

@@ -251,8 +251,8 @@ class Requests:
     async def delete(self, request: Request) -> ForgottenImage:
         """Remove an image's names, and its bytes if no disk uses it."""
         want = validate(ForgetImage, request.data)
-        digests, names = await self._images.forget(want.ref)
-        freed_bytes, used_by = await self._disks.discard_unused(digests)
+        forget = self._disks.forget_images
+        freed_bytes, used_by, names = await self._images.forget(want.ref, forget)
         log.info(
             "image %s removed, %d bytes freed",
             shown_name(want.ref),

@@ -1,6 +1,7 @@
-"""Finds the ended operations that make room before their retention ends (ADR 0048)."""
+"""Finds the ended operations that may be removed (ADR 0048)."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation
@@ -12,6 +13,13 @@ KEPT_NS = 60 * 10**9
 """An operation stays for this time after its end, so that those who wait for it see the result."""
 
 
+def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
+    """Return a function that is True for an operation that another object still waits for."""
+    schedules = (held.record for held in fleet.operations.schedules.listed(None))
+    of_schedules = {id_ for one in schedules for id_ in (one.run, one.backup)}
+    return lambda record: record.id in of_schedules or _is_needed(record, fleet)
+
+
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
     """Return the operations above the quota that have ended, the oldest first.
 
@@ -19,16 +27,14 @@ def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
     """
     known = fleet.operations.all()
     left, left_in_all = Counter(held.record.namespace for held in known), len(known)
-    schedules = (held.record for held in fleet.operations.schedules.listed(None))
-    of_schedules = {id_ for one in schedules for id_ in (one.run, one.backup)}
-    found = []
+    is_needed, found = needed(fleet), []
     for held in known:
         record, status = held.record, fleet.operations.status_of(held.record).status
         if left[record.namespace] <= quota.per_namespace and left_in_all <= quota.in_all:
             continue
         if not status.ended or now_ns - status.ended_ns < KEPT_NS:
             continue
-        if record.id in of_schedules or _is_needed(record, fleet):
+        if is_needed(record):
             continue
         left[record.namespace] -= 1
         left_in_all -= 1

@@ -56,7 +56,8 @@ class GroupKeys:
     async def writes(self, after: VmRecord | None) -> list[Write]:
         """Return the writes of the keys that the node of a record lacks; mostly none.
 
-        A key without a member is written again, so that the leader's purge of it conflicts.
+        A key without a member is written again, so that the leader's purge of it conflicts. So is
+        a key that has not followed its group yet: its old selector may not select this VM.
         """
         if after is None or after.node == UNPLACED or after.ending:
             return []
@@ -65,7 +66,8 @@ class GroupKeys:
         for group in tuple(groups.of_vm(after)):
             key = subjects.node_group(after.node, group.namespace, group.name)
             known, _ = groups.on_nodes.get(key, (None, 0))
-            if known is not None and known.uid == group.uid and self._has_member(group, after.node):
+            current = known is not None and _age(known) == _age(group)
+            if current and self._has_member(group, after.node):
                 continue
             entry = await self._bus.get(key)
             members = members or membership(self._fleet)
@@ -79,6 +81,10 @@ class GroupKeys:
         """Return True if a group selects a VM that a node has: the leader keeps its key."""
         vms = self._fleet.vms.values()
         return any(held.record.node == node and selects(group, held.record) for held in vms)
+
+
+def _age(group: NodeGroup | SecurityGroupRecord) -> tuple[str, int]:
+    return group.uid, group.generation
 
 
 class NodeGroups:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from virtbus.bus.client.ports import Bus, EntryKind
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.operation_surplus import surplus
+from virtbus.controller.core.operation_surplus import needed, surplus
 from virtbus.controller.core.operations import StoredOperation, StoredStatus, expired
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.lease import LeaderTerm
@@ -39,9 +39,14 @@ class OperationSweep:
     async def round(self, tenure: LeaderTerm) -> None:
         """Sweep once."""
         operations, now_ns = self._fleet.operations, self._bus.sources.time_ns()
+        is_needed = needed(self._fleet)
         for held in operations.all():
             tenure.check()
-            await self._guarded(self._one(held, operations.status_of(held.record), now_ns))
+            seen = operations.status_of(held.record)
+            if not expired(seen.status, now_ns, self._keep_s):
+                await self._guarded(self._fail_forgotten(held, seen))
+            elif not is_needed(held.record):
+                await self._guarded(self._writes.remove(held))
         for held in surplus(self._fleet, self._quota, now_ns):
             tenure.check()
             await self._guarded(self._writes.remove(held))
@@ -51,10 +56,8 @@ class OperationSweep:
                 tenure.check()
                 await self._guarded(self._writes.remove_status(seen))
 
-    async def _one(self, held: StoredOperation, seen: StoredStatus, now_ns: int) -> None:
-        if expired(seen.status, now_ns, self._keep_s):
-            await self._writes.remove(held)
-        elif not seen.status.ended and await self._forgotten(held.record.node):
+    async def _fail_forgotten(self, held: StoredOperation, seen: StoredStatus) -> None:
+        if not seen.status.ended and await self._forgotten(held.record.node):
             message = f"node {held.record.node} was forgotten before the operation ended"
             error = VirtbusError(Code.CONFLICT, "node_forgotten", message)
             await self._writes.fail(held.record, error.body)

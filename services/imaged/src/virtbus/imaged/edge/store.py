@@ -15,16 +15,17 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from virtbus.imaged.core.expiry import NameUse, is_plain
 from virtbus.imaged.core.header import inspect
 from virtbus.imaged.core.limits import SpaceLimits
-from virtbus.imaged.core.links import MAX_LINK_BYTES, NameLink, file_name, hex_of, is_hex_digest
+from virtbus.imaged.core.links import NameLink, file_name, hex_of, is_hex_digest
 from virtbus.imaged.core.listing import keys_of, listing, page_of
 from virtbus.imaged.core.qcow2 import ImageHeader
 from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.link_files import read_link
 from virtbus.imaged.edge.partial_download import (
     CHECKPOINT_BYTES,
     PartialDownload,
@@ -35,7 +36,7 @@ from virtbus.imaged.edge.store_space import StoreSpace, lock_store
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageInfo, sealed_ref
 from virtbus.schemas.node_rpc import HeldImages
-from virtbus.schemas.wire import encode_json, read
+from virtbus.schemas.wire import encode_json
 
 log = logging.getLogger(__name__)
 
@@ -103,14 +104,17 @@ class ImageStore:
 
     # --- content -----------------------------------------------------------------------------
     def _scan(self) -> None:
-        for name in openat2.names(self._data_fd):
+        there = openat2.names(self._data_fd)
+        for name in there:
             image = self._read_image(name)
             if image is not None:
                 self._images[image.digest] = image
         for name in openat2.names(self._links_fd):
-            link = self._read_link(name)
+            link = read_link(name, self._links_fd, frozenset(there))
             if link is not None:
-                self._links[link.name] = link
+                self._names_used_s[link.name] = self._age_mark(name)
+                if link.digest in self._images:
+                    self._links[link.name] = link
         self._drop_changed()
         self.space.sweep_parts()
 
@@ -144,22 +148,6 @@ class ImageStore:
             )
             return None
         return _info(name, size, header)
-
-    def _read_link(self, name: str) -> NameLink | None:
-        if name.startswith(".tmp-"):
-            openat2.remove(name, self._links_fd)
-            return None
-        try:
-            link = read(NameLink, openat2.read_small(name, self._links_fd, MAX_LINK_BYTES))
-            if sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]:
-                # An old version stored the query, which is a secret.
-                openat2.remove(name, self._links_fd)
-                return None
-            self._names_used_s[link.name] = self._age_mark(name)
-        except (OSError, VirtbusError) as error:
-            log.warning("links/%s is ignored: %s", name, error, extra={"code": "link_damaged"})
-            return None
-        return link if file_name(link.name) == name and link.digest in self._images else None
 
     def cached(self, digest: str) -> ImageInfo | None:
         """Return the image of a digest and mark it as used; None if its file is gone or changed.
@@ -330,11 +318,21 @@ class ImageStore:
 
     def remove_links(self, names: tuple[str, ...]) -> None:
         """Remove names. Their images stay until `garbage` finds them."""
+        self.forget_names(names)
+        self._remove_files(names)
+
+    def forget_names(self, names: tuple[str, ...]) -> None:
+        """Take names out of the index; pass them to `discard`."""
+        for name in names:
+            self._links.pop(name, None)
+            self._names_used_s.pop(name, None)
+
+    def _remove_files(self, names: Iterable[str]) -> None:
+        """Remove the files of names, except of those that denote an image again."""
         with self._linking:
             for name in names:
-                openat2.remove(file_name(name), self._links_fd)
-                self._links.pop(name, None)
-                self._names_used_s.pop(name, None)
+                if name not in self._links:
+                    openat2.remove(file_name(name), self._links_fd)
             os.fsync(self._links_fd)
 
     # --- garbage collection ------------------------------------------------------------------
@@ -373,20 +371,23 @@ class ImageStore:
         for digest in digests:
             self._images.pop(digest, None)
 
-    def discard(self, digests: tuple[str, ...]) -> None:
-        """Unlink the files of `garbage` or `forget`, names first.
+    def discard(self, digests: tuple[str, ...], names: tuple[str, ...] = ()) -> None:
+        """Unlink the files of `garbage` or `forget`, then their names and those of `forget_names`.
 
-        An image that a transfer has brought back meanwhile stays.
+        An image that a transfer has brought back meanwhile stays. After a crash, a name without its
+        image is removed at the start. An image without a name would stay until `garbage`.
         """
         gone = set(digests) - set(self._images)
-        names = tuple(link.name for link in list(self._links.values()) if link.digest in gone)
-        if names:
-            self.remove_links(names)
+        lost = tuple(link.name for link in list(self._links.values()) if link.digest in gone)
+        self.forget_names(lost)
         for digest in digests:
             with self._adopting:
                 if digest not in self._images:
                     openat2.remove(hex_of(digest), self._data_fd)
                     self._landed_ns.pop(digest, None)
+        if names or lost:
+            os.fsync(self._data_fd)
+            self._remove_files({*names, *lost})
         self.space.changed()
 
 

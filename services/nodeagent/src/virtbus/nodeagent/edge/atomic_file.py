@@ -34,11 +34,17 @@ def writing(folder: Path) -> Iterator[None]:
         raise VirtbusError(Code.UNAVAILABLE, "state_write", message) from error
 
 
-def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
+def replace(
+    path: Path,
+    data: bytes,
+    *,
+    durable: bool = True,
+    rename: Callable[[Path, Path], object] = Path.replace,
+) -> None:
     """Replace the content of `path`, mode 0600 for any umask; with `durable`, durable on return.
 
     Two threads may replace a file at once. Each has its own temporary file, and the later rename
-    wins.
+    wins. `rename` moves the temporary file to `path`, or removes it.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -51,7 +57,7 @@ def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        part.replace(path)
+        rename(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise

@@ -7,6 +7,7 @@ refusal. Only root and the owner of the disks' folder get an answer.
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import stat
@@ -20,6 +21,10 @@ from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
 from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
 
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.1
+"""Delay after a refused accept: the process is out of descriptors until some are closed."""
 TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
 _PEER = struct.Struct("3i")
 _REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError
@@ -59,7 +64,12 @@ class DeviceDoor:
                 os.chown(self._path, imaged.st_uid, imaged.st_gid)
                 async with asyncio.TaskGroup() as group:
                     while True:
-                        peer, _ = await loop.sock_accept(listening)
+                        try:
+                            peer, _ = await loop.sock_accept(listening)
+                        except OSError as error:
+                            log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                            await asyncio.sleep(PAUSE_S)
+                            continue
                         group.create_task(self._answer(peer))
             finally:
                 self._path.unlink(missing_ok=True)

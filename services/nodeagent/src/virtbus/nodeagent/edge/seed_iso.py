@@ -2,8 +2,12 @@
 
 import asyncio
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import pycdlib
@@ -57,6 +61,10 @@ class SeedIsos:
         self._vms_dir = vms_dir
         # threads that parse users' data, so that only seeds wait for it
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
+        self._numbers = itertools.count(1)
+        self._latest: dict[str, int] = {}
+        """By uid: the number of the last write that has begun, until it has ended."""
+        self._renaming = threading.Lock()
 
     def paths(self, record: VmRecord) -> dict[str, Path]:
         return {
@@ -79,7 +87,8 @@ class SeedIsos:
         """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
         After a cancellation no file is written any more. A thread may still parse the user's data;
-        its result is dropped (ADR 0029).
+        its result is dropped (ADR 0029). An earlier write of the VM that a disk delays replaces no
+        file of a later one.
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -101,16 +110,36 @@ class SeedIsos:
             for path, image in rendered.items():
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 path.parent.chmod(0o711)  # QEMU's user needs access, with any umask
-                replace(path, image, durable=False)
+                replace(path, image, durable=False, rename=partial(self._rename, mine))
 
         user_bytes = _user_bytes(secret, volumes)
-        with writing(self._vms_dir):
+        mine = record.uid, next(self._numbers)
+        with writing(self._vms_dir), self._begun(*mine):
             if not user_bytes:  # nothing of a user is parsed: one thread does all
                 await in_thread(lambda: write_all(render()))
                 return
             pool = self._small if user_bytes <= SMALL_BYTES else self._large
             rendered = await asyncio.get_running_loop().run_in_executor(pool, render)
             await in_thread(lambda: write_all(rendered))
+
+    @contextmanager
+    def _begun(self, uid: str, number: int) -> Iterator[None]:
+        """Note the last write of a VM while it lasts."""
+        self._latest[uid] = number
+        try:
+            yield
+        finally:
+            if self._latest.get(uid) == number:
+                del self._latest[uid]
+
+    def _rename(self, mine: tuple[str, int], part: Path, path: Path) -> None:
+        """Move a file to its place, or remove it if a later write of the VM has begun."""
+        uid, number = mine
+        with self._renaming:
+            if self._latest.get(uid) == number:
+                part.replace(path)
+            else:
+                part.unlink()
 
 
 def _ignition(secrets: VmSecrets) -> bytes:

@@ -177,7 +177,8 @@ class VmActor:
     # --- inputs ----------------------------------------------------------------------------------
     def post(self, event: MachineEvent | None) -> None:
         """Enqueue an event, if there is one and the table's guard accepts it."""
-        starting = self._does.tasks.running("start") is not None
+        late = self._tools.hypervisor.start_under_way(self.vm.record.uid)
+        starting = late or self._does.tasks.running("start") is not None
         powered = self.vm.record.powered
         if event and accepts(self.vm.phase, event, starting=starting, powered=powered):
             self._enqueue(event)

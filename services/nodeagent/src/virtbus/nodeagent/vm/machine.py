@@ -104,7 +104,7 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("preparing", "dependencies failed"): ("backing off", ("retry backed off",)),
     ("preparing", "dependencies impossible"): ("failed", ()),
     ("preparing", "update"): ("preparing", ("prepare",)),
-    ("preparing", "halt"): ("stopped", ()),
+    ("preparing", "halt"): ("stopping", ("destroy",)),  # an earlier start may not be over
     ("starting", "started"): ("running", ("await stable",)),
     ("starting", "paused"): ("paused", ()),
     ("running", "stable"): ("running", ("reset attempts",)),
@@ -114,10 +114,10 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("starting", "halt"): ("stopping", ("destroy",)),
     ("waiting", "retry"): ("preparing", ("prepare",)),
     ("waiting", "run"): ("preparing", ("prepare",)),
-    ("waiting", "halt"): ("stopped", ()),
+    ("waiting", "halt"): ("stopping", ("destroy",)),
     ("backing off", "retry"): ("preparing", ("prepare",)),
     ("backing off", "run"): ("preparing", ("reset attempts", "prepare")),
-    ("backing off", "halt"): ("stopped", ()),
+    ("backing off", "halt"): ("stopping", ("destroy",)),
     ("failed", "run"): ("preparing", ("reset attempts", "prepare")),
     ("failed", "halt"): ("stopped", ()),
     # The guest runs.

@@ -122,17 +122,14 @@ async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
     """Return the disks that should leave and that no guest has; raises VirtbusError.
 
     The next start has none of them, because it is for this record or a later one. While libvirt may
-    still carry out a start of an earlier record, the error is 503 `start_under_way`.
+    still carry out an earlier start, the error is 503 `start_under_way`.
     """
+    if tools.hypervisor.start_under_way(record.uid):
+        message = "libvirt has not ended an earlier start, which may use disks; the agent retries"
+        raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
     leaving = record.detaching
     if not leaving:
         return frozenset()
-    if tools.hypervisor.start_under_way(record.uid):
-        message = (
-            f"libvirt has not ended an earlier start, which may use {', '.join(sorted(leaving))}; "
-            "the agent asks again"
-        )
-        raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
     facts = await tools.hypervisor.facts(record.uid)
     if facts is not None and facts.active:
         return frozenset()

@@ -8,7 +8,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.machine import MachineEvent
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,16 @@ async def end(
     """Destroy the guest now, and again after a start that is in flight.
 
     `forced`: also one that libvirt has lost.
+
+    Raises:
+        VirtbusError: 503 `start_under_way` while libvirt may still carry out a start.
     """
+    late = hypervisor.start_under_way(uid)
     await hypervisor.destroy(uid, forced=forced)
     if starting is not None:
         await asyncio.wait({starting})
+        late = hypervisor.start_under_way(uid)
         await hypervisor.destroy(uid, forced=forced)
+    if late:  # it was read before the last destroy, so the guest of a start that is over is ended
+        message = "libvirt has not ended an earlier start of this VM"
+        raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
