@@ -396,7 +396,10 @@ async def test_generic_ephemeral_volumes_are_a_folder_and_a_disk(
     folder = tmp_path / "pods" / "0c5f" / "volumes" / "kubernetes.io~csi" / "pvc-1" / "mount"
     folder.mkdir(parents=True)
     block = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-2/dev/0c5f"
-    monkeypatch.setattr("virtbus.cri.edge.volume_files._block_device", {block: "/dev/loop7"}.get)
+    monkeypatch.setattr(
+        "virtbus.cri.edge.volume_files._block_device",
+        lambda path: "/dev/loop7" if path == block else "",
+    )
     devices = [{"host_path": block, "container_path": "/dev/scratch", "permissions": "mrw"}]
     await kubelet.container(
         await kubelet.sandbox(), mounts=[mount(folder, "/work")], devices=devices
@@ -406,4 +409,5 @@ async def test_generic_ephemeral_volumes_are_a_folder_and_a_disk(
     assert [one.host_device.path for one in spec.volumes if one.host_device] == ["/dev/loop7"]
     seed = spec.volumes[1].cloud_init
     assert seed is not None
-    assert [one.path for one in (*seed.mounts, *seed.links)] == ["/work", "/dev/scratch"]
+    assert [one.path for one in seed.mounts] == ["/work"]
+    assert [one.path for one in seed.links] == ["/dev/scratch"]

@@ -127,7 +127,7 @@ class Containers:
 
         Raises:
             VirtbusError: 400 `pod_refused`; 404; 409 `exited`; the errors of `Machines.resize`
-                and `until_resized`.
+                and `MachineChanges.until_resized`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
@@ -145,7 +145,7 @@ class Containers:
             container = pod.container(container_id).model_copy(update={"config": config})
             await self._pods.put(pod.with_container(container))
         timeout_s = RESIZE_S if left_s is None else min(RESIZE_S, max(0.0, left_s - 1))
-        await self._machines.until_resized(key, after, generation, timeout_s)
+        await self._machines.changes.until_resized(key, after, generation, timeout_s)
 
     async def stop(self, container_id: str, grace_s: int) -> None:
         """End a container's guest; no effect if it has ended or is unknown."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, pod_resources, stages, virtlet, vm_request
+from virtbus.cri.core import observation, stages, vm_request
 from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
@@ -18,19 +18,17 @@ from virtbus.cri.core.vm_request import Place, Read
 from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.volume_reads import VolumeReads
+from virtbus.cri.machine_changes import MachineChanges
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
     VmCreated,
     VmDelete,
-    VmRef,
     VmStart,
     VmStop,
-    VmUpdate,
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.local_end import LocalEnded
-from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
@@ -67,6 +65,7 @@ class Machines:
         self._new_key = new_key
         self._end_here = end_here
         self.volumes, self.virtlet = reads
+        self.changes = MachineChanges(pods, link)
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -105,7 +104,7 @@ class Machines:
             if error.code in {Code.CONFLICT, Code.GONE}:
                 await self._renew(key)
             raise
-        await self._answered(key, validate(VmCreated, answer).vm)
+        await self.changes.answered(key, validate(VmCreated, answer).vm)
 
     async def _renew(self, key: str) -> None:
         """Give up a uid that the bus refuses: the next attempt takes another one."""
@@ -120,90 +119,25 @@ class Machines:
         if machine is None:
             return False
         try:
-            view = await self._view(machine.uid)
+            view = await self.changes.view(machine.uid)
             if view.deleting:
                 await self._pods.lost(machine.uid)
                 return False
             labels = vm_request.labels(sandbox, config)
             spec = vm_request.restarted(view.spec, sandbox, config)
             if view.labels != labels or view.spec != spec:
-                view = await self._update(view, spec, labels)
+                view = await self.changes.update(view, spec, labels)
         except VirtbusError as error:
             if error.code != Code.NOT_FOUND:
                 raise
             await self._pods.lost(machine.uid)
             return False
-        await self._answered(key, view)
+        await self.changes.answered(key, view)
         return True
 
-    async def _view(self, uid: str) -> VmView:
-        return validate(VmView, await self._link.ask("vm", "get", VmRef(uid=uid)))
-
-    async def _update(self, view: VmView, spec: VmSpec, labels: dict[str, str]) -> VmView:
-        """Change the spec and labels of a VM, as far as they differ."""
-        want = VmUpdate(
-            uid=view.uid,
-            revision=view.revision,
-            spec=None if spec == view.spec else spec,
-            labels=None if labels == view.labels else labels,
-        )
-        return validate(VmView, await self._link.ask("vm", "update", want))
-
     async def resize(self, key: str, after: LinuxResources) -> int:
-        """Change the limits in the record of a pod's VM; return the generation that has them.
-
-        Raises:
-            VirtbusError: 409 `vm_gone`; 422 `resize_unsupported`; 503 `bus_away`; the errors of
-                `vm.update`.
-        """
-        view = await self._view(self._uid(key))
-        pod = self._pods.all[key]
-        wanted = pod_resources.limits(after)
-        notes = pod.sandboxes[-1].config.annotations
-        fixed = virtlet.wishes(notes)[0].vcpus is not None
-        pod_resources.check_running(after, view.spec.domain, fixed_cpus=fixed)
-        domain = view.spec.domain.model_copy(update={"resources": wanted})
-        if domain != view.spec.domain:
-            spec = view.spec.model_copy(update={"domain": domain})
-            view = await self._update(view, spec, view.labels)
-        await self._answered(key, view)
-        return view.generation
-
-    async def until_resized(
-        self, key: str, after: LinuxResources, generation: int, timeout_s: float
-    ) -> None:
-        """Wait until the node enforces the limits of a running guest; one that is off has none.
-
-        Raises:
-            VirtbusError: 503 `resize_waits`, with the reason.
-        """
-        wanted = pod_resources.limits(after)
-
-        def done(pod: Pod | None) -> bool:
-            if pod is None or pod.machine is None or pod.active is None:
-                return True
-            late = pod.machine.observed_generation < generation
-            return not late and pod_resources.reached(wanted, pod.machine.resources)
-
-        if not await self._pods.until(key, done, timeout_s):
-            raise self._resize_waits(key)
-
-    def _resize_waits(self, key: str) -> VirtbusError:
-        machine = self._pods.all[key].machine
-        why = machine.resources_wait if machine is not None else ""
-        message = (
-            f"the node has not set the resources yet: {why or 'its agent did not report them'}; "
-            "kubelet repeats the resize"
-        )
-        return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
-
-    async def _answered(self, key: str, view: VmView) -> None:
-        """Note an answer to the CRI's own change: views before it do not count any more."""
-        pod = self._pods.all.get(key)
-        if pod is None or pod.machine is None or pod.machine.uid != view.uid:
-            return
-        pod = pod.with_machine(made=True, revision=view.revision)
-        await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
+        """Return `MachineChanges.resize`; raises VirtbusError 409 `vm_gone`, too."""
+        return await self.changes.resize(key, self._uid(key), after)
 
     # --- power ----------------------------------------------------------------------------
     async def start(self, key: str, container_id: str) -> None:
@@ -218,7 +152,7 @@ class Machines:
             elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # it had no effect
                 await self._give_up(key, container_id, revision)
             raise
-        await self._answered(key, validate(VmView, answer))
+        await self.changes.answered(key, validate(VmView, answer))
 
     async def _begin(self, key: str, container_id: str) -> int:
         """Note that a container starts; return the revision of its VM before that.
@@ -283,7 +217,7 @@ class Machines:
                 raise
             await self._pods.lost(uid)
             return
-        await self._answered(key, validate(VmView, answer))
+        await self.changes.answered(key, validate(VmView, answer))
         if not await self._pods.until(key, lambda pod: not (pod and pod.active), grace_s + END_S):
             message = f"the guest still runs {END_S:.0f} s after its grace; `virtbus vm get {uid}`"
             raise VirtbusError(Code.DEADLINE, "stop_slow", message)
@@ -358,7 +292,7 @@ class Machines:
         pod = self._pods.all[key].with_machine(power_off=False)
         await self._pods.put(pod)
         if answer is not None:
-            await self._answered(key, validate(VmView, answer))
+            await self.changes.answered(key, validate(VmView, answer))
 
     async def _unless_gone(self, verb: str, value: Any) -> Any:
         try:
