@@ -6,12 +6,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.bench import data, measures
+from tests.bench import attach_growth, data, measures
 from tests.bench.cri_pods import cri_pods
 from tests.bench.criproxy import criproxy
 from tests.bench.figures import Figure, as_json, as_table
 from tests.bench.netd_growth import netd_growth
 from tests.bench.stage import stage
+from tests.bench.throughput import throughput
+from tests.e2e.platform import tiny_image
 
 Measure = Callable[[], Awaitable[list[Figure]]]
 
@@ -64,6 +66,12 @@ async def main() -> int:
         await take("gap", lambda: data.snapshot_gap(here, raw, max(runs // 4, 1)), extra=True)
     async with stage(VIRTBUS_IMAGE_ADDRESSES='["127.0.0.0/8"]') as here:
         await take("pull", lambda: data.pull(here, max(runs // 5, 1)), extra=True)
+    async with stage(None, **attach_growth.ENVIRONMENT) as here:
+        await take("growth", lambda: attach_growth.attach_growth(here), extra=True)
+    async with stage(tiny_image()) as here:
+        await take(
+            "throughput", lambda: throughput(here, tiny_image(), max(runs // 4, 1)), extra=True
+        )
     async with stage(VIRTBUS_FAST_START="true") as here:
         raw = await measures.raw_of(here)
         await take(

@@ -79,6 +79,17 @@ async def test_a_crash_at_any_write_leaves_no_image_or_a_complete_one(
     pytest.fail(f"more than {MOST} writes")
 
 
+async def test_a_delete_after_a_restart_frees_the_image(
+    make_node: NodeMaker, server: Web, tmp_path: Path
+) -> None:
+    server.files["a"] = IMAGE
+    async with make_node(state=tmp_path) as node:
+        await node.images.ensure(parse_image_ref(server.url("a")))
+    async with make_node(state=tmp_path) as node:
+        freed, _, _ = await node.images.forget(server.url("a"), node.disks.forget_images)
+        assert (freed, node.data()) == (len(IMAGE), [])
+
+
 async def test_a_crash_at_any_write_of_a_delete_leaves_an_image_with_its_name_or_nothing(
     make_node: NodeMaker, server: Web, tmp_path: Path
 ) -> None:

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from virtbus.bus.runtime.small_event import SmallEvent
 
-async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
+
+async def wait_for_event(event: asyncio.Event | SmallEvent, timeout_s: float | None) -> bool:
     """Wait until the event is set; return False after `timeout_s` (None: no limit)."""
     try:
         async with asyncio.timeout(timeout_s):

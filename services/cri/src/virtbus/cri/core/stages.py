@@ -6,7 +6,7 @@ from typing import Literal
 from virtbus.schemas.errors import Code, VirtbusError
 
 Stage = Literal["pod", "image", "network", "volume", "start", "guest"]
-"""What failed: the pod's own definition, one of its parts, the start of its VM, or its guest."""
+"""The failed part: the pod's definition, one of its parts, the start of its VM, or its guest."""
 
 _WORDS: tuple[tuple[Stage, str], ...] = (
     ("pod", "invalid|second_container|source_|cluster_|kubeconfig_|handler_unknown"),

@@ -31,7 +31,7 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
 class Offered(NamedTuple):
-    """What the node offers to flexvolumes: patterns of devices, and pools on servers."""
+    """The offer of the node to flexvolumes: patterns of devices, and the file of its pools."""
 
     devices: Sequence[str] = ()
     pools_file: Path | None = None

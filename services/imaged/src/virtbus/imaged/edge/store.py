@@ -345,12 +345,12 @@ class ImageStore:
         `grace_s`. `among` limits the search. Call it on the event loop, so that no task is between
         `cached` and `lease`.
         """
-        newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
+        now_ns = time.monotonic_ns()
         held = used | {link.digest for link in self._links.values()} | set(+self._leases)
         found = []
         for digest in (set(self._images) if among is None else set(self._images) & among) - held:
             # An image without a use since the start counts as used at the first check.
-            if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
+            if self._used_ns.setdefault(digest, now_ns) <= now_ns - int(grace_s * 1e9):
                 del self._images[digest]
                 found.append(digest)
         return tuple(sorted(found))

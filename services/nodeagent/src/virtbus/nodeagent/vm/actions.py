@@ -5,8 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import assigned
@@ -46,6 +48,7 @@ Work = Callable[[], Awaitable[None]]
 """A function that its task calls, so that a task cancelled before it ran leaves nothing behind."""
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 """A step whose result is posted: an event, or an `Outcome` with its event."""
+Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
 
 
 class Tasks:
@@ -117,13 +120,13 @@ class Tasks:
         work: Work,
         vm: ActorState,
         report: Callable[[], None],
-        over: asyncio.Event | None = None,
+        over: SmallEvent | None = None,
     ) -> None:
         """Repeat an idempotent step until it succeeds. The status shows the last error.
 
         If `over` is set, the goal was reached by other means, and the step is not repeated.
         """
-        over = over or asyncio.Event()
+        over = over or SmallEvent()
         delay_s, reported = RETRY_S[0], ""
         while not over.is_set():
             try:
@@ -153,15 +156,14 @@ class Actions:
         post: Callable[[MachineEvent | None], None],
         report: Callable[[], None],
     ) -> None:
-        self._vm = vm
-        self._tools = tools
-        self._post = post
-        self._report = report
+        self._vm, self._tools = vm, tools
+        self._post, self._report = post, report
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
-        self._ended = asyncio.Event()
+        self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
+<<<<<<< HEAD
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -190,6 +192,12 @@ class Actions:
             "unwatch": partial(self.tasks.stop, "ready", "confirm", *SYNCS),
             "stop ending": lambda: self._ended.set(),
         }
+=======
+
+    def do(self, action: Action) -> None:
+        """Carry out an action of the table."""
+        self._TABLE[action](self)
+>>>>>>> h/lead
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -209,9 +217,7 @@ class Actions:
         failed = None if broken is None else partial(self._post, broken)
         self.tasks.run(name, self._work(operation), failed)
 
-    def _until_done(
-        self, name: str, operation: Operation, over: asyncio.Event | None = None
-    ) -> None:
+    def _until_done(self, name: str, operation: Operation, over: SmallEvent | None = None) -> None:
         """Run `operation` as the child task `name`, and repeat it until it succeeds."""
         work = self._work(operation)
         self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
@@ -332,36 +338,35 @@ class Actions:
             facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
             self._post(missed(self._vm.phase, facts))
 
-    def _sync(self, name: str, apply: Callable[[VmRecord], Awaitable[None]]) -> None:
+    def _sync(self, name: str, apply: Change) -> None:
         """Run `apply` until it ran with the latest record; one task does this, as with pauses."""
 
         async def until_same() -> None:
             record: VmRecord | None = None
             while record is not self._vm.record:
                 record = self._vm.record
-                await apply(record)
+                await apply(self._vm, self._tools, record)
                 self._report()
 
         if self.tasks.running(name) is None:
             self._until_done(name, until_same)
 
     def _shutdown(self) -> None:
-        record = self._vm.record
+        record, tools = self._vm.record, self._tools
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
-        self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
+        tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
-            tools, uid = self._tools, record.uid
             if self.tasks.running("destroy") is None:
-                self._ended = asyncio.Event()
-            ended = self._ended
-            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes, ended))
+                self._ended = SmallEvent()
+            end = partial(shutdown, record.uid, tools.hypervisor, tools.freezes, self._ended)
+            self._run("shutdown", end)
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
     def _destroy(self) -> None:
         self._ended.set()  # the guest is not asked again
-        self._ended = asyncio.Event()
+        self._ended = SmallEvent()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
             "destroy",
@@ -388,11 +393,38 @@ class Actions:
         self._vm.observed.attempt += 1
         self.tasks.set_timer(backoff_s(self._vm.observed.attempt), partial(self._post, "retry"))
 
+    def _sync_disks(self) -> None:
+        """Change the disks in one task, which also takes later records."""
+        self._vm.disks_changed.set()
+        if self.tasks.running("disks") is None:
+            keep = partial(live_changes.keep_disks, self._vm, self._tools, self._report)
+            self.tasks.run("disks", keep)
 
-def _sync_disks(
-    vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
-) -> None:
-    """Change the disks in one task, which also takes later records."""
-    vm.disks_changed.set()
-    if tasks.running("disks") is None:
-        tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
+    _TABLE: ClassVar[dict[Action, Callable[["Actions"], None]]] = {
+        "prepare": lambda self: self._run("prepare", self._prepare, "dependencies failed"),
+        "save": save,
+        "start": _start,
+        "await start": lambda self: self._run(
+            "start",
+            partial(await_start, self._vm.record.uid, self._tools.hypervisor),
+            "start later",
+        ),
+        "sync pause": _sync_pause,
+        "sync disks": _sync_disks,
+        "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
+        "sync drives": lambda self: self._sync("drives", live_changes.change_media),
+        "sync nics": lambda self: self._sync(
+            "nics", partial(live_changes.change_nics, changed=self.sync_links)
+        ),
+        "shutdown": _shutdown,
+        "destroy": _destroy,
+        "release": _release,
+        "retry soon": lambda self: self.tasks.set_timer(SOON_S, partial(self._post, "retry")),
+        "retry backed off": _retry_backed_off,
+        "reset attempts": lambda self: setattr(self._vm.observed, "attempt", 0),
+        "verify running": lambda self: self._run("confirm", self._verify_running),
+        "await stable": lambda self: self.tasks.set_timer(STABLE_S, partial(self._post, "stable")),
+        "watch": watch,
+        "unwatch": lambda self: self.tasks.stop("ready", "confirm", *SYNCS),
+        "stop ending": lambda self: self._ended.set(),
+    }

@@ -86,7 +86,7 @@ async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> N
 
 
 async def change_nics(
-    vm: ActorState, tools: AgentPorts, changed: Callable[[], None], record: VmRecord
+    vm: ActorState, tools: AgentPorts, record: VmRecord, *, changed: Callable[[], None]
 ) -> None:
     """Plug and unplug NICs; call `changed` when the guest has those of the record.
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.core.freezes import Frozen
 from virtbus.nodeagent.core.lost_guests import lost_message
 from virtbus.nodeagent.vm.machine import UP, VmPhase
@@ -238,7 +239,7 @@ class StatusWriter:
         A put that hangs in a broken connection may arrive late, even after the status was purged.
         Then the server refuses it, because the revision has changed.
         """
-        self._dirty = asyncio.Event()
+        self._dirty = SmallEvent()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
         """Locked during a put.
