@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "disks", "links", "nics", *live_changes.BY_RECORD)
+SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -163,41 +163,10 @@ class Actions:
         self._prepared = False
         self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
-<<<<<<< HEAD
-        self.table: dict[Action, Callable[[], None]] = {
-            "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
-            "save": self.save,
-            "start": self._start,
-            "await start": lambda: self._run(
-                "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
-            ),
-            "sync pause": self._sync_pause,
-            "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
-            **{
-                action: partial(self._sync, action, partial(change, vm, tools))
-                for action, change in live_changes.BY_RECORD.items()
-            },
-            "sync nics": partial(
-                self._sync, "nics", partial(live_changes.change_nics, vm, tools, self.sync_links)
-            ),
-            "shutdown": self._shutdown,
-            "destroy": self._destroy,
-            "release": self._release,
-            "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
-            "retry backed off": self._retry_backed_off,
-            "reset attempts": partial(setattr, vm.observed, "attempt", 0),
-            "verify running": partial(self._run, "confirm", self._verify_running),
-            "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
-            "watch": self.watch,
-            "unwatch": partial(self.tasks.stop, "ready", "confirm", *SYNCS),
-            "stop ending": lambda: self._ended.set(),
-        }
-=======
 
     def do(self, action: Action) -> None:
         """Carry out an action of the table."""
         self._TABLE[action](self)
->>>>>>> h/lead
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -412,6 +381,7 @@ class Actions:
         "sync pause": _sync_pause,
         "sync disks": _sync_disks,
         "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
+        "sync resources": lambda self: self._sync("resources", live_changes.set_resources),
         "sync drives": lambda self: self._sync("drives", live_changes.change_media),
         "sync nics": lambda self: self._sync(
             "nics", partial(live_changes.change_nics, changed=self.sync_links)

@@ -4,12 +4,11 @@ Each function is safe to repeat. After an error the caller repeats it, with the 
 `keep_disks` repeats its steps by itself.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.intent import due_links, resources
-from virtbus.nodeagent.vm.machine import Action
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.nics import sync_nics
@@ -114,11 +113,3 @@ async def set_links(vm: ActorState, tools: AgentPorts) -> None:
         for device, name, state in due:
             await tools.hypervisor.set_link(vm.record.uid, device, up=state is LinkState.UP)
             seen.links[name] = state
-
-
-BY_RECORD: Mapping[Action, Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]] = {
-    "sync limits": set_limits,
-    "sync resources": set_resources,
-    "sync drives": change_media,
-}
-"""The changes that need the record only."""
