@@ -5,11 +5,12 @@ import statistics
 import subprocess
 import time
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import Any
 
 from tests.bench.figures import Figure
 from tests.bench.netd_growth import DELIVERED_S, record_of
-from tests.bench.stage import Stage
+from tests.bench.stage import stage
 
 from virtbus.bus.client import connection
 from virtbus.bus.client.nats_bus import NatsBus
@@ -19,6 +20,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.wire import encode
 
 LINK, UNDERLAY, ADDRESS = "growbr0", "growlan0", "192.0.2.1"
+VNI, FIRST = 1, "10.97.0.2"
+"""The number of the overlay, and the first address that is claimed in it."""
 ENVIRONMENT = {
     "VIRTBUS_LINKS_ALLOWED": f'["{LINK}"]',
     "VIRTBUS_OVERLAY_ADDRESS": ADDRESS,
@@ -47,26 +50,24 @@ KINDS = (
 )
 
 
-async def attach_growth(stage: Stage) -> list[Figure]:
-    """Return, for each kind, the median of the last hundred attaches over the first hundred."""
+async def attach_growth(kind: Kind) -> list[Figure]:
+    """Return the median of the last hundred attaches over the first hundred on such a network."""
     _make_links()
-    figures: list[Figure] = []
-    creds = next(stage.folder.rglob("admin.creds"))
-    async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
-        for vni, kind in enumerate(KINDS, start=1):
-            figures.append(await _growth(bus, kind, vni))
-    return figures
+    async with stage(None, **ENVIRONMENT) as here:
+        creds = next(here.folder.rglob("admin.creds"))
+        async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
+            return [await _growth(bus, kind)]
 
 
-async def _growth(bus: NatsBus, kind: Kind, vni: int) -> Figure:
+async def _growth(bus: NatsBus, kind: Kind) -> Figure:
     took_ms: list[float] = []
     uids: list[str] = []
-    extra = _on_object(kind, vni) if kind.spec else {}
+    network = uuid7()
     try:
-        for _ in range(kind.many + WARM):
+        for number in range(kind.many + WARM):
             uid = uuid7()
             uids.append(uid)
-            record = record_of(uid) | extra
+            record = record_of(uid) | (_on_object(kind, network, number) if kind.spec else {})
             await bus.put(subjects.vm_record("bench", uid), encode(record))
             await asyncio.sleep(DELIVERED_S)
             begun = time.perf_counter()
@@ -93,24 +94,31 @@ def _rpc(verb: str) -> str:
     return f"virtbus.node.bench.rpc.netd.{verb}"
 
 
-def _on_object(kind: Kind, vni: int) -> dict[str, object]:
+def _on_object(kind: Kind, network: str, number: int) -> dict[str, object]:
     """Return the fields of a record whose interface is on a network object."""
     target = {
-        "uid": uuid7(),
+        "uid": network,
         "namespace": "default",
         "name": kind.name,
         "spec": {"kind": kind.name, **kind.spec},
-        "vni": vni,
+        "vni": VNI,
     }
     spec = {
         "domain": {"devices": {"interfaces": [{"name": "default"}]}},
         "networks": [{"name": "default", "network": kind.name}],
     }
-    return {"spec": spec, "network_targets": {kind.name: target}}
+    address = IPv4Address(FIRST) + number
+    claims = {"default": {"network": network, "addresses": [str(address)]}}
+    more = {"address_claims": claims} if kind.name == "overlay" else {}
+    return {"spec": spec, "network_targets": {kind.name: target}, **more}
 
 
 def _make_links() -> None:
-    """Make the host's bridge of the kind `bridge`, and the link below the tunnels."""
+    """Ensure the host's bridge of the kind `bridge`, and the link below the tunnels."""
+    if not subprocess.run(
+        ["ip", "link", "show", LINK], capture_output=True, check=False
+    ).returncode:
+        return
     for words in (
         f"link add {LINK} type bridge",
         f"link set {LINK} up",

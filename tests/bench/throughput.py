@@ -11,7 +11,7 @@ from typing import Any
 from tests.bench.figures import Figure
 from tests.bench.measures import cpu_s
 from tests.bench.plain_guests import plain_guests
-from tests.bench.stage import IMAGE, Stage
+from tests.bench.stage import IMAGE, Stage, stage
 from tests.e2e.login import Login
 from tests.e2e.platform import is_ready
 
@@ -43,9 +43,14 @@ class Stream:
     cpu_s_per_gb: float
 
 
-async def throughput(stage: Stage, disk: Path, runs: int) -> list[Figure]:
+async def throughput(disk: Path, runs: int) -> list[Figure]:
     """Return the rate and the CPU per gigabyte of each path, as ratios; interleaved with plain."""
-    folder = stage.folder / "raw"
+    async with stage(disk) as here:
+        return await _on(here, disk, runs)
+
+
+async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
+    folder = here.folder / "raw"
     folder.mkdir(mode=0o711, exist_ok=True)
     login = Login(folder)
     key = Path(login.public_key).read_text(encoding="utf-8").strip()
@@ -53,7 +58,7 @@ async def throughput(stage: Stage, disk: Path, runs: int) -> list[Figure]:
     source = Path(__file__).with_name("stream.c")
     build = ["gcc", "-std=gnu11", "-O2", "-static", "-s", "-o", str(program), str(source)]
     await asyncio.to_thread(lambda: subprocess.run(build, check=True))
-    ours = await _vms(stage, key)
+    ours = await _vms(here, key)
 
     def measured() -> list[Figure]:
         with plain_guests(folder, disk, key, ours.pids[0]) as guests:
@@ -68,12 +73,12 @@ async def throughput(stage: Stage, disk: Path, runs: int) -> list[Figure]:
     return await asyncio.to_thread(measured)
 
 
-async def _vms(stage: Stage, key: str) -> Pair:
+async def _vms(here: Stage, key: str) -> Pair:
     """Create two VMs; return them once their guests are ready."""
     uids = []
     for name in ("stream-a", "stream-b"):
         uids.append(uuid7())
-        ready = stage.watch.expect(uids[-1], is_ready)
+        ready = here.watch.expect(uids[-1], is_ready)
         request = {
             "uid": uids[-1],
             "name": name,
@@ -81,12 +86,12 @@ async def _vms(stage: Stage, key: str) -> Pair:
             "memory": "128MiB",
             "ssh_keys": [key],
         }
-        await stage.bus.request("virtbus.api.v1.vm.create", request, timeout_s=30)
-        stage.made.append(uids[-1])
+        await here.bus.request("virtbus.api.v1.vm.create", request, timeout_s=30)
+        here.made.append(uids[-1])
         async with asyncio.timeout(READY_S):
             await ready
     get = "virtbus.api.v1.vm.get"
-    views = [await stage.bus.request(get, {"uid": uid}, timeout_s=5) for uid in uids]
+    views = [await here.bus.request(get, {"uid": uid}, timeout_s=5) for uid in uids]
     return Pair(views, [_pid_of(uid) for uid in uids])
 
 

@@ -67,7 +67,8 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
 LOG_BYTES = 65_536
 """The end of a console's log that `virtbus vm logs` prints."""
-READY_S = 60.0
+READY_S = 200.0
+"""Seconds on an idle machine; with ten others for each CPU, more than a minute."""
 GONE_S = 60.0
 """Within this, everything of a VM must have left the host (I5)."""
 _ADDRESS = re.compile(r"^\d+\.\d+\.\d+\.\d+$")
@@ -223,6 +224,8 @@ class Platform:
             host.run("ip", "netns", "delete", f"vb-{uid}", check=False)
         host.run("ip", "link", "delete", BRIDGE, check=False)
         host.run("nft", "delete", "table", "inet", "virtbus", check=False)
+        for pid in host.resolvers(self.run_dir):
+            os.kill(pid, signal.SIGKILL)
         self.at_end.close()
         layers = str(self.state_dir / "disks" / "layers")
         host.run("chattr", "-R", "-f", "-i", layers, check=False)  # ADR 0061

@@ -259,8 +259,9 @@ def test_a_root_disk_on_a_volume_of_kubernetes_outlives_its_pods(
     patient: Platform, held: ExitStack
 ) -> None:
     platform, runtime = patient, Runtime(patient)
-    device = held.enter_context(block_device(platform.base, 1024**3))
-    at_the_root = {"host_path": device, "container_path": "/", "permissions": "mrw"}
+    held.enter_context(block_device(platform.base, 1024**3))
+    file = str(platform.base / "data")  # a local volume may be one; kubelet makes its device
+    at_the_root = {"host_path": file, "container_path": "/", "permissions": "mrw"}
     runtime.volumes = {"devices": [at_the_root]}
     with runtime.running(killed=False):
         image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref

@@ -335,6 +335,7 @@ def test_a_key_that_is_older_than_its_group_is_written_with_the_next_record() ->
         there = await bus.get(write.key)
         assert there is not None
         assert write.expect == there.revision
+        assert write.value is not None
         assert read_node_group(write.key, write.value).generation == 2
 
     run(body)

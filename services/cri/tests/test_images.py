@@ -114,11 +114,11 @@ async def test_two_names_of_one_file_are_one_image(fleet: Fleet, kubelet: Kubele
         await kubelet.call("PullImage", image={"image": name})
     images = (await kubelet.call("ListImages")).images
     assert {image.id: list(image.repo_tags) for image in images} == {
-        DIGEST: ["tiny", "twin"],
-        OTHER_DIGEST: ["other"],
+        DIGEST: ["tiny:latest", "twin:latest"],
+        OTHER_DIGEST: ["other:latest"],
     }
     listed = await kubelet.call("ListImages", filter={"image": {"image": "twin"}})
-    assert [list(image.repo_tags) for image in listed.images] == [["tiny", "twin"]]
+    assert [list(image.repo_tags) for image in listed.images] == [["tiny:latest", "twin:latest"]]
     (usage,) = (await kubelet.call("ImageFsInfo")).image_filesystems
     assert (usage.used_bytes.value, usage.inodes_used.value) == (2000, 2)
 
@@ -131,7 +131,7 @@ async def test_a_removal_by_one_name_removes_all_names_of_the_image(
         await kubelet.call("PullImage", image={"image": name})
     await kubelet.call("RemoveImage", image={"image": "twin"})
     (left,) = (await kubelet.call("ListImages")).images
-    assert list(left.repo_tags) == ["other"]
+    assert list(left.repo_tags) == ["other:latest"]
 
 
 async def test_a_pull_by_digest_gives_no_tag(kubelet: Kubelet) -> None:

@@ -57,7 +57,8 @@ def known(images: Iterable[PulledImage], text: str) -> PulledImage:
 def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
     """Return images as ListImages has them: one for each digest, with all its names.
 
-    A pull by digest gives no tag.
+    A pull by digest gives no tag. Other names have one, as clients expect: crictl shows no name
+    without.
     """
     by_digest: dict[str, list[PulledImage]] = {}
     for image in images:
@@ -65,10 +66,14 @@ def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
     return [
         {
             "id": digest,
-            "repo_tags": sorted({one.name for one in same if one.name and not one.pinned}),
+            "repo_tags": sorted({image_refs.tagged(one.name) for one in same if _has_tag(one)}),
             "repo_digests": sorted({f"{one.name}@{one.pinned or digest}" for one in same}),
             "size": max(one.size_bytes for one in same),
             "spec": {"image": same[0].name},
         }
         for digest, same in sorted(by_digest.items())
     ]
+
+
+def _has_tag(image: PulledImage) -> bool:
+    return bool(image.name) and not image.pinned

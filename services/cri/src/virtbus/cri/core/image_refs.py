@@ -49,6 +49,11 @@ def parse(text: str) -> ImageName:
     return ImageName(name, digest)
 
 
+def tagged(name: str) -> str:
+    """Return a name with its tag, or with `:latest`."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}{_LATEST}"
+
+
 def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
     """Return the references that the name may mean, in the order to try.
 

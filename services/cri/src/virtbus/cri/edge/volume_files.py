@@ -8,6 +8,7 @@ import base64
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ OPTIONS, OPTIONS_BYTES = "virtlet-flexvolume.json", 64 * 1024
 """The file in which the driver of flexvolumes writes a volume's options, as Virtlet's does."""
 MOUNTS = Path("/proc/self/mountinfo")
 _DEVICES = Path("/dev")
+_LOOPS = Path("/sys/block")
 _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
@@ -42,7 +44,9 @@ def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> Cont
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
     mounts = tuple(_inspected(one, memory, namespace, offered) for one in config.mounts)
     devices = tuple(
-        one.model_copy(update={"block_path": _block_device(one.host_path)})
+        one.model_copy(
+            update={"block_path": _block_device(one.host_path) or _loop_device(one.host_path)}
+        )
         for one in config.devices
     )
     return config.model_copy(update={"mounts": mounts, "devices": devices})
@@ -100,6 +104,18 @@ def _block_device(path: str) -> str:
         return str(real) if path and stat.S_ISBLK(real.stat().st_mode) else ""
     except (OSError, ValueError, RuntimeError):
         return ""
+
+
+def _loop_device(path: str) -> str:
+    """Return the loop device of a file; empty for none.
+
+    kubelet attaches one to a local PersistentVolume that is a file, and names the file.
+    """
+    for backing in sorted(_LOOPS.glob("loop*/loop/backing_file")):
+        with suppress(OSError, ValueError):
+            if Path(backing.read_text(encoding="utf-8").removesuffix("\n")).samefile(path):
+                return str(_DEVICES / backing.parts[-3])
+    return ""
 
 
 def in_memory(table: str) -> frozenset[str]:

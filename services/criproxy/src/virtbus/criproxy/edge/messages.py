@@ -221,7 +221,8 @@ def _container(one: Any) -> Entry:
 
 
 def _image(one: Any) -> Entry:
-    return Entry(one.id, _canonical(one), names=(*one.repo_tags, *one.repo_digests))
+    untagged = (tag.removesuffix(":latest") for tag in one.repo_tags)
+    return Entry(one.id, _canonical(one), names=(*one.repo_tags, *untagged, *one.repo_digests))
 
 
 def _statistics(one: Any) -> Entry:

@@ -164,10 +164,6 @@ class Actions:
         self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
 
-    def do(self, action: Action) -> None:
-        """Carry out an action of the table."""
-        self._TABLE[action](self)
-
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
         """Return a function that runs `operation`, records its error and posts its event."""
@@ -362,14 +358,7 @@ class Actions:
         self._vm.observed.attempt += 1
         self.tasks.set_timer(backoff_s(self._vm.observed.attempt), partial(self._post, "retry"))
 
-    def _sync_disks(self) -> None:
-        """Change the disks in one task, which also takes later records."""
-        self._vm.disks_changed.set()
-        if self.tasks.running("disks") is None:
-            keep = partial(live_changes.keep_disks, self._vm, self._tools, self._report)
-            self.tasks.run("disks", keep)
-
-    _TABLE: ClassVar[dict[Action, Callable[["Actions"], None]]] = {
+    TABLE: ClassVar[dict[Action, Callable[["Actions"], None]]] = {
         "prepare": lambda self: self._run("prepare", self._prepare, "dependencies failed"),
         "save": save,
         "start": _start,
@@ -379,7 +368,7 @@ class Actions:
             "start later",
         ),
         "sync pause": _sync_pause,
-        "sync disks": _sync_disks,
+        "sync disks": lambda self: _sync_disks(self._vm, self._tools, self._report, self.tasks),
         "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
         "sync resources": lambda self: self._sync("resources", live_changes.set_resources),
         "sync drives": lambda self: self._sync("drives", live_changes.change_media),
@@ -398,3 +387,12 @@ class Actions:
         "unwatch": lambda self: self.tasks.stop("ready", "confirm", *SYNCS),
         "stop ending": lambda self: self._ended.set(),
     }
+
+
+def _sync_disks(
+    vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
+) -> None:
+    """Change the disks in one task, which also takes later records."""
+    vm.disks_changed.set()
+    if tasks.running("disks") is None:
+        tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))

@@ -214,20 +214,16 @@ class VmActor:
                 # start only after _recall(), so it cannot overwrite the restored status
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase != "gone":
-                    await self._take(await self._next_event())
+                    if not self._events:
+                        self._posted.clear()
+                        await self._posted.wait()
+                    await self._take(self._events.pop(0))
                     if self._unreported:
                         self.report()
             finally:
                 self._does.tasks.cancel()
                 if self._writer is not None:
                     self._writer.cancel()
-
-    async def _next_event(self) -> MachineEvent:
-        """Wait for the next event."""
-        while not self._events:
-            self._posted.clear()
-            await self._posted.wait()
-        return self._events.pop(0)
 
     async def _recall(self, *, decisive: bool) -> None:
         """Restore the observed state of a running guest from the last status.
@@ -263,7 +259,7 @@ class VmActor:
         observation.note(event, before, vm.phase, vm.record, vm.observed, self._tools)
         for action in actions:
             if action not in self._ACTIONS:
-                self._does.do(action)
+                Actions.TABLE[action](self._does)
             elif (waits := self._ACTIONS[action](self)) is not None:
                 await waits
 
