@@ -21,6 +21,7 @@ from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_templates import uid_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 from virtbus.schemas.volume import Retention, VolumeRecord, VolumeSpec
@@ -120,6 +121,43 @@ async def test_a_bridge_makes_no_volumes(made: World) -> None:
     asked = {"name": "web", "image": "tiny", "spec": spec}
     assert await Asking(made, "BRIDGE").refused("create", **asked) == "not_owner"
     assert await stored(made.host) is None
+
+
+@played()
+async def test_the_runtime_of_a_node_makes_only_volumes_on_servers_that_its_node_assigns(
+    made: World,
+) -> None:
+    assigns = {"assigned": ("default.own",), "state": PoolState.READY}
+    pools = (
+        PoolReport(name="ceph", kind=PoolKind.RBD, **assigns),
+        PoolReport(name="raw", kind=PoolKind.BLOCK, **assigns),
+    )
+    await made.host.put(subjects.node_pools("n1"), encode(NodePools(node="n1", pools=pools)))
+    await settle()
+    runtime = Asking(made, "CRI-N1")
+    here = {"kubernetes.io/hostname": "n1"}
+
+    def asked(name: str, **more: Any) -> dict[str, Any]:
+        spec = {"volumes": [template(name, **more)], "node_selector": here}
+        return {"name": "vm1", "image": "tiny", "uid": uid(1), "spec": spec}
+
+    for wrong in (
+        asked("own", pool="ceph"),  # it would be retained
+        asked("own", pool="raw", **DELETE),
+        asked("own", **DELETE),
+        asked("other", pool="ceph", **DELETE),
+        asked("own", pool="ceph", protected=True, **DELETE),
+    ):
+        assert await runtime.refused("create", **wrong) == "not_owner"
+    other = asked("own", pool="ceph", **DELETE)
+    assert await Asking(made, "BRIDGE").refused("create", **other) == "not_owner"
+    await runtime.ask("create", **other)
+    found = await stored(made.host)
+    assert found is not None
+    assert (found.owner, found.holder, found.node) == ("cri-n1", uid(1), "n1")
+    await end(made, 1)
+    found = await stored(made.host)
+    assert found is None or found.deleting
 
 
 @played()

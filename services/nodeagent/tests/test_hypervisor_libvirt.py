@@ -25,6 +25,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState,
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ignition import Ignition
+from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 
 __all__ = ["folder", "host"]  # fixtures
 
@@ -55,6 +56,25 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert facts.ending is Ending.ENDED
         await host.hypervisor.undefine(record.uid)
         assert await host.hypervisor.facts(record.uid) is None
+
+
+async def test_limits_on_the_host_change_under_a_running_guest(host: Host) -> None:
+    record = host.record()
+    await host.define(record)
+    wanted = Resources(cpu_shares=300, cpu_quota_us=50_000, cpu_period_us=50_000, cpus="0")
+    assert await host.hypervisor.set_resources(record.uid, wanted) is None, "no guest runs"
+    await host.hypervisor.start(record.uid)
+    plain = await host.hypervisor.set_resources(record.uid, NO_LIMITS)
+    for limits in (wanted, wanted, wanted.model_copy(update={"cpu_period_us": 10_000})):
+        found = await host.hypervisor.set_resources(record.uid, limits)
+        assert found == ResourcesInForce(**limits.model_dump())
+    less = await host.hypervisor.set_resources(record.uid, Resources(memory_bytes=2**24))
+    assert less is not None
+    assert less.memory_bytes == 2**25, "a guest without a driver keeps its memory"
+    assert await host.hypervisor.set_resources(record.uid, NO_LIMITS) == plain
+    with pytest.raises(VirtbusError) as raised:
+        await host.hypervisor.set_resources(record.uid, Resources(cpus="4000"))
+    assert "4000" in str(raised.value)
 
 
 async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: Host) -> None:

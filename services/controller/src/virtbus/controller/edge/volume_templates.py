@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
+from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
@@ -14,9 +15,10 @@ from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
-from virtbus.schemas.volume_spec import VolumeSpec
+from virtbus.schemas.volume_spec import Retention, VolumeSource, VolumeSpec
 
 Planned = Callable[[VolumeRecord, str], Awaitable[VolumeRecord]]
 """Returns a new volume with its pool and the copy that fills it, for an account."""
@@ -73,8 +75,11 @@ class VolumeTemplates:
         return next(iter(found.best), "")
 
     async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
-        if vm.owner:
-            message = f"{vm.owner} has no volumes; leave the template of {name} out"
+        if vm.owner and not self._assigned(vm, name, spec):
+            message = (
+                f"{vm.owner} has no volumes, except a node's runtime those on servers that the "
+                f"node's pools assign; leave the template of {name} out"
+            )
             raise VirtbusError(Code.DENIED, "not_owner", message)
         ref = spec.source.image
         return VolumeRecord(
@@ -85,7 +90,19 @@ class VolumeTemplates:
             target=await self._images.of_ref(ref, vm.namespace) if ref else None,
             made_for=vm.uid,
             created_ns=vm.created_ns,
+            owner=vm.owner,
         )
+
+    def _assigned(self, vm: VmRecord, name: str, spec: VolumeSpec) -> bool:
+        """Return True for a volume on a server that the node of a runtime's VM assigns.
+
+        The record goes with the VM, and the data stays. So no account needs to delete it.
+        """
+        pool = self._fleet.pools.of(node_of(vm.owner)).get(spec.pool)
+        if pool is None or not ABILITIES[pool.kind].shared or spec.source != VolumeSource():
+            return False
+        ends = spec.retention is Retention.DELETE and not spec.protected
+        return ends and f"{vm.namespace}.{name}" in pool.assigned
 
 
 def _copies_image(spec: VolumeSpec) -> bool:

@@ -78,6 +78,8 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            if keeps_running:
+                inside.do([call for nic in attachment.nics for call in _opened_up(inside, nic)])
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
             self._guard_first(inside, attachment, keeps_running=keeps_running)
@@ -273,6 +275,15 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     ]
 
 
+def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
+    """Return the calls that undo what somebody changed: a lower MTU, an isolated port."""
+    ports = (links.find(inside, name) for name in (nic.eth, nic.tap))
+    return [
+        *(links.open_port(port.name) for port in ports if port is not None and port.isolated),
+        *(links.set_link(link.name, mtu=nic.mtu) for link in _too_low(inside, nic)),
+    ]
+
+
 def _is_macvlan(nic: Nic) -> bool:
     return nic.kind is NicKind.MACVTAP or nic.on_macvlan
 
@@ -314,7 +325,11 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
         return [f"{nic.bridge} is gone"]
     found = {name: links.find(inside, name) for name in (nic.eth, nic.tap)}
     wrong = {name: _wrong(link, bridge) for name, link in found.items()}
-    return [f"{name} is {what}" for name, what in wrong.items() if what]
+    low = [link for link in _too_low(inside, nic) if not wrong.get(link.name)]
+    return [
+        *(f"{name} is {what}" for name, what in wrong.items() if what),
+        *(f"{link.name} has the MTU {link.mtu} instead of {nic.mtu}" for link in low),
+    ]
 
 
 def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
@@ -322,7 +337,15 @@ def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
         return "gone"
     if link.master != bridge.index:
         return f"not on {bridge.name}"
+    if link.isolated:
+        return "an isolated port"
     return "" if link.up else "down"
+
+
+def _too_low(inside: Netlink, nic: Nic) -> list[links.KernelLink]:
+    """Return the links whose MTU is smaller than that of the guest's network."""
+    found = (links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge))
+    return [link for link in found if link is not None and link.mtu < nic.mtu]
 
 
 def _running(netlink: Netlink, name: str) -> bool:

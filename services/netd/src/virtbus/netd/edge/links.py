@@ -66,6 +66,11 @@ class KernelLink:
         return self._number(host_end.IFLA_MTU)
 
     @property
+    def isolated(self) -> bool:
+        """Return True for a port of a bridge that other isolated ports do not reach."""
+        return host_end.is_isolated(self._message)
+
+    @property
     def counted(self) -> dict[str, int]:
         """Return the kernel's counters of the link (`rtnl_link_stats64`)."""
         raw = host_end.read_attribute(self._message, host_end.IFLA_STATS64)
@@ -206,6 +211,11 @@ def quiet_port(name: str) -> NetlinkCall:
 def deaf_port(name: str) -> NetlinkCall:
     """Return the call that ends learning from a bridge's port."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0))
+
+
+def open_port(name: str) -> NetlinkCall:
+    """Return the call that ends the isolation of a bridge's port."""
+    return _port(name, ("IFLA_BRPORT_ISOLATED", 0))
 
 
 def _port(name: str, *data: Attribute) -> NetlinkCall:

@@ -14,6 +14,7 @@ from virtbus.nodeagent.core.live_devices import LiveDevices
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm
+from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 NO_FILES: Mapping[str, int] = MappingProxyType({})
@@ -181,6 +182,12 @@ class Hypervisor(Protocol):
         """Set those limits of a guest's disks that differ, by target and libvirt's names.
 
         Return libvirt's figures afterwards, by target; None if no guest runs.
+        """
+
+    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesInForce | None:
+        """Set those limits of a guest that differ; return all in force, None if no guest runs.
+
+        The guest's memory follows later, when its balloon has changed.
         """
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:

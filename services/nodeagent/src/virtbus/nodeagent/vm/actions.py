@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "disks", "limits", "drives", "links", "nics")
+SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -370,6 +370,7 @@ class Actions:
         "sync pause": _sync_pause,
         "sync disks": lambda self: _sync_disks(self._vm, self._tools, self._report, self.tasks),
         "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
+        "sync resources": lambda self: self._sync("resources", live_changes.set_resources),
         "sync drives": lambda self: self._sync("drives", live_changes.change_media),
         "sync nics": lambda self: self._sync(
             "nics", partial(live_changes.change_nics, changed=self.sync_links)

@@ -8,15 +8,16 @@ from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.vm.intent import due_links
+from virtbus.nodeagent.vm.intent import due_links, resources
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.nics import sync_nics
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S
 from virtbus.nodeagent.vm.operations.plug import change_disks
 from virtbus.nodeagent.vm.state import ActorState
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import LinkState
+from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
 
@@ -43,6 +44,34 @@ async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], Non
 async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     """Set the limits of the disks. Raises VirtbusError."""
     vm.observed.disk_limits = await limit(record, tools.hypervisor, vm.observed.disks)
+
+
+async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    """Set the limits on the host; a guest gives memory back when its balloon's driver runs.
+
+    Raises:
+        VirtbusError: libvirt does not answer; 503 `memory_kept`. The status shows it meanwhile.
+    """
+    seen, wanted = vm.observed, resources(record)
+    try:
+        seen.resources = await tools.hypervisor.set_resources(record.uid, wanted)
+        _check_memory(wanted, seen.resources)
+    except VirtbusError as error:
+        seen.resources_error = error.body
+        if error.code is not Code.UNSUPPORTED:  # this host cannot, also later
+            raise
+    else:
+        seen.resources_error = None
+
+
+def _check_memory(wanted: Resources, found: ResourcesInForce | None) -> None:
+    if found is None or found.memory_bytes == wanted.memory_bytes:
+        return
+    message = (
+        f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
+        "with the driver virtio_balloon and free memory"
+    )
+    raise VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:

@@ -15,6 +15,7 @@ from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus, LinkState
+from virtbus.schemas.resources import ResourcesInForce
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
@@ -104,6 +105,10 @@ class Observed:
     """The tags of directories whose virtiofsd has ended under the running guest."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
+    resources: ResourcesInForce | None = None
+    """The guest's limits on the host in force."""
+    resources_error: ErrorBody | None = None
+    """The error of the last change of the limits on the host."""
     disks: GuestDisks = field(default_factory=GuestDisks)
     """The addresses and volumes of this run, or of the last one, and what waits."""
     drives_error: ErrorBody | None = None
@@ -144,6 +149,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
+        seen.resources, seen.resources_error = None, None
         seen.directories_lost = ()
         seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
@@ -278,7 +284,7 @@ def recall_run(last_status: VmStatus, seen: Observed) -> None:
     """Restore the state of a guest that was up, from the last status."""
     seen.reboots, seen.rebooted_ns = last_status.reboots, last_status.rebooted_ns
     seen.started_ns, seen.restarts = last_status.started_ns, last_status.restarts
-    seen.accelerator = last_status.accelerator
+    seen.accelerator, seen.resources = last_status.accelerator, last_status.resources
     seen.interfaces, seen.image_digest = last_status.interfaces, last_status.image_digest
     for condition in last_status.conditions:
         if condition.type == READY and condition.status:
