@@ -78,7 +78,7 @@ async def _vms(here: Stage, key: str) -> Pair:
     uids = []
     for name in ("stream-a", "stream-b"):
         uids.append(uuid7())
-        ready = here.watch.expect(uids[-1], is_ready)
+        ready = here.watch.expect(uids[-1], lambda vm: is_ready({"conditions": (), **vm}))
         request = {
             "uid": uids[-1],
             "name": name,
