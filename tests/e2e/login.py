@@ -41,12 +41,6 @@ class Login:
     def __call__(self, view: Json, command: str) -> str:
         return host.run("ssh", *self._options, f"{self._user}@{address(view)}", command)
 
-    def start(self, view: Json, command: str) -> "subprocess.Popen[str]":
-        """Start a command whose output is read while it runs."""
-        argv = ["ssh", *self._options, f"{self._user}@{address(view)}", command]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, text=True)
-
     def give(self, view: Json, data: bytes, path: str) -> None:
         """Write a program to a path of the guest."""
         command = f"cat > {path} && chmod +x {path}"
