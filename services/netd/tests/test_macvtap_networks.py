@@ -48,8 +48,7 @@ def lan(host: Host) -> Iterator[Segment]:
 
 @pytest.fixture
 async def nodes(lan_node: Node) -> Node:
-    lan_node.links_allowed = ("lan0", "gone")
-    lan_node.doors.attachers.segments._allowed = lan_node.links_allowed
+    lan_node.links_allowed = lan_node.doors.attachers.segments._allowed = ("lan0", "gone")
     return lan_node
 
 
