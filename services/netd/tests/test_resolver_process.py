@@ -123,6 +123,7 @@ async def test_a_resolver_that_is_killed_is_started_again_with_all_names(
     async with netd(node, server):
         web, db = await client(node, A, **WEB), await client(node, B, **DB)
         (first,) = processes(host)
+        assert Path(f"/proc/{first}/cwd").readlink() == Path("/")
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: not processes(host))
         with pytest.raises(TimeoutError):  # a refusal would end the guest's lookup
