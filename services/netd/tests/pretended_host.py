@@ -357,6 +357,7 @@ class Node:
         )
         self.site_of_names = ResolverSite(
             version="1",
+            code="1",
             node="n1",
             domain="vm.internal",
             gateway=str(self.gateway),

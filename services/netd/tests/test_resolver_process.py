@@ -136,13 +136,13 @@ async def test_a_resolver_that_is_killed_is_started_again_with_all_names(
     await host.returns_to(before)
 
 
-async def test_a_netd_of_another_version_replaces_the_resolver(host: Host) -> None:
+async def test_a_netd_of_other_code_replaces_the_resolver(host: Host) -> None:
     before = host.census()
     node, server = Node(host), MemoryServer()
     async with netd(node, server):
         web = await client(node, A, **WEB)
     (first,) = processes(host)
-    node.site_of_names = replace(node.site_of_names, version="2")
+    node.site_of_names = replace(node.site_of_names, code="2")
     async with netd(node, server):
         await eventually(lambda: asking() == {str(web.ip)})
         assert await web.found("web.shop.vm.internal") == [str(web.ip)]

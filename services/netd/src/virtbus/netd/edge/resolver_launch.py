@@ -7,7 +7,8 @@ import sys
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.resolver_channel import FIRST_CHANNEL, ResolverChannel, channel_on
 
-_MODULE = "virtbus.netd.resolver_process"
+RESOLVER = "virtbus.netd.resolver_process"
+"""The package that is the program."""
 
 
 async def launch(argument: str) -> ResolverChannel:
@@ -28,7 +29,7 @@ def _spawned(argument: str) -> socket.socket:
         null = "/dev/null"
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", _MODULE, argument],
+            [sys.executable, "-m", RESOLVER, argument],
             {**_environment(), "PYTHONSAFEPATH": "1"},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
