@@ -5,6 +5,7 @@ values of counters. So two rules are equal if their expressions have the same na
 values of all attributes that both have.
 """
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -58,7 +59,7 @@ def are_equal(sent: Sequence[bytes], listed: Sequence[bytes]) -> bool:
 
 
 def _equal(sent: bytes, listed: bytes) -> bool:
-    ours, theirs = list(_expressions(sent)), list(_expressions(listed))
+    ours, theirs = ([_expression(one) for _, one in _attributes(rule)] for rule in (sent, listed))
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return False
     return all(
@@ -67,18 +68,19 @@ def _equal(sent: bytes, listed: bytes) -> bool:
     )
 
 
-def _expressions(body: bytes) -> Iterator[tuple[str, dict[int, object]]]:
-    for _kind, element in _attributes(body):
-        parts = dict(_attributes(element))
-        name = parts[_NAME].rstrip(b"\0").decode()
-        nested = _NESTED.get(name, set())
-        yield (
-            name,
-            {
-                kind: _value(value) if kind in nested else value
-                for kind, value in _attributes(parts.get(_DATA, b""))
-            },
-        )
+@functools.lru_cache(maxsize=512)
+def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
+    """Return the name and the attributes of an expression. The rules of taps share most of them."""
+    parts = dict(_attributes(element))
+    name = parts[_NAME].rstrip(b"\0").decode()
+    nested = _NESTED.get(name, set())
+    return (
+        name,
+        {
+            kind: _value(value) if kind in nested else value
+            for kind, value in _attributes(parts.get(_DATA, b""))
+        },
+    )
 
 
 def _value(body: bytes) -> object:
