@@ -91,6 +91,27 @@ async def test_the_status_shows_what_the_node_enforces_and_a_restart_keeps_it(
                     await asyncio.sleep(0.01)
 
 
+async def test_limits_that_the_host_cannot_set_are_shown_as_none(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    container_id = await running(kubelet, GIVEN | MORE)
+    assert await shown(kubelet, container_id) == (512, 200_000, "0-1", 2**27)
+    fleet.enforces = False
+    why = "no cgroups"
+    fleet.show(
+        fleet.vm.uid,
+        resources=None,
+        conditions=(Condition(type="ResourcesPending", status=True, message=why),),
+    )
+    async with asyncio.timeout(20):
+        while await shown(kubelet, container_id) != (0, -1, "", 0):
+            await asyncio.sleep(0.01)
+    code, text = await kubelet.refused(
+        "UpdateContainerResources", timeout_s=3, container_id=container_id, linux=MORE
+    )
+    assert (code, why in text) == (StatusCode.UNAVAILABLE, True), text
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -145,9 +145,17 @@ def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
     return (found or ResourcesInForce()) == plain
 
 
-def told(resources: LinuxResources, found: ResourcesInForce | None) -> LinuxResources:
-    """Return a container's resources with the values in force, where they differ."""
+def told(
+    resources: LinuxResources, found: ResourcesInForce | None, *, waits: bool
+) -> LinuxResources:
+    """Return a container's resources with the values in force, where they differ.
+
+    With `waits`, the node could not set all limits, and those that it does not report are not in
+    force. A limit that is not in force is 0, and the quota -1.
+    """
     wanted = limits(resources)
+    if found is None and waits:
+        found = ResourcesInForce()
     if found is None or wanted is None or reached(wanted, found):
         return resources
     real: dict[str, int | str] = {}
@@ -157,8 +165,8 @@ def told(resources: LinuxResources, found: ResourcesInForce | None) -> LinuxReso
         real |= {"cpu_quota": found.cpu_quota_us or -1, "cpu_period": found.cpu_period_us}
     if _other_cpus(wanted.cpus, found.cpus):
         real["cpuset_cpus"] = found.cpus or ""
-    if found.memory_bytes != wanted.memory_bytes and found.memory_bytes:
-        real["memory_limit_in_bytes"] = found.memory_bytes
+    if found.memory_bytes != wanted.memory_bytes:
+        real["memory_limit_in_bytes"] = found.memory_bytes or 0
     return resources.model_copy(update=real)
 
 
