@@ -1,7 +1,6 @@
 """Plans the volumes that the create of a VM makes, by the templates in its spec (ADR 0072)."""
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from virtbus.bus.client.owners import node_of
@@ -9,6 +8,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of
+from virtbus.controller.core.volume_holds import uid_of
 from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.volume_holders import VolumeHolders
@@ -107,11 +107,3 @@ class VolumeTemplates:
 
 def _copies_image(spec: VolumeSpec) -> bool:
     return spec.is_copied and spec.source.image is not None
-
-
-def uid_of(vm: str, name: str) -> str:
-    """Return the uid of the volume `name` that the VM of the uid `vm` makes.
-
-    A repeated create makes the same volume, and after the volume's delete none.
-    """
-    return str(uuid.uuid5(uuid.UUID(vm), name))
