@@ -132,8 +132,12 @@ async def test_the_runtime_of_a_node_makes_only_volumes_on_servers_that_its_node
         PoolReport(name="ceph", kind=PoolKind.RBD, **assigns),
         PoolReport(name="raw", kind=PoolKind.BLOCK, **assigns),
     )
-    await made.host.put(subjects.node_pools("n1"), encode(NodePools(node="n1", pools=pools)))
-    await settle()
+
+    async def reports(name: str, *found: PoolReport) -> None:
+        await made.host.put(subjects.node_pools(name), encode(NodePools(node=name, pools=found)))
+        await settle()
+
+    await reports("n1", *pools)
     runtime = Asking(made, "CRI-N1")
     here = {"kubernetes.io/hostname": "n1"}
 
@@ -151,10 +155,14 @@ async def test_the_runtime_of_a_node_makes_only_volumes_on_servers_that_its_node
         assert await runtime.refused("create", **wrong) == "not_owner"
     other = asked("own", pool="ceph", **DELETE)
     assert await Asking(made, "BRIDGE").refused("create", **other) == "not_owner"
+    await reports("n0", PoolReport(name="ceph", kind=PoolKind.LOCAL, state=PoolState.READY))
+    assert await runtime.refused("create", **other) == "pool_kinds_differ"
+    await reports("n0", PoolReport(name="ceph", kind=PoolKind.RBD, state=PoolState.READY))
     await runtime.ask("create", **other)
     found = await stored(made.host)
     assert found is not None
     assert (found.owner, found.holder, found.node) == ("cri-n1", uid(1), "n1")
+    assert found.pool_kind is PoolKind.RBD
     await end(made, 1)
     found = await stored(made.host)
     assert found is None or found.deleting
