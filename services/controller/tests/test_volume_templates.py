@@ -153,6 +153,8 @@ async def test_the_runtime_of_a_node_makes_only_volumes_on_servers_that_its_node
         asked("own", pool="ceph", protected=True, **DELETE),
     ):
         assert await runtime.refused("create", **wrong) == "not_owner"
+    with pytest.raises(VirtbusError, match=r"pools\.toml of n1.*restart virtbus-imaged"):
+        await runtime.ask("create", **asked("other", pool="ceph", **DELETE))
     other = asked("own", pool="ceph", **DELETE)
     assert await Asking(made, "BRIDGE").refused("create", **other) == "not_owner"
     await reports("n0", PoolReport(name="ceph", kind=PoolKind.LOCAL, state=PoolState.READY))

@@ -76,11 +76,7 @@ class VolumeTemplates:
 
     async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
         if vm.owner and not self._assigned(vm, name, spec):
-            message = (
-                f"{vm.owner} has no volumes, except a node's runtime those on servers that the "
-                f"node's pools assign; leave the template of {name} out"
-            )
-            raise VirtbusError(Code.DENIED, "not_owner", message)
+            raise _denied(vm, name, spec.pool)
         ref = spec.source.image
         return VolumeRecord(
             uid=uid_of(vm.uid, name),
@@ -103,6 +99,17 @@ class VolumeTemplates:
             return False
         ends = spec.retention is Retention.DELETE and not spec.protected
         return ends and f"{vm.namespace}.{name}" in pool.assigned
+
+
+def _denied(vm: VmRecord, name: str, pool: str) -> VirtbusError:
+    message = f"{vm.owner} makes no volumes; leave the template of {name} out"
+    if home := node_of(vm.owner):
+        message = (
+            f"{vm.owner} makes only empty volumes on servers that the pools of {home} assign, with "
+            f"the retention Delete; assign {vm.namespace}.{name} in pools.toml of {home} "
+            f"(pools.{pool}.volumes), and restart virtbus-imaged and virtbus-nodeagent there"
+        )
+    return VirtbusError(Code.DENIED, "not_owner", message)
 
 
 def _copies_image(spec: VolumeSpec) -> bool:
