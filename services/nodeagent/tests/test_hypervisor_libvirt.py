@@ -26,6 +26,7 @@ from virtbus.nodeagent.edge.console import Consoles
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
+from virtbus.schemas.vm import VmSpec
 
 __all__ = ["folder", "host"]  # fixtures
 
@@ -58,8 +59,18 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert await host.hypervisor.facts(record.uid) is None
 
 
+def io_cpus(uid: str) -> set[str]:
+    """Return the CPUs that the kernel gives to the IO threads of a guest."""
+    tasks = Path(f"/proc/{pid_of(uid)}/task").iterdir()
+    threads = [task for task in tasks if (task / "comm").read_text().startswith("IO iothread")]
+    lines = [line for task in threads for line in (task / "status").read_text().splitlines()]
+    return {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")}
+
+
 async def test_limits_on_the_host_change_under_a_running_guest(host: Host) -> None:
-    record = host.record()
+    spec = host.spec().model_dump()
+    spec["domain"]["devices"]["disks"][0]["dedicated_io_thread"] = True
+    record = host.record(VmSpec.model_validate(spec))
     await host.define(record)
     wanted = Resources(cpu_shares=300, cpu_quota_us=50_000, cpu_period_us=50_000, cpus="0")
     assert await host.hypervisor.set_resources(record.uid, wanted) is None, "no guest runs"
@@ -68,6 +79,7 @@ async def test_limits_on_the_host_change_under_a_running_guest(host: Host) -> No
     for limits in (wanted, wanted, wanted.model_copy(update={"cpu_period_us": 10_000})):
         found = await host.hypervisor.set_resources(record.uid, limits)
         assert found == ResourcesInForce(**limits.model_dump())
+    assert io_cpus(record.uid) == {"0"}
     less = await host.hypervisor.set_resources(record.uid, Resources(memory_bytes=2**24))
     assert less is not None
     assert less.memory_bytes == 2**25, "a guest without a driver keeps its memory"

@@ -3,6 +3,7 @@
 libvirt writes the first two into the guest's cgroup, pins its threads, and asks its balloon.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import libvirt
@@ -39,24 +40,31 @@ def pretended_resources(wanted: Resources, domain: libvirt.virDomain) -> Resourc
 
 def _pin(wanted: str | None, domain: libvirt.virDomain) -> str | None:
     """Pin the guest's threads to CPUs, None: to all; return the CPUs in force."""
-    total = domain.connect().getCPUMap()[0]
-    numbers = frozenset(range(total)) if wanted is None else cpu_numbers(wanted)
-    if missing := numbers - frozenset(range(total)):
-        message = f"the host has no CPU {cpu_list(missing)}; give CPUs from 0 to {total - 1}"
+    online = _set(domain.connect().getCPUMap()[1])
+    numbers = online if wanted is None else cpu_numbers(wanted)
+    if missing := numbers - online:
+        message = f"the host has no online CPU {cpu_list(missing)}; give CPUs of {cpu_list(online)}"
         raise VirtbusError(Code.UNSUPPORTED, "no_such_cpu", message)
-    if _pinned(domain, total) != {numbers}:
-        mask = tuple(number in numbers for number in range(total))
+    if _pinned(domain) != {numbers}:
+        mask = tuple(number in numbers for number in range(max(online) + 1))
         for vcpu in range(len(domain.vcpuPinInfo(_LIVE))):
             domain.pinVcpuFlags(vcpu, mask, _LIVE)
         domain.pinEmulator(mask, _LIVE)
-    pinned = frozenset[int]().union(*_pinned(domain, total))
+        for thread, _ in domain.ioThreadInfo(_LIVE):
+            domain.pinIOThread(thread, mask, _LIVE)
+    pinned = frozenset[int]().union(*_pinned(domain))
     return wanted if pinned == numbers else cpu_list(pinned)
 
 
-def _pinned(domain: libvirt.virDomain, total: int) -> set[frozenset[int]]:
-    """Return the sets of CPUs that the vCPUs and the emulator may use."""
-    masks = [*domain.vcpuPinInfo(_LIVE), domain.emulatorPinInfo(_LIVE)]
-    return {frozenset(i for i, on in enumerate(one[:total]) if on) for one in masks}
+def _pinned(domain: libvirt.virDomain) -> set[frozenset[int]]:
+    """Return the sets of CPUs that the vCPUs, the emulator and the IO threads may use."""
+    threads = [mask for _, mask in domain.ioThreadInfo(_LIVE)]
+    masks = [*domain.vcpuPinInfo(_LIVE), domain.emulatorPinInfo(_LIVE), *threads]
+    return {_set(mask) for mask in masks}
+
+
+def _set(mask: Sequence[bool]) -> frozenset[int]:
+    return frozenset(number for number, on in enumerate(mask) if on)
 
 
 def _balloon(wanted_bytes: int | None, domain: libvirt.virDomain) -> int | None:
