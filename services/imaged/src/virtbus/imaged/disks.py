@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -378,11 +379,16 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names, and unused ones of images; return the freed bytes, and users of others."""
+        """Remove names, and unused ones of images; return the freed bytes, and users of others.
+
+        A disk that is made from an image while disks are searched is a user of it, too.
+        """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
-        used = await self._threads.run(self.users.used)
         self._store.forget_names(names)
-        gone = self._store.garbage(frozenset(used), 0.0, among=digests)
+        began_ns = time.monotonic_ns()
+        used = await self._threads.run(self.users.used)
+        late = self._store.used_since(began_ns)
+        gone = self._store.garbage(late | used.keys(), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone, names)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
