@@ -72,21 +72,23 @@ async def test_limits_on_the_host_change_under_a_running_guest(host: Host) -> No
     spec["domain"]["devices"]["disks"][0]["dedicated_io_thread"] = True
     record = host.record(VmSpec.model_validate(spec))
     await host.define(record)
+    hypervisor, uid = host.hypervisor, record.uid
     wanted = Resources(cpu_shares=300, cpu_quota_us=50_000, cpu_period_us=50_000, cpus="0")
-    assert await host.hypervisor.set_resources(record.uid, wanted) is None, "no guest runs"
-    await host.hypervisor.start(record.uid)
-    plain = await host.hypervisor.set_resources(record.uid, NO_LIMITS)
+    assert await hypervisor.set_resources(uid, wanted) == (None, None), "no guest runs"
+    await hypervisor.start(uid)
+    plain = await hypervisor.set_resources(uid, NO_LIMITS)
     for limits in (wanted, wanted, wanted.model_copy(update={"cpu_period_us": 10_000})):
-        found = await host.hypervisor.set_resources(record.uid, limits)
-        assert found == ResourcesInForce(**limits.model_dump())
-    assert io_cpus(record.uid) == {"0"}
-    less = await host.hypervisor.set_resources(record.uid, Resources(memory_bytes=2**24))
+        found = await hypervisor.set_resources(uid, limits)
+        assert found == (ResourcesInForce(**limits.model_dump()), None)
+    assert io_cpus(uid) == {"0"}
+    less, _ = await hypervisor.set_resources(uid, Resources(memory_bytes=2**24))
     assert less is not None
     assert less.memory_bytes == 2**25, "a guest without a driver keeps its memory"
-    assert await host.hypervisor.set_resources(record.uid, NO_LIMITS) == plain
-    with pytest.raises(VirtbusError) as raised:
-        await host.hypervisor.set_resources(record.uid, Resources(cpus="4000"))
-    assert "4000" in str(raised.value)
+    assert await hypervisor.set_resources(uid, NO_LIMITS) == plain
+    found = await hypervisor.set_resources(uid, wanted.model_copy(update={"cpus": "4000"}))
+    assert "4000" in str(found.error)
+    assert found.in_force is not None
+    assert found.in_force.cpu_shares == 300, "the other limits are set"
 
 
 async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: Host) -> None:
