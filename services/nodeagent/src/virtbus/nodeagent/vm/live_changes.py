@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.resource_values import first_to_repeat
 from virtbus.nodeagent.vm.intent import due_links, resources
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
@@ -17,7 +18,7 @@ from virtbus.nodeagent.vm.operations.plug import change_disks
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import LinkState
-from virtbus.schemas.resources import Resources, ResourcesInForce
+from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
 
@@ -49,29 +50,35 @@ async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> Non
 async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     """Set the limits on the host; a guest gives memory back when its balloon's driver runs.
 
+    A guest that neither has nor had a limit is left alone: others may have set some.
+
     Raises:
         VirtbusError: libvirt does not answer; 503 `memory_kept`. The status shows it meanwhile.
     """
     seen, wanted = vm.observed, resources(record)
-    try:
-        seen.resources = await tools.hypervisor.set_resources(record.uid, wanted)
-        _check_memory(wanted, seen.resources)
-    except VirtbusError as error:
-        seen.resources_error = error.body
-        if error.code is not Code.UNSUPPORTED:  # this host cannot, also later
-            raise
-    else:
-        seen.resources_error = None
-
-
-def _check_memory(wanted: Resources, found: ResourcesInForce | None) -> None:
-    if found is None or found.memory_bytes == wanted.memory_bytes:
+    ours = seen.resources_error is not None or seen.resources not in {None, ResourcesInForce()}
+    if wanted == NO_LIMITS and not ours:
         return
+    try:
+        seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
+    except VirtbusError as failure:
+        error = failure
+    else:
+        problems = [error, _memory_kept(wanted, seen.resources)]
+        error = first_to_repeat([one for one in problems if one is not None])
+    seen.resources_error = error.body if error is not None else None
+    if error is not None and error.code != Code.UNSUPPORTED:  # this host cannot, also later
+        raise error
+
+
+def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
+    if found is None or found.memory_bytes == wanted.memory_bytes:
+        return None
     message = (
         f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
         "with the driver virtio_balloon and free memory"
     )
-    raise VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
+    return VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
