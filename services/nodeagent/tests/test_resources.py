@@ -9,6 +9,7 @@ from services.nodeagent.tests.pretended_node import Node, eventually, in_state, 
 
 from virtbus.nodeagent.core import resource_values
 from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.vm import child_tasks
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import Domain, VmRecord
@@ -132,6 +133,38 @@ async def test_a_guest_that_keeps_its_memory_is_asked_again_and_the_status_says_
             }
 
         await eventually(done)
+
+
+async def test_a_balloon_has_a_moment_to_follow(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.domains.kept = 2**30
+    await node.put(limited(HALF))
+    async with node.agent():
+        await eventually(lambda: calls(node))
+        node.domains.kept = 0
+        await in_force(node, HALF)
+        await node.start_another()
+        assert not (await told(node)).message
+    assert "virtio_balloon" not in caplog.text
+
+
+async def test_a_new_record_is_not_kept_waiting_by_a_step_that_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_tasks, "RETRY_S", (3600, 3600))
+    node.domains.errors["resources"] = VirtbusError(Code.UNAVAILABLE, "domain_busy", "busy")
+    await node.put(limited(HALF))
+    async with node.agent():
+
+        async def fails() -> bool:
+            found = await node.status(A)
+            return found is not None and "the agent retries: busy" in found.message
+
+        await eventually(fails)
+        del node.domains.errors["resources"]
+        await node.put(limited(HALF | {"cpu_shares": 100}, 2))
+        await in_force(node, HALF | {"cpu_shares": 100})
 
 
 async def test_a_host_that_cannot_limit_is_not_asked_again(node: Node) -> None:

@@ -4,6 +4,7 @@ Each function is safe to repeat. After an error the caller repeats it, with the 
 `keep_disks` repeats its steps by itself.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
@@ -20,6 +21,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import LinkState
 from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
+
+MEMORY_KEPT = "memory_kept"
+BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
+"""A guest's driver changes the balloon within this time, if it runs."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
@@ -60,15 +65,27 @@ async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> 
     if wanted == NO_LIMITS and not ours:
         return
     try:
-        seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
+        error = await _set_resources(vm, tools, record, wanted)
     except VirtbusError as failure:
         error = failure
-    else:
-        problems = [error, _memory_kept(wanted, seen.resources)]
-        error = first_to_repeat([one for one in problems if one is not None])
     seen.resources_error = error.body if error is not None else None
     if error is not None and error.code != Code.UNSUPPORTED:  # this host cannot, also later
         raise error
+
+
+async def _set_resources(
+    vm: ActorState, tools: AgentPorts, record: VmRecord, wanted: Resources
+) -> VirtbusError | None:
+    """Set the limits; return the error of one of them. A balloon has a moment to follow."""
+    seen, loop = vm.observed, asyncio.get_running_loop()
+    known = seen.resources_error is not None and seen.resources_error.reason == MEMORY_KEPT
+    limit_s = loop.time() + (0 if known else BALLOON_S)
+    while True:
+        seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
+        kept = _memory_kept(wanted, seen.resources) if record is vm.record else None
+        if kept is None or loop.time() >= limit_s:
+            return first_to_repeat([one for one in (error, kept) if one is not None])
+        await asyncio.sleep(BALLOON_POLL_S)
 
 
 def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
@@ -78,7 +95,7 @@ def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusEr
         f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
         "with the driver virtio_balloon and free memory"
     )
-    return VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
+    return VirtbusError(Code.UNAVAILABLE, MEMORY_KEPT, message)
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
