@@ -357,6 +357,7 @@ class Node:
         )
         self.site_of_names = ResolverSite(
             version="1",
+            code="1",
             node="n1",
             domain="vm.internal",
             gateway=str(self.gateway),
@@ -367,7 +368,7 @@ class Node:
         self.conf_dir = host.tmp / "cni"
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
-        self.links_allowed = ("br-lan",)
+        self.links_allowed: tuple[str, ...] = ("br-lan",)
         self.reach = ReachRules()
         self.begun: list[NetReady] = []
         self.groups = NodeGroupBook()

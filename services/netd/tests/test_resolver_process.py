@@ -3,21 +3,31 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from services.netd.tests.dns_clients import Client, asking, controllers, netd, upstream
+from services.netd.tests.dns_clients import (
+    GATEWAY,
+    Client,
+    asking,
+    controllers,
+    netd,
+    upstream,
+)
 from services.netd.tests.pretended_host import Host, Node, eventually
 
-from virtbus.bus.client.memory_bus import MemoryServer
-from virtbus.netd import names_keeper
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.netd import names_keeper, resolver_start
 from virtbus.netd.core.names import netns
 from virtbus.netd.edge.resolver_launch import launch
 from virtbus.netd.fleet_names import FRESH_S
+from virtbus.netd.name_questions import NameQuestions
 from virtbus.schemas.names import NameAnswer
 
 pytestmark = pytest.mark.integration
@@ -117,14 +127,18 @@ async def test_no_query_is_lost_while_netd_ends_and_starts(host: Host) -> None:
 async def test_a_resolver_that_is_killed_is_started_again_with_all_names(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names_keeper, "FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(names_keeper, "FIRST_RETRY_S", 3.0)
     before = host.census()
     node, server = Node(host), MemoryServer()
     async with netd(node, server):
         web, db = await client(node, A, **WEB), await client(node, B, **DB)
         (first,) = processes(host)
+        assert Path(f"/proc/{first}/cwd").readlink() == Path("/")
         os.kill(first, signal.SIGKILL)
-        await eventually(lambda: bool(processes(host) - {first}))
+        await eventually(lambda: not processes(host))
+        with pytest.raises(TimeoutError):  # a refusal would end the guest's lookup
+            await web.ask("db.shop.vm.internal", timeout_s=0.5)
+        await eventually(lambda: bool(processes(host)))
         await eventually(lambda: asking() == {str(web.ip), str(db.ip)})
         assert await web.found("db.shop.vm.internal") == [str(db.ip)]
         await release(node)
@@ -132,21 +146,112 @@ async def test_a_resolver_that_is_killed_is_started_again_with_all_names(
     await host.returns_to(before)
 
 
-async def test_a_netd_of_another_version_replaces_the_resolver(host: Host) -> None:
+async def test_a_netd_of_other_code_replaces_the_resolver_when_it_knows_all_vms(
+    host: Host,
+) -> None:
     before = host.census()
     node, server = Node(host), MemoryServer()
     async with netd(node, server):
         web = await client(node, A, **WEB)
     (first,) = processes(host)
-    node.site_of_names = replace(node.site_of_names, version="2")
+    node.site_of_names = replace(node.site_of_names, code="2")
+    node.wire()
+    async with node.doors.resolver.running(NameQuestions(MemoryBus(server, "netd"), "n1").ask):
+        await eventually(lambda: len(processes(host)) == 2)
+        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
+    node.stop()
+    await eventually(lambda: processes(host) == {first})
     async with netd(node, server):
+        await eventually(lambda: len(processes(host)) == 1 and first not in processes(host))
         await eventually(lambda: asking() == {str(web.ip)})
         assert await web.found("web.shop.vm.internal") == [str(web.ip)]
-        await eventually(lambda: len(processes(host)) == 1 and first not in processes(host))
     node.site_of_names = replace(node.site_of_names, domain="")
     async with netd(node, server):
         await eventually(lambda: not processes(host))
         assert node.doors.resolver.addresses == ()
+        await release(node)
+    await host.returns_to(before)
+
+
+def python_that(does: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Start further resolvers by a script that does something before it runs Python."""
+    script = host.tmp / "python"
+    script.write_text(f'#!/bin/sh\n{does}\nexec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return script
+
+
+@pytest.mark.parametrize("does", ["sleep 2", "mkdir $(dirname $0)/tried && exit 1"])
+async def test_a_first_start_that_is_slow_or_fails_delays_names_and_not_netd(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, does: str
+) -> None:
+    before = host.census()
+    node, server = Node(host), MemoryServer()
+    monkeypatch.setattr(names_keeper, "START_S", 0.1)
+    python_that(does, host, monkeypatch)
+    async with netd(node, server):
+        assert not processes(host)
+        assert node.doors.resolver.addresses == (IPv4Address(GATEWAY),)
+        web = await client(node, A, **WEB)
+        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
+        await release(node)
+    codes = {record.__dict__.get("code") for record in caplog.records}
+    assert ("resolver_start" in codes) == ("exit" in does)
+    assert "resolver_port" not in codes
+    await host.returns_to(before)
+
+
+async def test_a_resolver_stays_while_its_successor_cannot_be_started(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(names_keeper, "FIRST_RETRY_S", 0.05)
+    before = host.census()
+    node, server = Node(host), MemoryServer()
+    async with netd(node, server):
+        web = await client(node, A, **WEB)
+    former = processes(host)
+    node.site_of_names = replace(node.site_of_names, code="2")
+    script = python_that("exit 1", host, monkeypatch)
+    async with netd(node, server):
+        await eventually(lambda: "resolver_start" in str([one.__dict__ for one in caplog.records]))
+        assert processes(host) == former
+        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
+        script.write_text(script.read_text().replace("exit 1", ""))
+        await eventually(lambda: len(processes(host)) == 1 and processes(host) != former)
+        await release(node)
+    await host.returns_to(before)
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_resolver_that_hangs_is_killed_and_started_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    for name, value_s in {
+        "FIRST_RETRY_S": 0.05,
+        "QUIET_S": 0.05,
+        "START_S": 0.05,
+        "HANG_S": 2.0,
+    }.items():
+        monkeypatch.setattr(names_keeper, name, value_s)
+    before = host.census()
+    node, server = Node(host), MemoryServer()
+    async with AsyncExitStack() as run:
+        await run.enter_async_context(netd(node, server))
+        web = await client(node, A, **WEB)
+        await asyncio.sleep(0.5)  # it answers when it is asked
+        (first,) = processes(host)
+        if adopted:
+            await run.aclose()
+            monkeypatch.setattr(resolver_start, "HELLO_S", 2.0)
+        os.kill(first, signal.SIGSTOP)
+        if adopted:
+            await run.enter_async_context(netd(node, server))
+            assert node.doors.resolver.addresses == (IPv4Address(GATEWAY),)
+        await eventually(lambda: bool(processes(host) - {first}))
+        await eventually(lambda: asking() == {str(web.ip)})
+        assert processes(host) == processes(host) - {first}
+        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
         await release(node)
     await host.returns_to(before)
 

@@ -21,7 +21,9 @@ from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.resolver_launch import RESOLVER
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.source_digest import source_digest
 from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.service import Netd, teardown
@@ -71,6 +73,7 @@ def resolver_site(settings: Settings) -> ResolverSite:
     """Return what the resolver's process serves."""
     return ResolverSite(
         version=VERSION,
+        code=source_digest(f"{RESOLVER}.__main__"),
         node=settings.node,
         domain=settings.zone,
         gateway=str(settings.subnet),

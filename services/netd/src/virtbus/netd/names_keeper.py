@@ -1,7 +1,7 @@
 """Keeps the resolver's process: starts or adopts it, and tells it which VMs have names.
 
-The process outlives netd, so guests resolve names while netd is away. A process of another version
-or with other settings is replaced.
+The process outlives netd, so guests resolve names while netd is away. A process of other code or
+with other settings is replaced, once all VMs are known. A process that hangs is ended.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.tasks import Background, background, wait_for_event
+from virtbus.netd import resolver_start
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.guest_names import NamedVm
 from virtbus.netd.core.named_vm import vm_of
@@ -25,14 +26,17 @@ from virtbus.netd.core.resolver_messages import (
     vm_message,
 )
 from virtbus.netd.edge.resolver_channel import ResolverChannel
-from virtbus.netd.edge.resolver_launch import found_at, launch
 from virtbus.netd.fleet_names import Ask
+from virtbus.netd.resolver_start import PortTakenError, end_hung
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
-"""Time in which the process starts, or answers."""
+START_S = 10.0
+"""netd's own start waits so long for the process. Afterwards it starts in the background."""
+END_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
+QUIET_S, HANG_S = 15.0, 45.0
+"""A process that says nothing is asked; one that does not answer then hangs."""
 
 
 class NamesKeeper:
@@ -42,9 +46,12 @@ class NamesKeeper:
         """If the site's domain is empty, guests get no resolver."""
         self._site = site
         self._vms: dict[str, NamedVm] = {}
-        self._complete = False
         self._served = False
         self._channel: ResolverChannel | None = None
+        self._all_known = asyncio.Event()
+        """Set when all VMs of the host are known."""
+        self._decided = asyncio.Event()
+        """Set when the port is known to be free or taken, or when that takes too long."""
         self._gone = asyncio.Event()
         """Set when a process has ended that nobody needs."""
 
@@ -65,21 +72,22 @@ class NamesKeeper:
         At the end, the process stays with its VMs. Without any, it ends.
         """
         async with background() as tasks:
-            channel = await self._opened()
-            if channel is not None:
-                self._served = True
-                tasks.start(self._keep(channel, ask, tasks))
+            self._served = bool(self._site.domain)
+            tasks.start(self._keep(ask, tasks) if self._served else self.end())
+            if self._served:
+                await wait_for_event(self._decided, START_S)
+                self._decided.set()
             try:
                 yield
             finally:
                 self._served = False
-                if self._complete and not self._vms and self._channel is not None:
+                if self._all_known.is_set() and not self._vms and self._channel is not None:
                     await self._part(self._channel)
 
     async def end(self) -> None:
-        """End the process, for an uninstall."""
-        if (found := await self._found()) is not None:
-            await _ended(found[0])
+        """End the process, for an uninstall, or if the setting `zone` is empty."""
+        if (found := await resolver_start.found(self._site)) is not None:
+            await resolver_start.end(found.channel, self._site)
 
     # --- VMs ------------------------------------------------------------------------------
     def serve(self, attachment: Attachment) -> None:
@@ -95,7 +103,7 @@ class NamesKeeper:
 
     def complete(self) -> None:
         """Note that all VMs of the host are known: the process forgets all others."""
-        self._complete = True
+        self._all_known.set()
         self._send({"only": list(self._vms)})
 
     def _send(self, message: Message) -> None:
@@ -106,39 +114,60 @@ class NamesKeeper:
         """End a process that no VM needs."""
         self._channel = None
         channel.send({"end": True})
-        if not await wait_for_event(self._gone, ANSWER_S):
-            log.warning("the resolver does not end", extra={"code": "resolver_stays"})
+        if not await wait_for_event(self._gone, END_S):
+            await end_hung(self._site)
 
     # --- the process ----------------------------------------------------------------------
-    async def _keep(self, channel: ResolverChannel, ask: Ask, tasks: Background) -> None:
+    async def _keep(self, ask: Ask, tasks: Background) -> None:
         """Serve the process, and start it again whenever it ends."""
-        while True:
-            try:
-                self._tell_all(channel)
-                while (message := await channel.receive()) is not None:
-                    self._take(channel, message, ask, tasks)
-            finally:
-                self._channel = None
-                channel.close()
-            if not self._served:
-                self._gone.set()
-                return
-            log.warning("the resolver ended; it is started again", extra={"code": "resolver_ended"})
-            channel = await self._again()
-
-    async def _again(self) -> ResolverChannel:
         pauses = delays(FIRST_RETRY_S, LAST_RETRY_S)
-        while True:
-            await asyncio.sleep(next(pauses))
-            if (channel := await self._opened()) is not None:
-                return channel
+        while self._served:
+            try:
+                channel = await self._opened()
+            except PortTakenError as error:
+                log.error("VMs have no names: %s", error, extra={"code": "resolver_port"})
+                if not self._decided.is_set():  # guests get the servers of the host
+                    self._served = False
+                    self._decided.set()
+                    return
+                channel = None
+            if channel is not None:
+                pauses = delays(FIRST_RETRY_S, LAST_RETRY_S)
+                await self._follow(channel, ask, tasks)
+            if self._served:
+                await asyncio.sleep(next(pauses))
+        self._gone.set()
+
+    async def _follow(self, channel: ResolverChannel, ask: Ask, tasks: Background) -> None:
+        """Serve the process until it ends."""
+        self._tell_all(channel)
+        self._decided.set()
+        try:
+            while (message := await self._heard(channel)) is not None:
+                self._take(channel, message, ask, tasks)
+        finally:
+            self._channel = None
+            channel.close()
+        if self._served:
+            log.warning("the resolver ended; it is started again", extra={"code": "resolver_ended"})
 
     def _tell_all(self, channel: ResolverChannel) -> None:
         self._channel = channel
         for vm in self._vms.values():
             channel.send(vm_message(vm))
-        if self._complete:
+        if self._all_known.is_set():
             self.complete()
+
+    async def _heard(self, channel: ResolverChannel) -> Message | None:
+        """Return the next message; None if the process ended, also by netd because it hung."""
+        for limit_s in (QUIET_S, HANG_S):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await channel.receive()
+            except TimeoutError:
+                channel.send({"ping": True})
+        await end_hung(self._site)
+        return None
 
     def _take(
         self, channel: ResolverChannel, message: Message, ask: Ask, tasks: Background
@@ -149,67 +178,35 @@ class NamesKeeper:
             extra = {name: message[name] for name in ("code", "uid") if message[name]}
             log.log(message["level"], "%s", message["log"], extra=extra)
 
-    async def _found(self) -> tuple[ResolverChannel, str] | None:
-        """Return the channel to a process that runs, and the text of its site."""
-        channel = await found_at(self._site.socket)
-        return await _greeted(channel) if channel is not None else None
-
     async def _opened(self) -> ResolverChannel | None:
-        """Return the channel to a process with this site; None if there can be none."""
-        found = await self._found()
-        if not self._site.domain:
-            if found is not None:
-                await _ended(found[0])
+        """Return the channel to a process with this site; None if it has to be tried again.
+
+        A former process answers until the new one is ready and all VMs are known.
+
+        Raises:
+            PortTakenError: another server has the port.
+        """
+        former = await resolver_start.found(self._site)
+        if former is not None:
+            self._decided.set()
+            if former.site == self._site.text():
+                return former.channel
+            former.channel.close()  # it continues as while netd is away
+        channel = await resolver_start.launched(self._site)
+        if channel is None:
+            self._decided.set()
             return None
-        if found is not None and found[1] == self._site.text():
-            return found[0]
         try:
-            made = await _greeted(await launch(self._site.text()))
-        except OSError as error:
-            log.error("the resolver cannot be started: %s", error, extra={"code": "resolver_start"})
-            return None
-        if found is not None:  # it has the ports until the new one is ready
-            await _ended(found[0])
-        return await self._begun(made[0]) if made is not None else None
-
-    async def _begun(self, channel: ResolverChannel) -> ResolverChannel | None:
-        channel.send({"begin": True})
-        message = await _next(channel)
-        if message is None or message.get("begun"):
-            log.error(
-                "VMs have no names: port 53 of %s cannot be opened (%s); let the host's DNS server "
-                "listen on its own addresses only, or empty the setting `zone`",
-                self._site.gateway,
-                message["begun"] if message is not None else "no answer",
-                extra={"code": "resolver_port"},
-            )
+            if former is not None:
+                await self._all_known.wait()
+                await self.end()
+            if await resolver_start.begun(channel, self._site):
+                return channel
+        except BaseException:
             channel.close()
-            return None
-        return channel
-
-
-async def _next(channel: ResolverChannel) -> Message | None:
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return await channel.receive()
-    except TimeoutError:
-        return None
-
-
-async def _greeted(channel: ResolverChannel) -> tuple[ResolverChannel, str] | None:
-    message = await _next(channel)
-    if message is None or "hello" not in message:
+            raise
         channel.close()
         return None
-    return channel, str(message["hello"])
-
-
-async def _ended(channel: ResolverChannel) -> None:
-    """End a process; return once it has closed its ports."""
-    channel.send({"end": True})
-    while await _next(channel) is not None:
-        pass
-    channel.close()
 
 
 async def _answer(channel: ResolverChannel, message: Message, ask: Ask) -> None:

@@ -1,7 +1,7 @@
 """The values that netd and the resolver's process send each other, as JSON.
 
-Both run as root on one host, and netd replaces a process of another version. So the messages have
-no versions and no checks. The module imports no library: the process is small.
+Both run as root on one host, and netd replaces a process of other code. So the messages have no
+versions and no checks. The module imports no library: the process is small.
 """
 
 import json
@@ -21,6 +21,8 @@ class ResolverSite:
     """The settings of one process. netd adopts a process only if all of them are its own."""
 
     version: str
+    code: str
+    """The digest of the process' source files: a version may be deployed again with other code."""
     node: str
     domain: str
     gateway: str

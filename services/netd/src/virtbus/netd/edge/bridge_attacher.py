@@ -69,6 +69,8 @@ class HostBridgeAttacher:
                 end = links.find(host, nic.host_link)
                 if mend and wrong and end is not None:
                     _plug(host, end.alias, nic, link)
+                    if end.isolated:
+                        host.do([links.open_port(nic.host_link)])
                 elif wrong:
                     found.append(f"{nic.host_link}: {wrong}")
         return [] if mend else found

@@ -17,6 +17,7 @@ from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.node_groups import NodeGroupBook
+from virtbus.netd.core.paths import OF_MTU
 from virtbus.netd.edge import filters, group_filters, links, neighbours, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.host_bridges import has_host_end
@@ -276,11 +277,14 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
-    """Return the calls that undo what somebody changed: a lower MTU, an isolated port."""
+    """Return the calls that undo what somebody changed: a lower MTU, an isolated port.
+
+    The MTU of a link on an interface of the host is at most the interface's, which stays.
+    """
     ports = (links.find(inside, name) for name in (nic.eth, nic.tap))
     return [
         *(links.open_port(port.name) for port in ports if port is not None and port.isolated),
-        *(links.set_link(link.name, mtu=nic.mtu) for link in _too_low(inside, nic)),
+        *(links.raise_mtu(link.name, nic.mtu) for link in _too_low(inside, nic)),
     ]
 
 
@@ -328,7 +332,7 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
     low = [link for link in _too_low(inside, nic) if not wrong.get(link.name)]
     return [
         *(f"{name} is {what}" for name, what in wrong.items() if what),
-        *(f"{link.name} has the MTU {link.mtu} instead of {nic.mtu}" for link in low),
+        *(f"{link.name} {OF_MTU} {link.mtu} instead of {nic.mtu}" for link in low),
     ]
 
 

@@ -214,7 +214,8 @@ class HostBridge:
     def mend(self) -> None:
         """Restore the address, table and forwarding if another program removed them.
 
-        The rules in an existing table are counted, and not compared.
+        The rules in an existing table are compared with those that this netd has written. If it has
+        written none yet, only the table is checked.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:

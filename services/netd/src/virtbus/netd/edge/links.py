@@ -4,7 +4,7 @@ import errno
 import functools
 import struct
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
@@ -156,6 +156,15 @@ def set_link(
     flags, change = _IFF_UP if up else 0, 0 if up is None else _IFF_UP
     changes = [each for each in given if each[1] is not None]
     return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
+
+
+def raise_mtu(name: str, mtu: int) -> NetlinkCall:
+    """Return the call that sets an MTU. It tolerates that the link below has a smaller one.
+
+    The kernel refuses it then, with EINVAL for a macvlan link and ERANGE for one of a VLAN.
+    """
+    call = set_link(name, mtu=mtu)
+    return replace(call, tolerated=(errno.EINVAL, errno.ERANGE))
 
 
 def new_macvlan(

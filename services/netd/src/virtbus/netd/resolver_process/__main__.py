@@ -22,6 +22,7 @@ def main() -> None:
     os.closerange(FIRST_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
     if os.fork():
         os._exit(0)
+    os.chdir("/")  # so netd's folder can be removed, or unmounted
     asyncio.run(_serve())
     os._exit(0)  # netd takes the end of its connection for the end of the process
 

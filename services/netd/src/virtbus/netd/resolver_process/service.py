@@ -5,6 +5,7 @@ stay, and names of other hosts have their last answers.
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 from contextlib import AsyncExitStack
@@ -63,10 +64,10 @@ class ResolverService(logging.Handler):
                 await served.enter_async_context(self._resolver.running())
                 await served.enter_async_context(listening(path, connected))
             except OSError as error:
-                netd.send({"begun": str(error)})
+                netd.send({"begun": str(error), "taken": error.errno == errno.EADDRINUSE})
                 return
             logging.getLogger().addHandler(self)
-            netd.send({"begun": ""})
+            netd.send({"begun": "", "taken": False})
             tasks.start(self._follow(netd))
             while not await wait_for_event(self._over, LOOK_S):
                 if not can_be_found(path):
@@ -80,7 +81,10 @@ class ResolverService(logging.Handler):
         self._fleet.ask_again()
         try:
             while (message := await netd.receive()) is not None:
-                self._apply(message)
+                if "ping" in message:
+                    netd.send({"pong": True})
+                else:
+                    self._apply(message)
         finally:
             if self._netd is netd:
                 self._left()
