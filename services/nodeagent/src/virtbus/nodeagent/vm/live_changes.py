@@ -22,7 +22,6 @@ from virtbus.schemas.network import LinkState
 from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
-MEMORY_KEPT = "memory_kept"
 BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
 """A guest's driver changes the balloon within this time, if it runs."""
 
@@ -78,7 +77,7 @@ async def _set_resources(
 ) -> VirtbusError | None:
     """Set the limits; return the error of one of them. A balloon has a moment to follow."""
     seen, loop = vm.observed, asyncio.get_running_loop()
-    known = seen.resources_error is not None and seen.resources_error.reason == MEMORY_KEPT
+    known = seen.resources_error is not None and seen.resources_error.reason == "memory_kept"
     limit_s = loop.time() + (0 if known else BALLOON_S)
     while True:
         seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
@@ -89,13 +88,13 @@ async def _set_resources(
 
 
 def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
-    if found is None or found.memory_bytes == wanted.memory_bytes:
+    if found is None or found.memory_bytes in {None, wanted.memory_bytes}:  # None: not read
         return None
     message = (
         f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
         "with the driver virtio_balloon and free memory"
     )
-    return VirtbusError(Code.UNAVAILABLE, MEMORY_KEPT, message)
+    return VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
