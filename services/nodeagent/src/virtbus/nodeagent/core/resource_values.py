@@ -31,11 +31,11 @@ class ResourcesSet(NamedTuple):
     in_force: ResourcesInForce | None
     """None: no guest runs."""
     error: VirtbusError | None = None
-    """Why one of them is not set. The others are."""
+    """The error of a limit that is not set; the others are set."""
 
 
 def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
-    """Return the first error that a later try may not give, else the first one."""
+    """Return the first error that a later try may not give, otherwise the first one."""
     return next((one for one in errors if one.code != Code.UNSUPPORTED), next(iter(errors), None))
 
 

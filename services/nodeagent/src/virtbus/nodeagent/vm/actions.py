@@ -87,7 +87,7 @@ class Actions:
         self.tasks.repeat(name, self._work(operation), self._vm, self._report, over)
 
     def _keep(self, name: str, operation: Operation) -> None:
-        """Like `_until_done`, but let a task that runs go on; one that waits tries again now."""
+        """Like `_until_done`, but keep a task that runs; one that waits tries again now."""
         if self.tasks.running(name) is None:
             self._until_done(name, operation)
         else:
