@@ -281,10 +281,10 @@ def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
     The MTU of a link on an interface of the host is at most the interface's, which stays.
     """
-    ports = (links.find(inside, name) for name in (nic.eth, nic.tap))
+    there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
-        *(links.open_port(port.name) for port in ports if port is not None and port.isolated),
-        *(links.raise_mtu(link.name, nic.mtu) for link in _too_low(inside, nic)),
+        *(links.open_port(link.name) for link in there if link.isolated),
+        *(links.raise_mtu(link.name, nic.mtu) for link in there if link.mtu < nic.mtu),
     ]
 
 
@@ -324,12 +324,16 @@ def _refuse_busy(nic: Nic) -> None:
 
 
 def _faults(inside: Netlink, nic: Nic) -> list[str]:
-    bridge = links.find(inside, nic.bridge)
+    found = _links_of(inside, nic)
+    bridge = found[nic.bridge]
     if bridge is None:
         return [f"{nic.bridge} is gone"]
-    found = {name: links.find(inside, name) for name in (nic.eth, nic.tap)}
-    wrong = {name: _wrong(link, bridge) for name, link in found.items()}
-    low = [link for link in _too_low(inside, nic) if not wrong.get(link.name)]
+    wrong = {name: _wrong(found[name], bridge) for name in (nic.eth, nic.tap)}
+    low = [
+        link
+        for name, link in found.items()
+        if link is not None and link.mtu < nic.mtu and not wrong.get(name)
+    ]
     return [
         *(f"{name} is {what}" for name, what in wrong.items() if what),
         *(f"{link.name} {OF_MTU} {link.mtu} instead of {nic.mtu}" for link in low),
@@ -346,10 +350,9 @@ def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
     return "" if link.up else "down"
 
 
-def _too_low(inside: Netlink, nic: Nic) -> list[links.KernelLink]:
-    """Return the links whose MTU is smaller than that of the guest's network."""
-    found = (links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge))
-    return [link for link in found if link is not None and link.mtu < nic.mtu]
+def _links_of(inside: Netlink, nic: Nic) -> dict[str, links.KernelLink | None]:
+    """Return the links of an interface by name; None for a missing one."""
+    return {name: links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge)}
 
 
 def _running(netlink: Netlink, name: str) -> bool:
