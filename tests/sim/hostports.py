@@ -24,6 +24,7 @@ from virtbus.nodeagent.core.ports import (
     DomainFacts,
     HostFacts,
 )
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks
@@ -206,9 +207,9 @@ class SimHypervisor:
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
         await self._call(lambda: None)
 
-    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesInForce:
+    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
         del uid
-        return await self._call(lambda: ResourcesInForce(**wanted.model_dump()))
+        return await self._call(lambda: ResourcesSet(ResourcesInForce(**wanted.model_dump())))
 
     async def limit(
         self, uid: str, wanted: Mapping[str, Mapping[str, int]]

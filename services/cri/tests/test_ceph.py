@@ -8,10 +8,12 @@ import pytest
 from services.cri.tests.test_volumes import flexvolume, mount, refusal
 from services.cri.tests.world import Fleet, Kubelet, cri
 
+from virtbus.cri.edge.volume_files import _assigned
+
 POOLS = """
 [pools.ceph]
 kind = "rbd"
-monitors = ["192.0.2.1", "192.0.2.2"]
+monitors = ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
 user = "libvirt"
 secret_file = "/etc/virtbus/secrets/ceph"
 volumes = { "default.data" = "rbd/image-1", "other.data" = "rbd/image-2" }
@@ -51,9 +53,29 @@ async def test_its_disk_is_the_volume_of_the_pool_and_its_partition_is_mounted(
 
 
 @pytest.mark.parametrize(
+    "monitor",
+    [
+        "192.0.2.1",
+        "198.51.100.7:6789, 192.0.2.2:6789",
+        "192.0.2.2:6789,198.51.100.7:6789",
+        "2001:db8::1",
+        "[2001:db8::1]",
+        "[2001:db8::1]:6789",
+        "198.51.100.7:6789,[2001:db8::1]:3300",
+    ],
+)
+def test_a_monitor_of_the_pool_names_it(tmp_path: Path, monitor: str) -> None:
+    (tmp_path / "pools.toml").write_text(POOLS)
+    found = _assigned(OPTIONS | {"monitor": monitor}, "default", tmp_path / "pools.toml")
+    assert found == ("ceph", "data")
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"monitor": "198.51.100.7:6789"},
+        {"monitor": "2001:db8::"},
+        {"monitor": ""},
         {"pool": "other"},
         {"volume": "image-2"},  # of another namespace
         {"volume": ""},

@@ -13,6 +13,7 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import Condition
 
 GIVEN = {"cpu_quota": 150_000, "cpu_period": 100_000, "memory_limit_in_bytes": 2**27}
+NO_LISTS = ("one", ",", "0,,1", "0,", "1-", " 3", "+3", "\u0663", "3\n")
 MORE: dict[str, Any] = {
     "cpu_shares": 512,
     "cpu_quota": 200_000,
@@ -90,6 +91,27 @@ async def test_the_status_shows_what_the_node_enforces_and_a_restart_keeps_it(
                     await asyncio.sleep(0.01)
 
 
+async def test_limits_that_the_host_cannot_set_are_shown_as_none(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    container_id = await running(kubelet, GIVEN | MORE)
+    assert await shown(kubelet, container_id) == (512, 200_000, "0-1", 2**27)
+    fleet.enforces = False
+    why = "no cgroups"
+    fleet.show(
+        fleet.vm.uid,
+        resources=None,
+        conditions=(Condition(type="ResourcesPending", status=True, message=why),),
+    )
+    async with asyncio.timeout(20):
+        while await shown(kubelet, container_id) != (0, -1, "", 0):
+            await asyncio.sleep(0.01)
+    code, text = await kubelet.refused(
+        "UpdateContainerResources", timeout_s=3, container_id=container_id, linux=MORE
+    )
+    assert (code, why in text) == (StatusCode.UNAVAILABLE, True), text
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -113,11 +135,16 @@ async def test_what_a_running_guest_cannot_get_is_refused_with_the_next_step(
 
 async def test_wrong_resources_are_refused(kubelet: Kubelet) -> None:
     container_id = await running(kubelet)
-    for change in ({"memory_limit_in_bytes": 2**20}, {"cpuset_cpus": "one"}):
+    lists = (*NO_LISTS, ",".join(["0"] * 1024))
+    for change in ({"memory_limit_in_bytes": 2**20}, *({"cpuset_cpus": one} for one in lists)):
         code, _ = await kubelet.refused(
             "UpdateContainerResources", container_id=container_id, linux=change
         )
-        assert code is StatusCode.INVALID_ARGUMENT
+        assert code is StatusCode.INVALID_ARGUMENT, change
+
+
+async def test_a_quota_without_a_period_is_at_most_the_kernels(kubelet: Kubelet) -> None:
+    await running(kubelet, {"cpu_quota": 2**62})
 
 
 async def test_memory_grows_up_to_the_annotation(fleet: Fleet, kubelet: Kubelet) -> None:

@@ -27,6 +27,7 @@ from virtbus.nodeagent.core.ports import (
     Ending,
     HostFacts,
 )
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
@@ -164,12 +165,14 @@ class Domains:
             raise VirtbusError(Code.CONFLICT, "tray_locked", f"the guest locks {locked[0]}")
         self.media[of] = {name: drive.path for name, drive in wanted.items()}
 
-    async def set_resources(self, of: str, wanted: Resources) -> ResourcesInForce:
+    async def set_resources(self, of: str, wanted: Resources) -> ResourcesSet:
         self.done.append(("resources", of))
-        if (error := self.errors.get("resources")) is not None:
+        if (error := self.errors.get("resources")) is not None and error.code != Code.UNSUPPORTED:
             raise error
         told = wanted.model_dump() | ({"memory_bytes": self.kept} if self.kept else {})
-        return ResourcesInForce(**told)
+        if error is not None:  # of the CPU shares; the other limits are set
+            told["cpu_shares"] = None
+        return ResourcesSet(ResourcesInForce(**told), error)
 
     async def limit(
         self, of: str, wanted: Mapping[str, Mapping[str, int]]

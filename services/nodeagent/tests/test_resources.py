@@ -9,6 +9,7 @@ from services.nodeagent.tests.pretended_node import Node, eventually, in_state, 
 
 from virtbus.nodeagent.core import resource_values
 from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.vm import child_tasks
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import Domain, VmRecord
@@ -64,6 +65,32 @@ async def test_the_limits_of_a_running_guest_change_and_are_lifted(node: Node) -
         assert node.domains.done.count(("start", A)) == 1
 
 
+async def test_a_guest_without_limits_is_left_alone_also_by_a_new_agent(node: Node) -> None:
+    """An operator may have set some by hand."""
+    await node.put(limited())
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    await node.put(limited(None, 2))
+    async with node.agent():
+
+        async def taken() -> bool:
+            return (await told(node)).generation == 2
+
+        await eventually(taken)
+        await node.start_another()
+        assert calls(node) == 0
+        await node.put(limited(HALF, 3))
+        await in_force(node, HALF)
+    await node.put(limited(None, 4))
+    async with node.agent():
+        await in_force(node, {})
+        lifted = calls(node)
+    await node.put(limited(None, 5))
+    async with node.agent():
+        await node.start_another()
+        assert calls(node) == lifted
+
+
 async def test_a_start_has_its_limits_and_so_has_a_paused_guest(node: Node) -> None:
     await node.put(limited(HALF, paused=True))
     async with node.agent():
@@ -108,6 +135,38 @@ async def test_a_guest_that_keeps_its_memory_is_asked_again_and_the_status_says_
         await eventually(done)
 
 
+async def test_a_balloon_has_a_moment_to_follow(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.domains.kept = 2**30
+    await node.put(limited(HALF))
+    async with node.agent():
+        await eventually(lambda: calls(node))
+        node.domains.kept = 0
+        await in_force(node, HALF)
+        await node.start_another()
+        assert not (await told(node)).message
+    assert "virtio_balloon" not in caplog.text
+
+
+async def test_a_new_record_is_not_kept_waiting_by_a_step_that_failed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_tasks, "RETRY_S", (3600, 3600))
+    node.domains.errors["resources"] = VirtbusError(Code.UNAVAILABLE, "domain_busy", "busy")
+    await node.put(limited(HALF))
+    async with node.agent():
+
+        async def fails() -> bool:
+            found = await node.status(A)
+            return found is not None and "the agent retries: busy" in found.message
+
+        await eventually(fails)
+        del node.domains.errors["resources"]
+        await node.put(limited(HALF | {"cpu_shares": 100}, 2))
+        await in_force(node, HALF | {"cpu_shares": 100})
+
+
 async def test_a_host_that_cannot_limit_is_not_asked_again(node: Node) -> None:
     error = VirtbusError(Code.UNSUPPORTED, "domain_unsupported", "no cgroups")
     node.domains.errors["resources"] = error
@@ -122,7 +181,8 @@ async def test_a_host_that_cannot_limit_is_not_asked_again(node: Node) -> None:
             )
 
         await eventually(says)
-        assert (await told(node)).resources is None
+        assert (await told(node)).resources == ResourcesInForce(**HALF | {"cpu_shares": None})
+        assert not (await told(node)).message, "no retry is announced"
         assert calls(node) == 1
 
 
@@ -154,10 +214,10 @@ def test_shares_become_the_weight_that_kubernetes_uses_and_are_told_as_wanted() 
     wanted = Resources(cpu_shares=1024)
     figures = resource_values.scheduler(wanted, unified=True)
     found = resource_values.in_force(figures, wanted, unified=True)
-    assert found == ResourcesInForce(cpu_shares=1024)
+    assert found == {"cpu_shares": 1024, "cpu_quota_us": None, "cpu_period_us": 100_000}
     other = resource_values.in_force(figures | {"cpu_shares": 100}, wanted, unified=True)
-    assert other.cpu_shares is not None
-    assert resource_values.weight(other.cpu_shares) == 100
+    assert isinstance(other["cpu_shares"], int)
+    assert resource_values.weight(other["cpu_shares"]) == 100
 
 
 def test_a_period_changes_while_no_quota_is_in_force() -> None:

@@ -1,5 +1,6 @@
 """Defines a running VM's shares of its host's CPUs and memory, as asked for and as in force."""
 
+import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator
@@ -13,19 +14,21 @@ PERIOD_DEFAULT_US = 100_000
 QUOTA_MIN_US, QUOTA_MAX_US = 1000, 17_592_186_044_415
 CPU_MAX = 4095
 """The highest number of a host's CPU."""
+_RANGE = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?")
+"""`int` accepts more, such as spaces, signs and the digits of other scripts."""
 
 
 def cpu_numbers(text: str) -> frozenset[int]:
-    """Return the CPUs of a list such as `0-3,8`, as Linux writes it.
+    """Return the CPUs of a list such as `0-3,8`, as Linux writes it; none for an empty text.
 
     Raises:
         ValueError: a part is no number or range, or is larger than CPU_MAX.
     """
     found: set[int] = set()
-    for part in filter(None, text.split(",")):
+    for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
-        low, high = int(first), int(last or first)
-        if not 0 <= low <= high <= CPU_MAX:
+        low, high = (int(first), int(last or first)) if _RANGE.fullmatch(part) else (0, -1)
+        if not low <= high <= CPU_MAX:
             msg = f"{part!r} is no range of CPUs from 0 to {CPU_MAX}"
             raise ValueError(msg)
         found.update(range(low, high + 1))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -385,8 +384,7 @@ class Disks:
         """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
-        began_ns = time.monotonic_ns()
-        used = await self._threads.run(self.users.used)
+        used, began_ns = await self._threads.run(self.users.used_since)
         late = self._store.used_since(began_ns)
         gone = self._store.garbage(late | used.keys(), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone, names)

@@ -1,7 +1,6 @@
 """Plans the volumes that the create of a VM makes, by the templates in its spec (ADR 0072)."""
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from virtbus.bus.client.owners import node_of
@@ -9,6 +8,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of
+from virtbus.controller.core.volume_holds import uid_of
 from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.volume_holders import VolumeHolders
@@ -76,11 +76,7 @@ class VolumeTemplates:
 
     async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
         if vm.owner and not self._assigned(vm, name, spec):
-            message = (
-                f"{vm.owner} has no volumes, except a node's runtime those on servers that the "
-                f"node's pools assign; leave the template of {name} out"
-            )
-            raise VirtbusError(Code.DENIED, "not_owner", message)
+            raise _denied(vm, name, spec.pool)
         ref = spec.source.image
         return VolumeRecord(
             uid=uid_of(vm.uid, name),
@@ -105,13 +101,16 @@ class VolumeTemplates:
         return ends and f"{vm.namespace}.{name}" in pool.assigned
 
 
+def _denied(vm: VmRecord, name: str, pool: str) -> VirtbusError:
+    message = f"{vm.owner} makes no volumes; leave the template of {name} out"
+    if home := node_of(vm.owner):
+        message = (
+            f"{vm.owner} makes only empty volumes on servers that the pools of {home} assign, with "
+            f"the retention Delete; assign {vm.namespace}.{name} in pools.toml of {home} "
+            f"(pools.{pool}.volumes), and restart virtbus-imaged and virtbus-nodeagent there"
+        )
+    return VirtbusError(Code.DENIED, "not_owner", message)
+
+
 def _copies_image(spec: VolumeSpec) -> bool:
     return spec.is_copied and spec.source.image is not None
-
-
-def uid_of(vm: str, name: str) -> str:
-    """Return the uid of the volume `name` that the VM of the uid `vm` makes.
-
-    A repeated create makes the same volume, and after the volume's delete none.
-    """
-    return str(uuid.uuid5(uuid.UUID(vm), name))

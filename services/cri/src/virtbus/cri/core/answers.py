@@ -73,7 +73,9 @@ def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
     """
     resources = container.config.linux.resources
     if container.phase == "running" and pod.machine is not None:
-        resources = pod_resources.told(resources, pod.machine.resources)
+        machine = pod.machine
+        waits = bool(machine.resources_wait)
+        resources = pod_resources.told(resources, machine.resources, waits=waits)
     item = container_item(container)
     del item["pod_sandbox_id"]
     ending = container.ending

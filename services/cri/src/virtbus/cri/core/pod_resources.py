@@ -6,6 +6,8 @@ the CPU time, the host's CPUs, and the memory that the balloon leaves to the gue
 
 from collections.abc import Iterator, Mapping
 
+from pydantic import ValidationError
+
 from virtbus.cri.core.configs import LinuxResources
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.quantity import parse_bytes
@@ -13,6 +15,7 @@ from virtbus.schemas.resources import (
     PERIOD_DEFAULT_US,
     PERIOD_MAX_US,
     PERIOD_MIN_US,
+    QUOTA_MAX_US,
     QUOTA_MIN_US,
     SHARES_MAX,
     SHARES_MIN,
@@ -39,9 +42,9 @@ def problems(resources: LinuxResources) -> Iterator[Detail]:
         message = f"a VM has at most {CORES_MAX} vCPUs; lower the CPU limit"
         yield Detail(path="linux.resources.cpu_quota", message=message)
     try:
-        cpu_numbers(resources.cpuset_cpus)
-    except ValueError as error:
-        message = f"is no list of CPUs such as 0-3,8 ({error})"
+        Resources(cpus=resources.cpuset_cpus or None)
+    except ValidationError as error:
+        message = f"cpuset_cpus is no list of CPUs such as 0-3,8 ({reason_of(error)})"
         yield Detail(path="linux.resources.cpuset_cpus", message=message)
 
 
@@ -86,7 +89,7 @@ def limits(resources: LinuxResources) -> Resources | None:
         given["cpu_shares"] = min(max(resources.cpu_shares, SHARES_MIN), SHARES_MAX)
     if resources.cpu_quota > 0:
         period_us = resources.cpu_period or PERIOD_DEFAULT_US
-        given["cpu_quota_us"] = max(resources.cpu_quota, QUOTA_MIN_US)
+        given["cpu_quota_us"] = min(max(resources.cpu_quota, QUOTA_MIN_US), QUOTA_MAX_US)
         given["cpu_period_us"] = min(max(period_us, PERIOD_MIN_US), PERIOD_MAX_US)
     if resources.cpuset_cpus:
         given["cpus"] = resources.cpuset_cpus
@@ -142,9 +145,17 @@ def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
     return (found or ResourcesInForce()) == plain
 
 
-def told(resources: LinuxResources, found: ResourcesInForce | None) -> LinuxResources:
-    """Return a container's resources with the values in force, where they differ."""
+def told(
+    resources: LinuxResources, found: ResourcesInForce | None, *, waits: bool
+) -> LinuxResources:
+    """Return a container's resources with the values in force, where they differ.
+
+    With `waits`, the node could not set all limits, and those that it does not report are not in
+    force. A limit that is not in force is 0, and the quota -1.
+    """
     wanted = limits(resources)
+    if found is None and waits:
+        found = ResourcesInForce()
     if found is None or wanted is None or reached(wanted, found):
         return resources
     real: dict[str, int | str] = {}
@@ -154,8 +165,8 @@ def told(resources: LinuxResources, found: ResourcesInForce | None) -> LinuxReso
         real |= {"cpu_quota": found.cpu_quota_us or -1, "cpu_period": found.cpu_period_us}
     if _other_cpus(wanted.cpus, found.cpus):
         real["cpuset_cpus"] = found.cpus or ""
-    if found.memory_bytes != wanted.memory_bytes and found.memory_bytes:
-        real["memory_limit_in_bytes"] = found.memory_bytes
+    if found.memory_bytes != wanted.memory_bytes:
+        real["memory_limit_in_bytes"] = found.memory_bytes or 0
     return resources.model_copy(update=real)
 
 

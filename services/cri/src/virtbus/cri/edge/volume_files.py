@@ -80,15 +80,29 @@ def _assigned(
     """
     if options.get("type") != CEPH or pools_file is None:
         return None
-    host = options.get("monitor", "").rpartition(":")[0] or options.get("monitor", "")
+    hosts = _hosts(options.get("monitor", ""))
     image = f"{options.get('pool', '')}/{options.get('volume', '')}"
     for name, pool in load_pools(pools_file).items():
-        if isinstance(pool, RbdPool) and host.strip("[]") in pool.monitors:
+        if isinstance(pool, RbdPool) and not hosts.isdisjoint(pool.monitors):
             for key, place in pool.volumes.items():
                 home, _, volume = key.partition(".")
                 if place == image and home == namespace:
                     return name, volume
     return None
+
+
+def _hosts(monitors: str) -> frozenset[str]:
+    """Return the hosts of a list such as `192.0.2.1:6789,[2001:db8::1]:6789`; ports are optional.
+
+    Without brackets, several colons are those of an IPv6 address.
+    """
+    found = set()
+    for one in monitors.split(","):
+        host, bracket, _ = one.strip().partition("]")
+        if not bracket and host.count(":") == 1:
+            host = host.partition(":")[0]
+        found.add(host.removeprefix("["))
+    return frozenset(found)
 
 
 def _is_permitted(device: str, patterns: Sequence[str]) -> bool:

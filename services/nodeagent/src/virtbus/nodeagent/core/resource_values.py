@@ -1,7 +1,9 @@
 """Translates a VM's limits on its host to libvirt's figures, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.resources import (
     PERIOD_DEFAULT_US,
     QUOTA_MAX_US,
@@ -19,6 +21,22 @@ MIB_KIB = 1024
 """QEMU rounds a guest's memory to MiB, and its balloon moves pages."""
 
 Figures = dict[str, int]
+InForce = dict[str, int | str | None]
+"""Some fields of `ResourcesInForce`."""
+
+
+class ResourcesSet(NamedTuple):
+    """The result of a change of a guest's limits."""
+
+    in_force: ResourcesInForce | None
+    """None: no guest runs."""
+    error: VirtbusError | None = None
+    """The error of a limit that is not set; the others are set."""
+
+
+def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
+    """Return the first error that a later try may not give, otherwise the first one."""
+    return next((one for one in errors if one.code != Code.UNSUPPORTED), next(iter(errors), None))
 
 
 def scheduler(wanted: Resources, *, unified: bool) -> Figures:
@@ -68,7 +86,7 @@ def _value(found: Mapping[str, int], name: str) -> int | None:
     return value
 
 
-def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> ResourcesInForce:
+def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> InForce:
     """Return the limits of CPU time that libvirt reports; a converted value as it was wanted."""
     figures = scheduler(wanted, unified=unified)
     shares: int | None = found.get(SHARES)
@@ -77,11 +95,11 @@ def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> R
     elif shares is not None and unified:
         shares = _shares(shares)
     quota = _value(found, QUOTA)
-    return ResourcesInForce(
-        cpu_shares=shares,
-        cpu_quota_us=None if quota == UNLIMITED else quota,
-        cpu_period_us=found.get(PERIOD) or PERIOD_DEFAULT_US,
-    )
+    return {
+        "cpu_shares": shares,
+        "cpu_quota_us": None if quota == UNLIMITED else quota,
+        "cpu_period_us": found.get(PERIOD) or PERIOD_DEFAULT_US,
+    }
 
 
 def balloon_kib(wanted_bytes: int | None, most_kib: int) -> int:

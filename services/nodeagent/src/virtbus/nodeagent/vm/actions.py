@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.small_event import SmallEvent
-from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.vm import live_changes
+from virtbus.nodeagent.vm.child_tasks import Tasks, Work
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
-from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
+from virtbus.nodeagent.vm.operations.outcome import Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare, without_guest
 from virtbus.nodeagent.vm.operations.release import Leaving, release
@@ -41,109 +40,10 @@ STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
 SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
-WRITING = frozenset({"prepare", "save"})
-"""Tasks that write the VM's files in threads, which a cancellation does not end."""
 
-Work = Callable[[], Awaitable[None]]
-"""A function that its task calls, so that a task cancelled before it ran leaves nothing behind."""
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 """A step whose result is posted: an event, or an `Outcome` with its event."""
 Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
-
-
-class Tasks:
-    """The child tasks of one VM, by name, in its task group."""
-
-    def __init__(self, uid: str) -> None:
-        self._uid = uid
-        self.group: asyncio.TaskGroup | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._writing: set[asyncio.Task[None]] = set()
-
-    def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
-        """Run `work` as the VM's child task `name`; cancel an earlier task of that name.
-
-        An unexpected error is logged with its traceback, and `failed` is called. So it affects no
-        other VM, and this VM gets a defined phase.
-        """
-        assert self.group is not None  # noqa: S101  set before the first event is taken
-        self.stop(name)
-        task = self._tasks[name] = self.group.create_task(self._guarded(work, failed))
-        if name in WRITING:
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
-
-    async def _guarded(self, work: Work, failed: Callable[[], None] | None) -> None:
-        try:
-            await work()
-        except Exception:
-            extra = {"code": "action_failed", "uid": self._uid}
-            log.exception("an action failed unexpectedly", extra=extra)
-            if failed is not None:
-                failed()
-
-    def stop(self, *names: str) -> None:
-        """Cancel the tasks of these names."""
-        for name in names:
-            if name in self._tasks:
-                self._tasks[name].cancel()
-
-    def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
-        """Set the VM's only timer: call `then` after `after_s`. With None, only cancel it."""
-        if self._timer is not None:
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = None if then is None else loop.call_later(after_s, then)
-
-    def cancel(self) -> None:
-        """Cancel the timer and all child tasks."""
-        self.set_timer(0, None)
-        self.stop(*self._tasks)
-
-    def running(self, name: str) -> asyncio.Task[None] | None:
-        """Return the task of that name; None if it has ended or never began."""
-        task = self._tasks.get(name)
-        return task if task is not None and not task.done() else None
-
-    def begun(self, *names: str) -> list[asyncio.Task[None]]:
-        """Return the tasks of these names that were begun, also those that ended."""
-        return [self._tasks[name] for name in names if name in self._tasks]
-
-    async def written(self) -> None:
-        """Return once no cancelled task still writes a file in a thread."""
-        if self._writing:
-            await asyncio.wait(self._writing)
-
-    async def until_done(
-        self,
-        work: Work,
-        vm: ActorState,
-        report: Callable[[], None],
-        over: SmallEvent | None = None,
-    ) -> None:
-        """Repeat an idempotent step until it succeeds. The status shows the last error.
-
-        If `over` is set, the goal was reached by other means, and the step is not repeated.
-        """
-        over = over or SmallEvent()
-        delay_s, reported = RETRY_S[0], ""
-        while not over.is_set():
-            try:
-                await work()
-            except* (VirtbusError, BusError) as group:
-                error = group.exceptions[0]
-                vm.observed.message = reported = f"the agent retries: {error}"
-                report()
-                extra = {"code": "step_retry", "uid": self._uid}
-                log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
-            else:
-                break
-            await wait_for_event(over, delay_s)
-            delay_s = min(delay_s * 2, RETRY_S[1])
-        if reported and vm.observed.message == reported:  # the step succeeded after an error
-            vm.observed.message = ""
-            report()
 
 
 class Actions:
@@ -184,8 +84,14 @@ class Actions:
 
     def _until_done(self, name: str, operation: Operation, over: SmallEvent | None = None) -> None:
         """Run `operation` as the child task `name`, and repeat it until it succeeds."""
-        work = self._work(operation)
-        self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
+        self.tasks.repeat(name, self._work(operation), self._vm, self._report, over)
+
+    def _keep(self, name: str, operation: Operation) -> None:
+        """Like `_until_done`, but keep a task that runs; one that waits tries again now."""
+        if self.tasks.running(name) is None:
+            self._until_done(name, operation)
+        else:
+            self.tasks.wake(name)
 
     def _explain(self, outcome: Outcome) -> None:
         """Record the error of an operation in the status, emit it as an event, and log it."""
@@ -285,12 +191,8 @@ class Actions:
         """Set the links of the guest's NICs as the record says, in the background."""
         seen = self._vm.observed
         due = due_links(self._vm.record, seen.nics, seen.links)
-        if due and self.tasks.running("links") is None:
-            self._until_done("links", partial(live_changes.set_links, self._vm, self._tools))
-
-    def _sync_pause(self) -> None:
-        if self.tasks.running("pause") is None:
-            self._until_done("pause", self._pause)
+        if due:
+            self._keep("links", partial(live_changes.set_links, self._vm, self._tools))
 
     async def _pause(self) -> None:
         """Pause or resume the guest until it agrees with the record.
@@ -313,8 +215,7 @@ class Actions:
                 await apply(self._vm, self._tools, record)
                 self._report()
 
-        if self.tasks.running(name) is None:
-            self._until_done(name, until_same)
+        self._keep(name, until_same)
 
     def _shutdown(self) -> None:
         record, tools = self._vm.record, self._tools
@@ -367,7 +268,7 @@ class Actions:
             partial(await_start, self._vm.record.uid, self._tools.hypervisor),
             "start later",
         ),
-        "sync pause": _sync_pause,
+        "sync pause": lambda self: self._keep("pause", self._pause),
         "sync disks": lambda self: _sync_disks(self._vm, self._tools, self._report, self.tasks),
         "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
         "sync resources": lambda self: self._sync("resources", live_changes.set_resources),

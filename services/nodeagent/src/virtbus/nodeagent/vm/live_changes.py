@@ -4,10 +4,12 @@ Each function is safe to repeat. After an error the caller repeats it, with the 
 `keep_disks` repeats its steps by itself.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.resource_values import first_to_repeat
 from virtbus.nodeagent.vm.intent import due_links, resources
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
@@ -17,8 +19,11 @@ from virtbus.nodeagent.vm.operations.plug import change_disks
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import LinkState
-from virtbus.schemas.resources import Resources, ResourcesInForce
+from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
+
+BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
+"""A guest's driver changes the balloon within this time, if it runs."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
@@ -49,29 +54,47 @@ async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> Non
 async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     """Set the limits on the host; a guest gives memory back when its balloon's driver runs.
 
+    A guest that neither has nor had a limit is left alone: others may have set some.
+
     Raises:
         VirtbusError: libvirt does not answer; 503 `memory_kept`. The status shows it meanwhile.
     """
     seen, wanted = vm.observed, resources(record)
-    try:
-        seen.resources = await tools.hypervisor.set_resources(record.uid, wanted)
-        _check_memory(wanted, seen.resources)
-    except VirtbusError as error:
-        seen.resources_error = error.body
-        if error.code is not Code.UNSUPPORTED:  # this host cannot, also later
-            raise
-    else:
-        seen.resources_error = None
-
-
-def _check_memory(wanted: Resources, found: ResourcesInForce | None) -> None:
-    if found is None or found.memory_bytes == wanted.memory_bytes:
+    ours = seen.resources_error is not None or seen.resources not in {None, ResourcesInForce()}
+    if wanted == NO_LIMITS and not ours:
         return
+    try:
+        error = await _set_resources(vm, tools, record, wanted)
+    except VirtbusError as failure:
+        error = failure
+    seen.resources_error = error.body if error is not None else None
+    if error is not None and error.code != Code.UNSUPPORTED:  # this host cannot, also later
+        raise error
+
+
+async def _set_resources(
+    vm: ActorState, tools: AgentPorts, record: VmRecord, wanted: Resources
+) -> VirtbusError | None:
+    """Set the limits; return the error of one of them. A balloon has a moment to follow."""
+    seen, loop = vm.observed, asyncio.get_running_loop()
+    known = seen.resources_error is not None and seen.resources_error.reason == "memory_kept"
+    limit_s = loop.time() + (0 if known else BALLOON_S)
+    while True:
+        seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
+        kept = _memory_kept(wanted, seen.resources) if record is vm.record else None
+        if kept is None or loop.time() >= limit_s:
+            return first_to_repeat([one for one in (error, kept) if one is not None])
+        await asyncio.sleep(BALLOON_POLL_S)
+
+
+def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
+    if found is None or found.memory_bytes in {None, wanted.memory_bytes}:  # None: not read
+        return None
     message = (
         f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
         "with the driver virtio_balloon and free memory"
     )
-    raise VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
+    return VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:

@@ -143,8 +143,6 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("stopping", "shut down"): ("stopped", ()),
     ("stopping", "ended"): ("stopped", ()),
     ("stopping", "crashed"): ("stopped", ()),
-    ("stopping", "start failed"): ("stopped", ()),
-    ("stopping", "start later"): ("stopped", ()),
     ("stopped", "run"): ("preparing", ("reset attempts", "prepare")),
     ("stopped", "started"): ("running", ()),
     ("succeeded", "run"): ("preparing", ("reset attempts", "prepare")),

@@ -76,6 +76,8 @@ class Observed:
     rebooted: bool = False
     """True after a reboot. Then earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
+    ran: bool = False
+    """True if a guest was up since the last end. Otherwise a stop ends no guest."""
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure that explains a crash of this run."""
     end_reported: bool = False
@@ -148,6 +150,7 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
+        seen.ran = False
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
         seen.resources, seen.resources_error = None, None
         seen.directories_lost = ()
@@ -161,6 +164,8 @@ def note(
     elif phase in UP and before in UP and phase != before:
         paused = phase == "paused"
         tools.events.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
+    if phase in UP or event in {"started", "paused"}:  # also a guest that is being stopped
+        seen.ran = True
     if event in ENDINGS:
         _note_ending(event, before, phase, record, seen, tools)
 
@@ -180,10 +185,12 @@ def _note_ending(
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
-    if before != "new" or not seen.end_reported:
+    no_run = before in WAY_DOWN and not seen.ran
+    if not (seen.end_reported if before == "new" else no_run):
         tools.events.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
         at_ns = tools.bus.sources.time_ns()
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
+    seen.ran = False
     if phase == "waiting":
         seen.restarts += 1
         seen.failed("guest", GUEST_ENDED, f"the guest {words}; restarting")
