@@ -9,7 +9,7 @@ from services.nodeagent.tests.pretended_node import Node, eventually, in_state, 
 
 from virtbus.nodeagent.core import resource_values
 from virtbus.nodeagent.core.metadata import domain_hash
-from virtbus.nodeagent.vm import child_tasks
+from virtbus.nodeagent.vm import repeated_steps
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import Domain, VmRecord
@@ -152,7 +152,7 @@ async def test_a_balloon_has_a_moment_to_follow(
 async def test_a_new_record_is_not_kept_waiting_by_a_step_that_failed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_tasks, "RETRY_S", (3600, 3600))
+    monkeypatch.setattr(repeated_steps, "RETRY_S", (3600, 3600))
     node.domains.errors["resources"] = VirtbusError(Code.UNAVAILABLE, "domain_busy", "busy")
     await node.put(limited(HALF))
     async with node.agent():

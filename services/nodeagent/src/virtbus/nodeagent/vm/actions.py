@@ -11,7 +11,6 @@ from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.vm import live_changes
-from virtbus.nodeagent.vm.child_tasks import Tasks, Work
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
@@ -28,6 +27,7 @@ from virtbus.nodeagent.vm.operations.start import (
     verify_running,
 )
 from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
+from virtbus.nodeagent.vm.repeated_steps import Work, until_done
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
@@ -41,9 +41,77 @@ STABLE_S = 60.0
 SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 
+WRITING = frozenset({"prepare", "save"})
+"""Tasks that write the VM's files in threads, which a cancellation does not end."""
+
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 """A step whose result is posted: an event, or an `Outcome` with its event."""
 Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
+
+
+class Tasks:
+    """The child tasks of one VM, by name, in its task group."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self.group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
+        """Run `work` as the VM's child task `name`; cancel an earlier task of that name.
+
+        An unexpected error is logged with its traceback, and `failed` is called. So it affects no
+        other VM, and this VM gets a defined phase.
+        """
+        assert self.group is not None  # noqa: S101  set before the first event is taken
+        self.stop(name)
+        task = self._tasks[name] = self.group.create_task(self._guarded(work, failed))
+        if name in WRITING:
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _guarded(self, work: Work, failed: Callable[[], None] | None) -> None:
+        try:
+            await work()
+        except Exception:
+            extra = {"code": "action_failed", "uid": self._uid}
+            log.exception("an action failed unexpectedly", extra=extra)
+            if failed is not None:
+                failed()
+
+    def stop(self, *names: str) -> None:
+        """Cancel the tasks of these names."""
+        for name in names:
+            if name in self._tasks:
+                self._tasks[name].cancel()
+
+    def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
+        """Set the VM's only timer: call `then` after `after_s`. With None, only cancel it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = None if then is None else loop.call_later(after_s, then)
+
+    def cancel(self) -> None:
+        """Cancel the timer and all child tasks."""
+        self.set_timer(0, None)
+        self.stop(*self._tasks)
+
+    def running(self, name: str) -> asyncio.Task[None] | None:
+        """Return the task of that name; None if it has ended or never began."""
+        task = self._tasks.get(name)
+        return task if task is not None and not task.done() else None
+
+    def begun(self, *names: str) -> list[asyncio.Task[None]]:
+        """Return the tasks of these names that were begun, also those that ended."""
+        return [self._tasks[name] for name in names if name in self._tasks]
+
+    async def written(self) -> None:
+        """Return once no cancelled task still writes a file in a thread."""
+        if self._writing:
+            await asyncio.wait(self._writing)
 
 
 class Actions:
@@ -61,6 +129,7 @@ class Actions:
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
+        self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
 
@@ -84,14 +153,16 @@ class Actions:
 
     def _until_done(self, name: str, operation: Operation, over: SmallEvent | None = None) -> None:
         """Run `operation` as the child task `name`, and repeat it until it succeeds."""
-        self.tasks.repeat(name, self._work(operation), self._vm, self._report, over)
+        again = self._again[name] = SmallEvent()
+        work = self._work(operation)
+        self.tasks.run(name, partial(until_done, work, self._vm, self._report, over, again))
 
     def _keep(self, name: str, operation: Operation) -> None:
         """Like `_until_done`, but keep a task that runs; one that waits tries again now."""
         if self.tasks.running(name) is None:
             self._until_done(name, operation)
         else:
-            self.tasks.wake(name)
+            self._again[name].set()
 
     def _explain(self, outcome: Outcome) -> None:
         """Record the error of an operation in the status, emit it as an event, and log it."""
