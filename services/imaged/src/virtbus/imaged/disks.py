@@ -378,14 +378,11 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names, and unused ones of images; return the freed bytes, and users of others.
-
-        A disk that is made from an image while disks are searched is a user of it, too.
-        """
+        """Remove names, and unused ones of images; return the freed bytes, and users of others."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
         used, began_ns = await self._threads.run(self.users.used_since)
-        late = self._store.used_since(began_ns)
+        late = self._store.used_since(began_ns)  # by disks that were made meanwhile
         gone = self._store.garbage(late | used.keys(), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone, names)
         users = {uid for digest in digests for uid in used.get(digest, ())}
