@@ -25,8 +25,16 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` until it returns or the context ends."""
-        task = self._group.create_task(work)
+        """Run `work` until it returns or the context ends.
+
+        Raises:
+            RuntimeError: the context has ended; `work` is closed.
+        """
+        try:
+            task = self._group.create_task(work)
+        except RuntimeError:
+            work.close()  # it warns otherwise that nobody awaited it
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
