@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.quantity import Bytes, Count
@@ -58,8 +58,7 @@ class Resources(StrictModel):
 
     @field_validator("cpus")
     @classmethod
-    def _numbers(cls, text: str | None, info: ValidationInfo) -> str | None:
-        del info
+    def _numbers(cls, text: str | None) -> str | None:
         if text is None:
             return None
         try:

@@ -12,7 +12,7 @@ from virtbus.netd.edge.resolver_launch import found_at, kill_at, launch
 log = logging.getLogger(__name__)
 
 HELLO_S = 60.0
-"""Time in which a process starts, or answers. A busy host needs some."""
+"""Time in which a process starts, or answers. On a busy host, a start takes many seconds."""
 END_S = 10.0
 
 

@@ -73,11 +73,7 @@ def _step_of_host(attachment: Attachment, what: str, name: str) -> str:
     """Return the next step if the cause is a link of the host, which virtbus does not change."""
     if what.endswith(OF_HOST_DOWN):
         return _SET_UP
-    on_host = {
-        nic.name: nic.eth
-        for nic in attachment.nics
-        if nic.kind is NicKind.MACVTAP or nic.on_macvlan
-    }
+    on_host = {nic.name: nic.eth for nic in attachment.nics if nic.is_macvlan}
     eth = on_host.get(name)
     return _RAISE_MTU if eth is not None and what.startswith(f"{eth} {OF_MTU}") else ""
 

@@ -261,7 +261,7 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
-    mac, macvlan = names.wire_mac(uid, nic.index), _is_macvlan(nic)
+    mac, macvlan = names.wire_mac(uid, nic.index), nic.is_macvlan
     wire = mac if nic.kind is NicKind.CNI and not macvlan else None
     own = mac if macvlan else None
     # A bridge of plugins may return the guest's own broadcasts (hairpin mode: flannel, Weave). If
@@ -288,16 +288,12 @@ def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     ]
 
 
-def _is_macvlan(nic: Nic) -> bool:
-    return nic.kind is NicKind.MACVTAP or nic.on_macvlan
-
-
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
 
     A bridge keeps frames for the MAC of a port otherwise.
     """
-    if not _is_macvlan(nic):
+    if not nic.is_macvlan:
         return []
     eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
     if eth is None or tap is None or eth.mac != nic.mac:
