@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from virtbus.schemas.quantity import Bytes, Count, format_bytes, parse_bytes
+from virtbus.schemas.quantity import Bytes, Count, format_bytes, name_bytes, parse_bytes
 
 MAX = 2**63 - 1
 
@@ -135,3 +135,10 @@ def test_whole_units_are_formatted_and_parsed_back(count: int, exponent: int) ->
 def test_a_count_is_an_integer_and_nothing_similar(value: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Count).validate_python(value)
+
+
+def test_long_numbers_of_an_error_get_units_where_that_is_exact() -> None:
+    given_text = "from 16777216 to 17592186044416, not 16777217, 1048576000001 or 1611661312"
+    assert (
+        name_bytes(given_text) == "from 16MiB to 16TiB, not 16777217, 1048576000001 or 1611661312"
+    )

@@ -74,3 +74,16 @@ Bytes = Annotated[
     ),
 ]
 """A size in bytes. Input may be a quantity such as 256MiB; the wire always has an int."""
+
+
+_LONG_NUMBER = re.compile(r"\b[0-9]{7,19}\b")
+
+
+def name_bytes(text: str) -> str:
+    """Return `text` with its long numbers in units if that is exact: 16777216 → 16MiB."""
+
+    def name(match: re.Match[str]) -> str:
+        named = format_bytes(int(match[0]))
+        return match[0] if int(match[0]) % 1024**2 or "." in named else named
+
+    return _LONG_NUMBER.sub(name, text)

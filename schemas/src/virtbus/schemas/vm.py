@@ -40,7 +40,7 @@ from virtbus.schemas.nic import (
 )
 from virtbus.schemas.nic import NicModel as NicModel
 from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
-from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.quantity import Bytes, Count, format_bytes
 from virtbus.schemas.resources import Resources
 from virtbus.schemas.seed import (
     CloudInit,
@@ -157,7 +157,7 @@ class Domain(StrictModel):
     def _within_memory(self) -> "Domain":
         wanted = self.resources.memory_bytes if self.resources else None
         if wanted is not None and not MEMORY_MIN <= wanted <= self.memory.guest:
-            msg = f"resources.memory_bytes must be from {MEMORY_MIN} to memory.guest"
+            msg = f"resources.memory_bytes must be from {format_bytes(MEMORY_MIN)} to memory.guest"
             raise ValueError(msg)
         return self
 

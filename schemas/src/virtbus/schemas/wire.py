@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails, to_json
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.quantity import name_bytes
 
 MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
@@ -313,6 +314,9 @@ def _field_names(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+_BOUNDS = frozenset({"greater_than_equal", "less_than_equal"})
+
+
 def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> Detail:
     path = prefix
     for part in item["loc"]:
@@ -321,6 +325,8 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
         elif part != "[key]":
             path += f".{part}" if path else part
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in _BOUNDS:
+        message = name_bytes(message)
     hint = ""
     if item["type"] == "extra_forbidden":
         message = "unknown field"
