@@ -65,6 +65,23 @@ def test_a_clean_exit_of_a_service_logs_nothing() -> None:
     assert _ended("pass") == (0, [])
 
 
+EARLY = """
+    from virtbus.schemas.catalogue import CHANNELS
+    from virtbus.schemas.model import models
+    process.MODELS_AFTER_S = process.MODELS_PAUSE_S = 0.0
+    import asyncio
+    until_s = asyncio.get_running_loop().time() + 30
+    while waiting := [one for one in models() if not one.__pydantic_complete__]:
+        assert asyncio.get_running_loop().time() < until_s, waiting
+        await asyncio.sleep(0.01)
+    assert len(list(models())) > len(CHANNELS) / 2
+"""
+
+
+def test_a_service_that_has_started_builds_each_validator_before_a_message_needs_it() -> None:
+    assert _ended(EARLY.strip()) == (0, [])
+
+
 MEMORY = """
 import resource
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Base classes for the models of messages and stored values."""
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 2
@@ -9,8 +11,7 @@ SCHEMA_VERSION = 2
 class Model(BaseModel):
     """A model whose validator is built at its first use, under a lock of pydantic.
 
-    A service imports hundreds of models and uses some: it starts a third faster. The first message
-    of a kind takes some milliseconds longer.
+    So a service, which imports hundreds of models, starts a fifth faster.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -37,3 +38,12 @@ class LenientModel(Model):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64")
+
+
+def models() -> Iterator[type[Model]]:
+    """Yield each imported model once."""
+    left, found = [Model], dict[type[Model], None]()
+    while left:
+        found |= dict.fromkeys(below := left.pop(0).__subclasses__())
+        left += below
+    yield from found

@@ -18,12 +18,15 @@ from virtbus.bus.errors import DeniedError, UnavailableError
 from virtbus.bus.runtime import logs
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import models
 
 log = logging.getLogger(__name__)
 
 STOP_AGAIN_S = 2.0
 """Time after which a service that is still stopping is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
+MODELS_AFTER_S, MODELS_PAUSE_S = 10.0, 0.02
+"""Time from the start to the first validator that is built early, and between two of them."""
 YOUNG_OBJECTS = 20_000
 """Number of new objects that trigger a garbage collection.
 
@@ -87,6 +90,17 @@ async def _keep_fresh() -> None:
         await asyncio.sleep(ALIVE_INTERVAL_S)
 
 
+async def _build_models() -> None:
+    """Build the validators that no message has needed yet, one at a time.
+
+    So no request waits for one, and a service has its full size before it is busy.
+    """
+    await asyncio.sleep(MODELS_AFTER_S)
+    for model in models():
+        model.model_rebuild()
+        await asyncio.sleep(MODELS_PAUSE_S)
+
+
 async def _parent_ended() -> None:
     """Return when `virtbus up` has ended: the kernel then closes its end of VIRTBUS_PARENT_FD.
 
@@ -145,12 +159,13 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         work = group.create_task(_body(body))
         dog = group.create_task(_watchdog())
         fresh = group.create_task(_keep_fresh())
+        build = group.create_task(_build_models())
         stop = group.create_task(_until_stop())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             log.info("stopping: %s", stop.result(), extra={"code": "stopping"})
         notify("STOPPING=1")
-        for task in (dog, fresh, stop):
+        for task in (dog, fresh, build, stop):
             task.cancel()
         while not work.done():  # Python 3.11 loses a cancel that meets a finished wait_for
             work.cancel()
