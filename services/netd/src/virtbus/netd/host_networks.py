@@ -2,7 +2,7 @@
 
 All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
 It begins once the agent of this host has said that it holds the node. It does not wait for the
-proof on the bus: each guest that it serves runs here, whoever holds the node meanwhile.
+proof on the bus: each guest that it serves runs here, also if another host holds the node by now.
 """
 
 import asyncio
