@@ -244,7 +244,8 @@ def test_a_capture_in_a_third_network_sees_none_of_the_traffic(mesh: Mesh) -> No
         marked = links_with(packets, MARK)
         took_s = time.monotonic() - began_s
     assert took_s < CAPTURE_S, "the capture ended before the traffic"
-    assert (of_mesh - marked, own & marked) == (set(), set())
+    assert of_mesh & marked  # its cable; a bridge passes only frames for the host up
+    assert not own & marked
     assert any(CONTROL in frame for frame in frames)
     mesh_addresses = bytes((10, 210))
     assert [frame.hex() for frame in frames if MARK in frame] == []
