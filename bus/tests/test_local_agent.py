@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from virtbus.bus.client import local_agent
-from virtbus.bus.client.local_agent import LocalAgent, word_in
+from virtbus.bus.client.local_agent import LocalAgent, serve_with_agent, word_in
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
-from virtbus.bus.client.ports import WatchMark
+from virtbus.bus.client.ports import Bus, Gate, WatchMark
+from virtbus.bus.errors import UnavailableError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.bus.runtime.tasks import Background, background
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -154,3 +157,30 @@ async def test_a_restart_of_the_agent_ends_nothing(tasks: Background, tmp_path: 
     await asyncio.sleep(0.2)
     assert not kept.done()
     kept.cancel()
+
+
+class Unreachable(ServiceSettings):
+    """Settings with a bus at which nobody listens."""
+
+    service = "own"
+
+    def bus(self) -> BusSettings:
+        return BusSettings(url="nats://127.0.0.1:1", connect_timeout_s=0.1)
+
+
+async def test_only_a_service_that_guests_need_stays_while_the_bus_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(local_agent, "notify", words.append)
+    settings, needed = Unreachable(node="n1", state_dir=tmp_path), [True, True, False]
+
+    async def serve(_bus: Bus, _gate: Gate) -> None:
+        pytest.fail("there is no bus")
+
+    with pytest.raises(UnavailableError):
+        await serve_with_agent(settings, serve)
+    assert words == []
+    with pytest.raises(UnavailableError):
+        await serve_with_agent(settings, serve, stays=lambda: needed.pop(0))
+    assert words == ["READY=1\nSTATUS=waits for the bus"] * 2

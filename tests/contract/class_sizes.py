@@ -47,7 +47,6 @@ REASONS: dict[str, str] = {
         "one folder with one lock: images, names and leases are consistent only together"
     ),
     "netd.attachments.Attachments": "one turn a VM covers each change of its attachment",
-    "netd.service.Netd": "wires the parts of netd; the attributes are parts",
     "nodeagent.assignments.Assignments": (
         "one item of the watch is decided with all that is known of its uid: the listing, the "
         "disk, the domain, the actor, the record that follows"

@@ -43,18 +43,42 @@ def made_key(folder: Path) -> Path:
     return key
 
 
+def ssh(key: Path, address: str, command: str, port: int = 22) -> tuple[str, ...]:
+    """Return the command that runs `command` in a guest."""
+    options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes")
+    flags = [word for option in (*options, "LogLevel=ERROR") for word in ("-o", option)]
+    return ("ssh", "-i", str(key), "-p", str(port), *flags, f"root@{address}", command)
+
+
+def by_port(key: Path, box: Box, command: str, port: int = 2222) -> str:
+    """Return a guest's output by a published port of a host, asked from outside; empty: none."""
+    argv = ssh(key, box.address, command, port)
+    limits = ("-o", "ConnectTimeout=3", "-o", "ServerAliveInterval=5")  # 15 s without an answer
+    done = subprocess.run(
+        [argv[0], *limits, *argv[1:]], capture_output=True, text=True, check=False
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
 class Guest:
     """A VM on one host, with commands in its guest by ssh from that host."""
 
     def __init__(
-        self, platform: Fleet, name: str, node: str, key: Path, network: str, *flags: str
+        self,
+        platform: Fleet,
+        name: str,
+        node: str,
+        key: Path,
+        network: str,
+        *flags: str,
+        **spec: str,
     ) -> None:
         self._platform = platform
         self._key = key
         self.name = name
-        spec = {"node_selector": {"kubernetes.io/hostname": node}}
+        pinned = {"node_selector": {"kubernetes.io/hostname": node}, **spec}
         file = key.parent / f"{name}.json"
-        file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "spec": spec}))
+        file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "spec": pinned}))
         wanted = ("-f", str(file), "--ssh-key", f"{key}.pub", "--network", network, *flags)
         platform.create(name, *wanted, wait="")
 
@@ -77,12 +101,8 @@ class Guest:
 
     def run(self, command: str) -> str:
         """Return the output of a command in the guest; raise if it fails."""
-        view = self.view
-        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes")
-        flags = [word for option in (*options, "LogLevel=ERROR") for word in ("-o", option)]
-        box = self._platform.hosts[view["node"]].box
-        argv = ("ssh", "-i", str(self._key), *flags, f"root@{self.address}", command)
-        return box.run(*argv, timeout_s=60)
+        box = self._platform.hosts[self.view["node"]].box
+        return box.run(*ssh(self._key, self.address, command), timeout_s=60)
 
     def unpin(self) -> None:
         """Let the guest move from its node."""

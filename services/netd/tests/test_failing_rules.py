@@ -22,7 +22,6 @@ from virtbus.netd.edge import filters, group_filters, guest_links
 from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.network_entry import NetworkEntry
-from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.schemas.errors import Code, VirtbusError
@@ -56,7 +55,7 @@ async def test_a_guest_whose_rules_are_refused_keeps_no_other_from_the_rules_of_
     ready = [plan_of(make_record(uid, **target("bridge", link="br0"))) for uid in (A, B)]
     there = Refusing(*ready, refuses=A)
     doors = cast("HostPorts", SimpleNamespace(bridge=None, dhcp=SimpleNamespace()))
-    guests = SegmentGuests(doors, cast("Attachments", there), cast("NetworkReporter", None))
+    guests = SegmentGuests(doors, cast("Attachments", there))
     await guests.guard()
     assert there.amended == [B]
 

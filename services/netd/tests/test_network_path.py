@@ -158,12 +158,12 @@ def listening(address: str, *ports: int) -> Iterator[None]:
         yield
 
 
-async def answers(guest: object, to: IPv4Address, port: int) -> bool:
-    """Return True if anything answers a SYN to `to`."""
+async def answers(guest: object, to: IPv4Address, port: int, via: IPv4Address = GATEWAY) -> bool:
+    """Return True if anything answers a SYN to `to`, sent by the gateway `via`."""
     from services.netd.tests.pretended_host import Guest, checksum
 
     assert isinstance(guest, Guest)
-    mac = await guest.resolve(GATEWAY)
+    mac = await guest.resolve(via)
     header = (40000).to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8) + b"\x50\x02\xff\xff"
     pseudo = guest.ip.packed + to.packed + b"\0\6\0\x14"
     check = checksum(pseudo + header + bytes(4))

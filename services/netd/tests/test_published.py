@@ -12,7 +12,9 @@ from unittest.mock import MagicMock
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node, checksum
+from services.netd.tests.segment import run
 from services.netd.tests.test_cni import bridge, conflist, forget_rules, rules, without_bridge
+from services.netd.tests.test_network_objects import OTHER, target
 from services.netd.tests.test_network_path import answers, listening, world
 
 from virtbus.netd.core.names import netns
@@ -111,6 +113,47 @@ async def test_a_published_port_opens_nothing_to_guests(node: Node) -> None:
             for port in (8080, 4222):
                 assert not await answers(other, IPv4Address(HOST), port)
                 assert not await answers(other, IPv4Address("10.127.0.1"), port)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["nat", "routed"])
+async def test_a_port_leads_to_a_guest_of_a_network_object_and_no_other_port_does(
+    node: Node, kind: str
+) -> None:
+    gateway = IPv4Address("10.200.0.1")
+    with world():
+        run("ip -n vbtest-world route add 10.200.0.0/24 via 198.51.100.1")
+        await node.attach(A, **target(kind), **WEB)
+        await node.attach(B, **target(kind))
+        async with node.guest(A) as guest, serving(guest, 80) as seen, node.guest(B) as other:
+            assert await reached(HOST, 8080)
+            assert seen == [IPv4Address("198.51.100.2").packed]
+            assert await asyncio.to_thread(connects, HOST, 8080)
+            assert await reached(str(guest.ip), 80) == (kind == "routed")
+            assert not await answers(other, IPv4Address(HOST), 8080, via=gateway)
+            await node.restart()
+            assert await reached(HOST, 8080)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("published_on", ["default", "nat"])
+async def test_a_guest_of_a_network_object_reaches_no_published_port(
+    node: Node, published_on: str
+) -> None:
+    """A redirect would come before the rules that close the hosts to guests."""
+    other = target("nat", OTHER, "red", subnet="10.201.0.0/24")
+    with world():
+        await node.attach(A, **WEB, **(target("nat") if published_on == "nat" else {}))
+        await node.attach(B, **other)
+        async with node.guest(A) as guest, serving(guest, 80) as seen, node.guest(B) as near:
+            assert not await answers(near, IPv4Address(HOST), 8080, via=IPv4Address("10.201.0.1"))
+            assert seen == []
+
+
+@pytest.mark.integration
+async def test_an_isolated_network_publishes_no_port(node: Node) -> None:
+    with pytest.raises(VirtbusError, match="to whose guests no host forwards"):
+        await node.attach(A, **target("isolated"), **WEB)
 
 
 @pytest.mark.integration

@@ -18,6 +18,7 @@ from virtbus.netd import service
 from virtbus.netd.__main__ import host_ports
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
+from virtbus.netd.host_networks import HostNetworks
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
@@ -93,6 +94,13 @@ class Desk:
         return [Event.model_validate(open_envelope(message.body).data).kind for message in stored]
 
 
+async def netd_on(bus: MemoryBus, settings: Settings) -> None:
+    """Run a netd whose agent holds the node."""
+    networks = HostNetworks(settings, host_ports(settings), lambda: "")
+    async with networks.running():
+        await Netd(bus, networks).run()
+
+
 @contextlib.asynccontextmanager
 async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
     desk = Desk(MemoryBus(server, "desk"), settings_on(host))
@@ -113,9 +121,7 @@ async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
         tasks = [
             group.create_task(hear()),
             group.create_task(listen()),
-            group.create_task(
-                Netd(MemoryBus(server, "netd"), desk.settings, host_ports(desk.settings)).run()
-            ),
+            group.create_task(netd_on(MemoryBus(server, "netd"), desk.settings)),
         ]
         await eventually(lambda: bool(desk.teles) and desk.teles[-1].state.state is NodeState.READY)
         try:

@@ -2,17 +2,18 @@
 
 Their credentials open the node's consumers from any host. So both services wait for the local
 agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file with the
-node's instance key on the bus.
+node's instance key on the bus. A service that guests depend on stays while the bus is away.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus, EntryKind, Gate
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, UnavailableError
 from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.process import notify
 from virtbus.bus.runtime.settings import ServiceSettings
@@ -29,6 +30,16 @@ REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
+
+
+def holds(text: str) -> bool:
+    """Return True if the agent's file says that it holds the node, as far as it knows."""
+    return _words(text)[:1] == ["held"]
+
+
+def _words(text: str) -> list[str]:
+    """Return the file's first line: `held` and the instance id, or `refused`; or no words."""
+    return text.partition("\n")[0].split()
 
 
 def word_in(run_dir: Path) -> Callable[[], str]:
@@ -113,8 +124,7 @@ class LocalAgent:
         return word[:1] == ["held"] and word[1:] == [await self._holder()]
 
     def _word(self) -> list[str]:
-        """Return the file's first line: `held` and the instance id, or `refused`; or no words."""
-        return self._read_file().partition("\n")[0].split()
+        return _words(self._read_file())
 
     async def _holder(self) -> str:
         """Return the instance id in the node's key; empty if the key is missing or unreadable.
@@ -131,18 +141,48 @@ class LocalAgent:
         return held.instance if held.node == self._node else ""
 
 
+def _never() -> bool:
+    return False
+
+
 async def serve_with_agent(
-    settings: ServiceSettings, serve: Callable[[Bus, Gate], Awaitable[None]]
+    settings: ServiceSettings,
+    serve: Callable[[Bus, Gate], Awaitable[None]],
+    *,
+    stays: Callable[[], bool] = _never,
 ) -> None:
-    """Connect to the bus and run `serve` while this host's agent holds the node."""
+    """Connect to the bus and run `serve` while this host's agent holds the node.
+
+    While `stays` returns True, a bus that does not answer is awaited.
+
+    Raises:
+        UnavailableError: no server of the bus answers.
+    """
     state_version.check(settings.state_dir)
-    async with connection.connect(settings.bus(), name=settings.service) as bus:
+    async with _connected(settings, stays) as bus:
         with tracing.recording(settings.service, settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
             await agent.begin()
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.keep())
                 await serve(bus, agent.gate)
+
+
+@asynccontextmanager
+async def _connected(settings: ServiceSettings, stays: Callable[[], bool]) -> AsyncIterator[Bus]:
+    """Connect to the bus. A service that stays reports itself as started, as `gate` does."""
+    bus: Bus | None = None
+    async with AsyncExitStack() as stack:
+        while bus is None:
+            try:
+                connecting = connection.connect(settings.bus(), name=settings.service)
+                bus = await stack.enter_async_context(connecting)
+            except UnavailableError as error:
+                if not stays():
+                    raise
+                notify("READY=1\nSTATUS=waits for the bus")
+                log.warning("waits for the bus: %s", error, extra={"code": "bus_awaited"})
+        yield bus
 
 
 def _lost() -> VirtbusError:

@@ -128,17 +128,20 @@ def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
     if routed:
         subnet = _subnet(view, nic, status)
         yield f"The outside reaches the guest at its address, and needs a route to {subnet}."
+        yield from _ports(status)
         return
     if nic.get("kind") == OVERLAY:
         yield (
             "Frames to guests on other hosts go through a tunnel of the bridge, to the host that "
             "the bus names. It answers ARP for them, and carries nothing else."
         )
-    if nic.get("kind") != BUILT_IN:
-        yield "From outside, nothing leads to the guest."
-        return
-    if view.get("zone"):
+    if nic.get("kind") in {BUILT_IN, OVERLAY} and view.get("zone"):
         yield f"The gateway answers DNS: VMs are <name>.<namespace>.{view['zone']}."
+    yield from _ports(status)
+
+
+def _ports(status: Map) -> Iterator[str]:
+    """Yield the ports of the host that lead to the guest."""
     if published := status.get("published"):
         yield f"From outside, these ports of the host lead to the guest: {', '.join(published)}."
     else:

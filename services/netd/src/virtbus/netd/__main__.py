@@ -5,7 +5,7 @@ import virtbus.bus.quick_start  # noqa: F401  before all other imports
 import sys
 
 from virtbus.bus.client import tracing
-from virtbus.bus.client.local_agent import serve_with_agent
+from virtbus.bus.client.local_agent import serve_with_agent, word_in
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
@@ -25,6 +25,7 @@ from virtbus.netd.edge.resolver_launch import RESOLVER
 from virtbus.netd.edge.segments import Segments
 from virtbus.netd.edge.source_digest import source_digest
 from virtbus.netd.edge.tunnels import Tunnels
+from virtbus.netd.host_networks import HostNetworks
 from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -84,11 +85,14 @@ def resolver_site(settings: Settings) -> ResolverSite:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until cancelled."""
-    await serve_with_agent(
-        settings,
-        lambda bus, gate: Netd(bus, settings, host_ports(settings), tracing.span, gate).run(),
-    )
+    """Serve until cancelled; guests of this host are served before the bus is there."""
+    networks = HostNetworks(settings, host_ports(settings), word_in(settings.run_dir))
+    async with networks.running():
+        await serve_with_agent(
+            settings,
+            lambda bus, gate: Netd(bus, networks, tracing.span, gate).run(),
+            stays=lambda: networks.needed,
+        )
 
 
 def main() -> None:

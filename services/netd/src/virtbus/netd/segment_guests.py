@@ -6,14 +6,15 @@ the guest's tap, stores the address, and reports it.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.address_assignment import leased
 from virtbus.netd.core.dhcp import DhcpLease
-from virtbus.netd.reporter import NetworkReporter
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import NetReady
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +25,9 @@ _MOST_WAITING = 1024
 class SegmentGuests:
     """Applies leases, and the reach rules of guests on segments."""
 
-    def __init__(
-        self, doors: HostPorts, attachments: Attachments, reporter: NetworkReporter
-    ) -> None:
+    def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._bridge = doors.bridge
         self._attachments = attachments
-        self._reporter = reporter
         self._waiting: dict[tuple[str, int], DhcpLease] = {}
         self._wake = asyncio.Event()
         doors.dhcp.leased = self._see
@@ -40,8 +38,8 @@ class SegmentGuests:
             self._waiting[uid, index] = lease
             self._wake.set()
 
-    async def run(self) -> None:
-        """Apply leases. Never returns by itself."""
+    async def run(self, report: Callable[[NetReady], Awaitable[None]]) -> None:
+        """Apply leases, and report each new address. Never returns by itself."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -56,7 +54,7 @@ class SegmentGuests:
                     log.warning("%s is not in use: %s", lease.address, error, extra=extra)
                     continue
                 if ready is not None:
-                    await self._reporter.ready(ready)
+                    await report(ready)
 
     async def guard(self) -> None:
         """Apply the reach rules of this host to the taps on segments. A failure is logged."""

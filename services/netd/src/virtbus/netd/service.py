@@ -1,10 +1,10 @@
 """Runs netd: handles records and requests, and reports networks and ready events."""
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from virtbus.bus.client.ports import (
@@ -26,10 +26,9 @@ from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
-from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
-from virtbus.netd.forbidden_addresses import ForbiddenAddresses
+from virtbus.netd.host_networks import HostNetworks
 from virtbus.netd.name_questions import NameQuestions
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
@@ -37,8 +36,6 @@ from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.plugin_sweep import PluginSweep
 from virtbus.netd.reporter import NetworkReporter
-from virtbus.netd.security_groups import SecurityGroups
-from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
@@ -77,31 +74,25 @@ class Netd:
     def __init__(
         self,
         bus: Bus,
-        settings: Settings,
-        ports: HostPorts,
+        networks: HostNetworks,
         span: SpanFactory = no_span,
         gate: Gate | None = None,
     ) -> None:
         self._bus = bus
         self._gate = gate
-        self._settings = settings
+        self._settings = settings = networks.settings
         self._span = span
-        self._ports = ports
-        self._attachments = Attachments(self._ports, settings.site())
+        self._networks = networks
+        self._ports = ports = networks.ports
+        self._attachments = networks.attachments
         self._leftovers = OrphanAudit(self._ports, self._attachments)
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
         self._peers = OverlayPeers(ports.attachers, self._attachments)
-        self._segments = SegmentGuests(ports, self._attachments, self._reporter)
-        self._reach = ForbiddenAddresses(
-            ports.attachers.bridges, settings, ports.resolver, self._segments.guard
-        )
-        store = GroupsStore(settings.state_dir / "netd" / "groups")
-        self._groups = SecurityGroups(settings.node, ports, self._attachments, store)
 
     async def run(self) -> None:
-        """Serve until cancelled. Networks stay: running guests do not need netd."""
+        """Serve until cancelled, within `HostNetworks.running`."""
         settings = self._settings
         handover = HandoverServer(
             settings.run_dir / "netd", self._attachments, str(settings.emulator), self._handed_over
@@ -109,55 +100,49 @@ class Netd:
         info = ServiceInfo(
             "virtbus-netd", VERSION, "networks of a node's VMs", {"node": settings.node}
         )
-        names = NameQuestions(self._bus, settings.node)
-        try:
-            async with self._ports.resolver.running(names.ask), asyncio.TaskGroup() as group:
-                self._reach.restore()
-                step = NetworkStep(self._attachments, self._reporter)
-                work = RecordWorker(group, step, self._reporter, self._span)
-                async with self._bus.serve(info, self._endpoints(work)):
-                    group.create_task(
-                        report_state(self._bus, settings.node, self._changed, self._state)
+        self._networks.permit(NameQuestions(self._bus, settings.node).ask)
+        async with asyncio.TaskGroup() as group:
+            step = NetworkStep(self._attachments, self._reporter)
+            work = RecordWorker(group, step, self._reporter, self._span)
+            async with self._bus.serve(info, self._endpoints(work)):
+                group.create_task(
+                    report_state(self._bus, settings.node, self._changed, self._state)
+                )
+                group.create_task(handover.run())
+                await in_thread(
+                    lambda: install(
+                        settings.wrapper_dir,
+                        handover.wrapper_path,
+                        emulator=settings.emulator,
+                        memo=settings.state_dir / "netd" / "wrapper.json",
+                        compiler=COMPILER,
                     )
-                    group.create_task(handover.run())
-                    await in_thread(
-                        lambda: install(
-                            settings.wrapper_dir,
-                            handover.wrapper_path,
-                            emulator=settings.emulator,
-                            memo=settings.state_dir / "netd" / "wrapper.json",
-                            compiler=COMPILER,
-                        )
+                )
+                await self._networks.recovered.wait()
+                self._changed.set()
+                process.notify("READY=1")
+                held = len(self._attachments.resources())
+                log.info("ready: %d networks", held, extra={"code": "ready"})
+                for duty in self._duties():
+                    group.create_task(duty())
+                group.create_task(self._peers.run(lambda: work.synced))
+                async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
+                    await work.follow(
+                        watch, settings.node, of_node=self._of_node, compare=self._compare
                     )
-                    await self._attachments.recover()
-                    self._ports.resolver.complete()
-                    self._changed.set()
-                    process.notify("READY=1")
-                    held = len(self._attachments.resources())
-                    log.info("ready: %d networks", held, extra={"code": "ready"})
-                    for duty in self._duties():
-                        group.create_task(duty())
-                    group.create_task(self._peers.run(lambda: work.synced))
-                    async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
-                        await work.follow(
-                            watch, settings.node, of_node=self._of_node, compare=self._compare
-                        )
-        finally:
-            with contextlib.suppress(OSError):
-                await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
-            self._ports.dhcp.close()
-            self._ports.files.close()
 
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """Return the tasks that run from the first complete state on."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
-        return self._tidy, self._reach.run, self._segments.run, self._groups.run, sweep.run
+        leases = partial(self._networks.segments.run, self._reporter.ready)
+        groups, reach = self._networks.groups, self._networks.reach
+        return self._tidy, reach.run, leases, groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
         """Process an item of the watch that is no VM's record."""
-        self._groups.see(item)
+        self._networks.groups.see(item)
         if isinstance(item, Entry):
-            self._reach.see(item)
+            self._networks.reach.see(item)
             self._peers.see(item)
 
     def _handed_over(self, done: Handover) -> None:
@@ -202,7 +187,7 @@ class Netd:
             return await self._traffic(valid_uid(validate(CountersAsk, request.data).uid))
 
         async def groups(request: Request) -> KnownGroups:
-            return self._groups.known(validate(GroupsRead, request.data).after)
+            return self._networks.groups.known(validate(GroupsRead, request.data).after)
 
         handlers: dict[str, Handler] = {
             "ensure": ensure,

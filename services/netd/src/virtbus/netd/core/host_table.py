@@ -19,7 +19,7 @@ _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
 _CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
-"""Kinds whose guests get no connection from outside."""
+"""Kinds whose guests get no connection from outside, except by published ports."""
 
 METADATA6 = IPv6Address("fd00:ec2::254")
 ROUTER = IPv6Interface("fe80::1/64")
@@ -44,7 +44,7 @@ def host_table(
     With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
     The rules of an isolated network are `_isolated`. Those of a routed one do not masquerade, and
-    nobody opens a connection to a guest of a nat network.
+    nobody opens a connection to a guest of a nat network, except to a published port.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
     is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
@@ -106,7 +106,7 @@ def host_table(
         *(_forward6(bridge, gateway6, reach, hosts6) if gateway6 is not None else []),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
-        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind in _CLOSED else []),
+        *(_only_published(bridge) if kind in _CLOSED else []),
         nft.rule(
             "output",
             nft.goes_to(bridge),
@@ -118,6 +118,13 @@ def host_table(
         *([] if kind is NicKind.ROUTED else [masquerade, *_masquerade6(bridge, gateway6)]),
     ]
     return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts, hosts6])
+
+
+def _only_published(bridge: str) -> Iterator[nft.NftRule]:
+    """Yield the rules for new connections to guests: the table of published ports leads to them."""
+    to_guest = nft.goes_to(bridge)
+    yield nft.rule("forward", to_guest, nft.redirected(), nft.verdict(nft.NftVerdict.ACCEPT))
+    yield nft.rule("forward", to_guest, nft.verdict(nft.NftVerdict.DROP))
 
 
 def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:

@@ -7,6 +7,8 @@ _NETNS = re.compile(r"^vb-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-7]$")
 
 OWNER_PREFIX = "virtbus:"
+NETWORK_BRIDGES = "vbn"
+"""The names of bridges of network objects begin with it."""
 _MAX_ALIAS_BYTES = 254
 """The kernel accepts 255 bytes, of which the last is the NUL that pyroute2 appends."""
 
@@ -41,7 +43,7 @@ def host_link(uid: str, index: int) -> str:
 
 def network_bridge(uid: str) -> str:
     """Return the name of the host's bridge of a network object, by the object's uid."""
-    return f"vbn{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
+    return f"{NETWORK_BRIDGES}{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
 
 
 def tunnel(uid: str) -> str:

@@ -32,8 +32,10 @@ _LOOKUP_INVERTED = 1
 _LINK_LAYER, _NETWORK, TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
 _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
-_CT_STATE = 0
+_CT_STATE, _CT_STATUS = 0, 2
 _CT_ESTABLISHED_OR_RELATED = 0x2 | 0x4
+_CT_DESTINATION_REWRITTEN = 0x20
+"""`IPS_DST_NAT`."""
 
 ETHERTYPE_IP, ETHERTYPE_ARP, ETHERTYPE_IPV6 = 0x0800, 0x0806, 0x86DD
 ICMP, TCP, UDP, ICMP6 = 1, 6, 17, 58
@@ -292,6 +294,11 @@ def comes_from_elsewhere_than(device: str) -> tuple[bytes, ...]:
     return meta(_META_IIFNAME), compare(_name(device), NEQ)
 
 
+def comes_from_no(prefix: str) -> tuple[bytes, ...]:
+    """Match packets that came in by a device whose name does not begin with `prefix`."""
+    return meta(_META_IIFNAME), compare(prefix.encode(), NEQ)
+
+
 def is_to_the_host() -> tuple[bytes, ...]:
     """Match packets to an address of the host itself."""
     fib = expression("fib", be32(1, REGISTER), be32(2, _FIB_ADDRESS_TYPE), be32(3, _FIB_TO))
@@ -368,6 +375,15 @@ def rule(chain: str, *parts: Iterable[bytes] | bytes) -> NftRule:
 
 def established() -> tuple[bytes, ...]:
     """Match packets of established connections."""
-    state = expression("ct", be32(1, REGISTER), be32(2, _CT_STATE))
-    bits = masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
-    return state, bits, compare(bytes(4), NEQ)
+    return _connection(_CT_STATE, _CT_ESTABLISHED_OR_RELATED)
+
+
+def redirected() -> tuple[bytes, ...]:
+    """Match packets of connections whose destination was rewritten."""
+    return _connection(_CT_STATUS, _CT_DESTINATION_REWRITTEN)
+
+
+def _connection(key: int, bits: int) -> tuple[bytes, ...]:
+    """Match packets whose connection has one of `bits` in a property."""
+    loaded = expression("ct", be32(1, REGISTER), be32(2, key))
+    return loaded, masked(struct.pack("=I", bits)), compare(bytes(4), NEQ)

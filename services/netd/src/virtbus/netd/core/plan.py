@@ -9,6 +9,8 @@ from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.wire import invalid
 
 _PATH = "spec.domain.devices.interfaces"
+_PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
+"""Kinds to whose guests the host forwards."""
 
 
 def plan_of(record: VmRecord) -> Attachment:
@@ -26,10 +28,11 @@ def plan_of(record: VmRecord) -> Attachment:
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
         target = record.network_targets.get(network)
         kind = _kind(network, target)
-        if interface.publish and kind not in {NicKind.BRIDGE, NicKind.CNI}:
+        if interface.publish and kind not in _PUBLISHING:
             message = (
-                f"'{network}' is a {kind} network; publish on an interface of the network "
-                f"'{BUILT_IN}', or of a conflist with the plugin portmap"
+                f"'{network}' is a {kind} network, to whose guests no host forwards; publish on an "
+                f"interface of '{BUILT_IN}', of a nat, routed or overlay network, or of a conflist "
+                "with the plugin portmap"
             )
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or guest_mac(record.uid, interface.name)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_interface
 
-from virtbus.netd.core import nft, nft_tables
+from virtbus.netd.core import names, nft, nft_tables
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.host_table import table_of
 from virtbus.netd.core.netlink import NetlinkCall
@@ -112,7 +112,10 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
         nft.Chain("prerouting", _PREROUTING, _DESTINATION_NAT, kind="nat"),
         nft.Chain("output", _OUTPUT, _DESTINATION_NAT, kind="nat"),
     ]
-    outside = nft.comes_from_elsewhere_than(bridge)
+    outside = (
+        *nft.comes_from_elsewhere_than(bridge),
+        *nft.comes_from_no(names.NETWORK_BRIDGES),
+    )
     rules = []
     for lead in leads:
         place = _place(lead)

@@ -1,0 +1,94 @@
+"""Serves the networks that this host has already: leases, names and rules, also without the bus.
+
+All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
+It begins once the agent of this host has said that it holds the node. It does not wait for the
+proof on the bus: each guest that it serves runs here, also if another host holds the node by now.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from virtbus.bus.client.local_agent import LOOK_S, holds
+from virtbus.bus.runtime.tasks import background, wait_for_event
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswersError
+from virtbus.netd.edge.groups_store import GroupsStore
+from virtbus.netd.fleet_names import Ask
+from virtbus.netd.forbidden_addresses import ForbiddenAddresses
+from virtbus.netd.security_groups import SecurityGroups
+from virtbus.netd.segment_guests import SegmentGuests
+from virtbus.netd.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class HostNetworks:
+    """The networks of this host, and what their guests need at any time."""
+
+    def __init__(self, settings: Settings, ports: HostPorts, word: Callable[[], str]) -> None:
+        """`word` returns the text of the local agent's file."""
+        self.settings = settings
+        self.ports = ports
+        self._word = word
+        self.attachments = Attachments(ports, settings.site())
+        self.segments = SegmentGuests(ports, self.attachments)
+        self.reach = ForbiddenAddresses(
+            ports.attachers.bridges, settings, ports.resolver, self.segments.guard
+        )
+        store = GroupsStore(settings.state_dir / "netd" / "groups")
+        self.groups = SecurityGroups(settings.node, ports, self.attachments, store)
+        self.recovered = asyncio.Event()
+        """Set once all networks of an earlier netd are served again."""
+        self._permitted = asyncio.Event()
+        self._ask: Ask | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Return True while guests of this host may depend on this process."""
+        recovering = self._permitted.is_set() and not self.recovered.is_set()
+        return recovering or bool(self.attachments.ready())
+
+    def permit(self, ask: Ask) -> None:
+        """Begin, if it has not begun: the bus proves that this host's agent holds the node.
+
+        `ask` asks the controllers for names.
+        """
+        self._ask = ask
+        self._permitted.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve until the end of the context. Networks stay: running guests do not need netd."""
+        try:
+            async with background() as tasks:
+                tasks.start(self._serve())
+                yield
+        finally:
+            with contextlib.suppress(OSError):
+                await self.attachments.tidy()  # the bridge is removed with netd if no VM needs it
+            self.ports.dhcp.close()
+            self.ports.files.close()
+
+    async def _serve(self) -> None:
+        while not (self._permitted.is_set() or holds(self._word())):
+            await wait_for_event(self._permitted, LOOK_S)
+        self._permitted.set()
+        async with self.ports.resolver.running(self._asked):
+            self.reach.restore()
+            await self.attachments.recover()
+            self.ports.resolver.complete()
+            self.recovered.set()
+            if self._ask is None:
+                count = len(self.attachments.ready())
+                extra = {"code": "served_without_bus"}
+                log.info("%d networks are served; the bus is awaited", count, extra=extra)
+            await asyncio.get_running_loop().create_future()
+
+    async def _asked(self, want: Lookup, uid: str) -> FoundName | None:
+        if self._ask is None:
+            raise NobodyAnswersError
+        return await self._ask(want, uid)
