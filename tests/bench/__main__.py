@@ -14,6 +14,8 @@ from tests.bench.criproxy import criproxy
 from tests.bench.figures import Figure, as_json, as_table
 from tests.bench.netd_growth import netd_growth
 from tests.bench.stage import stage
+from tests.bench.throughput import throughput
+from tests.e2e.platform import tiny_image
 
 Measure = Callable[[], Awaitable[list[Figure]]]
 
@@ -43,6 +45,7 @@ async def main() -> int:
     await take("cri pods", cri_pods, extra=True)
     for kind in KINDS:
         await take(f"growth {kind.name}", partial(attach_growth, kind), extra=True)
+    await take("throughput", lambda: throughput(tiny_image(), max(runs // 3, 5)), extra=True)
     async with stage() as here:
         raw = await measures.raw_of(here)
         default = {"bound": 1.15}

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.e2e import host
@@ -21,8 +22,10 @@ MIRROR = (
 class Login:
     """Commands in a guest, over ssh with a key from its seed."""
 
-    def __init__(self, folder: Path, user: str = "root") -> None:
+    def __init__(self, folder: Path, user: str = "root", enter: Sequence[str] = ()) -> None:
+        """`enter` are words before each command, such as those of `nsenter`."""
         self._key = folder / "key"
+        self._ssh = (*enter, "ssh")
         self._user = user
         self._options = [
             *("-i", str(self._key)),
@@ -39,10 +42,17 @@ class Login:
         return f"{self._key}.pub"
 
     def __call__(self, view: Json, command: str) -> str:
-        return host.run("ssh", *self._options, f"{self._user}@{address(view)}", command)
+        return host.run(*self._argv(view, command))
 
     def give(self, view: Json, data: bytes, path: str) -> None:
         """Write a program to a path of the guest."""
         command = f"cat > {path} && chmod +x {path}"
-        argv = ["ssh", *self._options, f"{self._user}@{address(view)}", command]
-        subprocess.run(argv, input=data, check=True, timeout=60)
+        subprocess.run(self._argv(view, command), input=data, check=True, timeout=60)
+
+    def start(self, view: Json, command: str) -> "subprocess.Popen[str]":
+        """Start a command whose output is read while it runs."""
+        argv, pipe = self._argv(view, command), subprocess.PIPE
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, text=True)
+
+    def _argv(self, view: Json, command: str) -> list[str]:
+        return [*self._ssh, *self._options, f"{self._user}@{address(view)}", command]

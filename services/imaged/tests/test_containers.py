@@ -242,7 +242,7 @@ async def test_a_layer_with_a_wrong_digest_is_fetched_again_next_time(
         await node.images.ensure(parse_image_ref(registry.ref("a:1")))
 
 
-async def test_fifty_requests_share_one_download_and_its_progress(
+async def test_a_hundred_requests_share_one_download_and_its_progress(
     make_node: NodeMaker, registry: Registry
 ) -> None:
     layer = gz(tar(("disk/a", DISK)))
@@ -256,7 +256,7 @@ async def test_fifty_requests_share_one_download_and_its_progress(
     async with make_node(registries=registry.known) as node:
         async with asyncio.TaskGroup() as group:
             askers = [
-                group.create_task(node.images.ensure(source, Asker(listen))) for _ in range(50)
+                group.create_task(node.images.ensure(source, Asker(listen))) for _ in range(100)
             ]
         assert {asker.result().digest for asker in askers} == {digest_of(DISK)}
         assert registry.asked(digest_of(layer)) == 1

@@ -30,6 +30,7 @@ from services.imaged.tests.test_snapshots import (
     write,
 )
 
+from virtbus.imaged import layering
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.layer_files import LayerFolder
@@ -103,6 +104,20 @@ async def test_the_disks_of_a_guest_go_on_in_new_files_once_qemu_uses_them(
         assert disks["own"].layers == (layers(node, 10)[0].name,)
         assert disks["own"].virtual_size_bytes == 8 * MIB
         assert (await made.do(live(10))).state == "done"
+
+
+async def test_disks_without_a_guest_are_layers_with_the_first_answer(
+    make_node: NodeMaker, threads: DiskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layering, "SOON_S", 60.0)
+    monkeypatch.setattr("virtbus.imaged.snapshots.SOON_S", 60.0)
+    async with make_node() as node, snapshots(node, threads) as made:
+        await node.disks.ensure(vm())
+        write(node, OLD)
+        assert (await made.do(layered(10))).state == "done"
+        assert frozen(node, 10) == {OLD}
+        write(node, NEW)
+        assert (await made.do(work(11, 10))).state == "done", "so is a restore"
 
 
 async def test_without_a_switch_nothing_has_changed(

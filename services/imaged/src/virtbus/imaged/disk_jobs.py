@@ -57,8 +57,12 @@ class DiskJobs:
         uid: str,
         done: Callable[[], Awaitable[WorkState | None]],
         work: Callable[[Job], Awaitable[None]],
+        *,
+        soon_s: float = 0.0,
     ) -> WorkState:
         """Return the progress or the result; begin the work if there is neither.
+
+        The answer waits for the end of the work for at most `soon_s`.
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
@@ -67,8 +71,12 @@ class DiskJobs:
         if id_ not in self._jobs and (found := await done()) is not None:
             return found
         job = self._jobs.get(id_) or self.begin(id_, uid, work)
+        if soon_s and job.task is not None and not job.task.done():
+            await asyncio.wait({job.task}, timeout=soon_s)
+            if id_ not in self._jobs and (found := await done()) is not None:
+                return found
         if job.error is not None:
-            del self._jobs[id_]
+            self._jobs.pop(id_, None)
             raise job.error
         return job.state
 

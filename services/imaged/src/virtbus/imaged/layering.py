@@ -156,8 +156,8 @@ class Layering:
         """
         job.step, job.final = LAYER, True
         pending = self._pending.setdefault(note.ref.uid, _Pending())
-        if not pending.decided.is_set():
-            pending.changed.set()
+        if note.live and not pending.decided.is_set():
+            pending.changed.set()  # otherwise the end follows in a moment
         if note.live and not await self._switched(note, pending):
             await self._parts.threads.run(translated, discard, self._parts.files, note)
             message = "the guest ended before its disks were frozen; repeat the snapshot"

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 4
 """Copies at a time: each takes the disk's bandwidth."""
+SOON_S = 0.3
+"""Time in which a copy that shares its blocks is done. The agent asks again after a second."""
 COPY, _, PUBLISH = (step.name for step in STEPS["snapshot"])
 REPLACE = STEPS["restore"][-1].name
 
@@ -81,7 +83,7 @@ class Snapshots:
             return await self._layering.do(want)
         if want.do == "ensure":
             done, work = partial(finished, self._parts, want.snapshot), partial(self._run, want)
-            return await self._jobs.ensure(want.id, want.uid, done, work)
+            return await self._jobs.ensure(want.id, want.uid, done, work, soon_s=SOON_S)
         late = await self._jobs.end(want.id) or await finished(self._parts, want.snapshot)
         if late is not None:
             return late
