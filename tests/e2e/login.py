@@ -21,7 +21,8 @@ MIRROR = (
 class Login:
     """Commands in a guest, over ssh with a key from its seed."""
 
-    def __init__(self, folder: Path, user: str = "root") -> None:
+    def __init__(self, folder: Path, user: str = "root", key: Path | None = None) -> None:
+        """Make a key in `folder`, or copy the private `key` and its public one to there."""
         self._key = folder / "key"
         self._user = user
         self._options = [
@@ -31,15 +32,20 @@ class Login:
             # a guest whose address answers is ready; its sshd may start a moment later
             *("-o", "ConnectionAttempts=15"),
         ]
-        host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
+        if key is None:
+            host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
+            return
+        host.run("install", "-m", "600", str(key), str(self._key))
+        host.run("install", "-m", "644", f"{key}.pub", self.public_key)
 
     @property
     def public_key(self) -> str:
         """The file for `--ssh-key`."""
         return f"{self._key}.pub"
 
-    def __call__(self, view: Json, command: str) -> str:
-        return host.run("ssh", *self._options, f"{self._user}@{address(view)}", command)
+    def __call__(self, view: Json, command: str, user: str = "") -> str:
+        """Return the output of a command, as `user` or the one of this object."""
+        return host.run("ssh", *self._options, f"{user or self._user}@{address(view)}", command)
 
     def give(self, view: Json, data: bytes, path: str) -> None:
         """Write a program to a path of the guest."""

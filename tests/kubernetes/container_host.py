@@ -95,8 +95,9 @@ class ContainerHost:
         self.containerd_socket = self.base / "containerd.sock"
         self.socket = platform.run_dir / "criproxy.sock"
         # What `virtbus cri install` writes; the command itself needs systemd.
-        HostFiles(self.base / "root").write(CONTAINERD)
-        shutil.copy(HostFiles(self.base / "root").runtime_class, self.base)
+        self._files = HostFiles(self.base / "root")
+        self._files.write(CONTAINERD)
+        shutil.copy(self._files.runtime_class, self.base)
         self._write_containerd()
         self._write_kubelet(kubeconfig, ca)
         environ = [f"{key}={value}" for key, value in platform.environ.items()]
@@ -288,7 +289,7 @@ endpoint = ["http://{server}"]
             "evictionHard": {"memory.available": "50Mi"},
             "registerNode": kubeconfig is not None,
             "enableServer": kubeconfig is not None,
-            "volumePluginDir": str(self.base / "plugins"),
+            "volumePluginDir": str(self._files.driver.parents[1]),
             "podLogsDir": str(self.base / "logs"),
             "syncFrequency": "5s",
             "fileCheckFrequency": "2s",
