@@ -110,8 +110,8 @@ storm: setup ## GUESTS=n real guests of one host started at once, against plain 
 	@tools/in-host-netns $(BIN)/python -m tests.load.storm --guests $(or $(GUESTS),0) \
 	    --rounds $(or $(ROUNDS),5) --guest $(or $(GUEST),halt) --json build-out/storm.jsonl $(ARGS)
 
-compare: setup ## bench, storm and load of OLD=commit and of this tree in turns; ROUNDS= ONLY=word (root)
-	@$(BIN)/python -m tests.compare --old $(OLD) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+compare: setup ## bench, storm and load of OLD="commit commit" and of this tree in turns; ROUNDS= ONLY=word (root)
+	@$(BIN)/python -m tests.compare $(addprefix --old ,$(OLD)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 	    $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)

@@ -18,6 +18,8 @@ KINDS = {"integration": 120, "e2e": 300, "kubernetes": 300}
 """Marker → seconds of its time-out; anything else has those of pyproject.toml."""
 LONGEST_FIRST = ("kubernetes", "e2e", "integration")
 """The order in which workers take tests: the short ones at the end fill up what is left."""
+LAST = "tests/sim/test_seeds.py"
+"""Its tests are lanes of two seconds each: no worker is left with a whole file at the end."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
 """The number of skipped Kubernetes tests, because the programs are not built."""
@@ -41,7 +43,7 @@ def lane_of(nodeid: str) -> str:
     Each seed of the simulation is one as well: they share nothing, and together take minutes.
     """
     path = nodeid.partition("::")[0]
-    if path == "tests/sim/test_seeds.py":
+    if path == LAST:
         return nodeid
     if path.startswith("tests/kubernetes/"):
         return "kubernetes"
@@ -72,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
         if kinds and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(KINDS[kinds[-1]]))
-        rank[item] = LONGEST_FIRST.index(kinds[-1]) if kinds else len(LONGEST_FIRST)
+        shorter = len(LONGEST_FIRST) + item.nodeid.startswith(LAST)
+        rank[item] = LONGEST_FIRST.index(kinds[-1]) if kinds else shorter
     items.sort(key=rank.__getitem__)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built

@@ -160,7 +160,8 @@ async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) ->
 async def test_a_silent_server_is_skipped(nats: server.Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"nats://127.0.0.1:{silent.getsockname()[1]}"
-        settings = nats.settings("controller", url=f"{mute},{nats.url}")
+        urls = f"{mute},{nats.url}"
+        settings = nats.settings("controller", url=urls, connect_timeout_s=30)
         for _ in range(4):  # the order is drawn again each time
             async with connect(settings, name="c") as bus:
                 await bus.put(KEY, b"x")

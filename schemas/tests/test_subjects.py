@@ -2,15 +2,17 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 
+HOSTILE = ("*", ">", "a.b", "", "a\r\nb", "a\x00", "A", "a" * 300)
 UUID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 MADE = [
     value
@@ -53,6 +55,7 @@ def good(make: Callable[..., str]) -> str:
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_no_text_adds_a_token_or_a_wildcard(make: Callable[..., str], data: st.DataObject) -> None:
     names = arguments(make)
@@ -75,10 +78,9 @@ def test_no_text_adds_a_token_or_a_wildcard(make: Callable[..., str], data: st.D
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("hostile", ["*", ">", "a.b", "", "a\r\nb", "a\x00", "A", "a" * 300])
-def test_each_argument_is_checked(make: Callable[..., str], hostile: str) -> None:
+def test_each_argument_is_checked(make: Callable[..., str]) -> None:
     names = arguments(make)
-    for name in names:
+    for name, hostile in product(names, HOSTILE):
         if (name, hostile) in {("kind", "a.b"), ("uid", "")} and make is not subjects.vm_record:
             continue
         if (make, name, hostile) == (subjects.image_name, "name", "a.b"):
@@ -115,9 +117,9 @@ def test_only_records_and_facts_may_be_unplaced() -> None:
             make(*(UNPLACED for _ in arguments(make)))
 
 
-@pytest.mark.parametrize("kind", EventKind)
-def test_every_kind_of_event_has_a_subject(kind: EventKind) -> None:
-    assert subjects.event("n1", UUID, kind) == f"virtbus.evt.n1.{UUID}.{kind}"
+def test_every_kind_of_event_has_a_subject() -> None:
+    for kind in EventKind:
+        assert subjects.event("n1", UUID, kind) == f"virtbus.evt.n1.{UUID}.{kind}"
 
 
 def test_an_upper_case_uid_is_the_same_subject() -> None:

@@ -4,9 +4,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from tests.bench import data, measures
+from tests.bench.attach_growth import KINDS, attach_growth
 from tests.bench.cri_pods import cri_pods
 from tests.bench.criproxy import criproxy
 from tests.bench.figures import Figure, as_json, as_table
@@ -32,11 +34,15 @@ async def main() -> int:
         """
         if name.startswith(options.only) if extra else options.only in name:
             sys.stderr.write(f"measuring: {name}\n")
-            figures.extend(await measure())
+            found = await measure()
+            sys.stderr.write("".join(f"{as_json(one)}\n" for one in found))  # a later one may fail
+            figures.extend(found)
 
     runs = options.runs
     await take("criproxy", lambda: criproxy(runs), extra=True)
     await take("cri pods", cri_pods, extra=True)
+    for kind in KINDS:
+        await take(f"growth {kind.name}", partial(attach_growth, kind), extra=True)
     async with stage() as here:
         raw = await measures.raw_of(here)
         default = {"bound": 1.15}

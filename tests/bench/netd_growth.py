@@ -31,7 +31,7 @@ async def netd_growth(stage: Stage) -> list[Figure]:
             for _ in range(MANY):
                 uid = uuid7()
                 uids.append(uid)
-                record = _record(uid)
+                record = record_of(uid)
                 await bus.put(subjects.vm_record("bench", uid), encode(record))
                 await asyncio.sleep(DELIVERED_S)
                 begun = time.perf_counter()
@@ -66,7 +66,8 @@ async def netd_growth(stage: Stage) -> list[Figure]:
     ]
 
 
-def _record(uid: str) -> dict[str, object]:
+def record_of(uid: str) -> dict[str, object]:
+    """Return the record of a VM with one interface on the built-in network."""
     return {
         "uid": uid,
         "namespace": "default",

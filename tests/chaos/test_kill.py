@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.chaos.lives import insist
@@ -21,17 +22,29 @@ from virtbus.schemas.errors import VirtbusError
 pytestmark = pytest.mark.e2e
 
 SERVICES = ("controller", "imaged", "netd", "nodeagent", "nats-server", "up")
-ALL_AT_ONCE = pytest.param("up", marks=pytest.mark.long)
-"""A kill of the supervisor ends all services, which takes three times as long as one."""
-KILLED = (*(name for name in SERVICES if name != "up"), ALL_AT_ONCE)
-CREATE_STEPS = (
-    "vm.accepted",
-    "image.ready",
-    "network.ready",
-    "domain.defined",
-    "domain.started",
-)
-DELETE_STEPS = ("vm.deleting", "domain.stopped", "network.released", "disks.released")
+CREATE_STEPS = {
+    "vm.accepted": {"controller", "imaged", "nats-server"},
+    "image.ready": {"imaged", "nodeagent"},
+    "network.ready": {"netd", "nodeagent"},
+    "domain.defined": {"nodeagent", "nats-server"},
+    "domain.started": {"nodeagent", "controller"},
+}
+DELETE_STEPS = {
+    "vm.deleting": {"controller", "nodeagent", "nats-server"},
+    "domain.stopped": {"nodeagent", "netd"},
+    "network.released": {"netd", "nodeagent"},
+    "disks.released": {"imaged", "nodeagent"},
+}
+"""Steps of a VM, and the services that work before or after each."""
+
+
+def kills(steps: dict[str, set[str]]) -> list[Any]:
+    """Each service at each step. Kills of a service that has no work at the step are long."""
+    return [
+        pytest.param(step, name, marks=() if name in working else pytest.mark.long)
+        for step, working in steps.items()
+        for name in SERVICES
+    ]
 
 
 @pytest.mark.timeout(480)
@@ -125,8 +138,7 @@ def _new(uid: str, name: str) -> Json:
     return {"uid": uid, "name": name, "image": HALT, "memory": "128MiB"}
 
 
-@pytest.mark.parametrize("service", KILLED)
-@pytest.mark.parametrize("step", CREATE_STEPS)
+@pytest.mark.parametrize(("step", "service"), kills(CREATE_STEPS))
 def test_create_ends_running_when_a_service_is_killed_at_a_step(
     patient: Platform, step: str, service: str
 ) -> None:
@@ -142,8 +154,7 @@ def test_create_ends_running_when_a_service_is_killed_at_a_step(
     patient.create("next", "--image", HALT, wait="running")
 
 
-@pytest.mark.parametrize("service", KILLED)
-@pytest.mark.parametrize("step", DELETE_STEPS)
+@pytest.mark.parametrize(("step", "service"), kills(DELETE_STEPS))
 def test_delete_ends_with_nothing_left_when_a_service_is_killed_at_a_step(
     patient: Platform, step: str, service: str
 ) -> None:

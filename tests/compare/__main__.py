@@ -1,10 +1,11 @@
-"""`python -m tests.compare --old COMMIT`: bench, storm and load of two trees in turns.
+"""`python -m tests.compare --old COMMIT --old COMMIT`: older trees and this one in turns.
 
-In each round each program runs in both trees, one directly after the other. The order alternates
-with each program and each round. A figure of a round is the median of the program's own
-repetitions. Finished turns are kept as JSON lines, so that an interrupted comparison can
-continue. With `--control` each turn measures the old tree twice. The second measurement shows which
-bounds this machine can reach at all: its true ratios are 1.
+In each round each program runs in all trees, one directly after the other. The order rotates with
+each program and each round. A figure of a round is the median of the program's own repetitions.
+The samples of finished turns are kept as JSON lines, so that an interrupted comparison continues
+with the next call of the same trees and sizes. With `--control` each turn measures the first old
+tree twice. The second measurement shows which bounds this machine can reach at all: its true ratios
+are 1.
 """
 
 import argparse
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.compare import trees
-from tests.compare.figures import better_of, read_file
+from tests.compare.figures import better_of, read_all
 from tests.compare.ratios import BOUND, Better, Comparison, compare
 from tests.compare.trees import Program, Tree
 
 BUILD_OUT = trees.HERE / "build-out"
-ROUNDS = 13
-"""Of 12 ratios and of 13 the bound is the 10th smallest."""
+ROUNDS = 12
+"""The bound is the 10th smallest of 12 ratios, and of 13 too."""
 
 Run = dict[str, Any]
 
@@ -48,7 +49,7 @@ def finished(path: Path, turns: Sequence[Sequence[Run]]) -> list[Run]:
 
 
 def _key(run: Run) -> tuple[Any, ...]:
-    return (run["round"], run["tree"], run["commit"], run["program"], run["arguments"])
+    return (run["round"], run["tree"], run["commit"], run["program"], run["sizes"])
 
 
 def planned(rounds: int, programs: Sequence[Program], measured: Sequence[Tree]) -> list[list[Run]]:
@@ -60,7 +61,7 @@ def planned(rounds: int, programs: Sequence[Program], measured: Sequence[Tree]) 
                 "tree": tree.name,
                 "commit": tree.commit,
                 "program": program.name,
-                "arguments": " ".join(program.arguments),
+                "sizes": trees.sizes(),
             }
             for tree in order(number, place, measured)
         ]
@@ -69,8 +70,10 @@ def planned(rounds: int, programs: Sequence[Program], measured: Sequence[Tree]) 
     ]
 
 
-def comparisons(runs: Sequence[Run], tree: str = "new") -> tuple[list[Comparison], list[str]]:
-    """Return every figure of the old tree and `tree`, and the judged figures that `tree` lacks.
+def comparisons(
+    runs: Sequence[Run], old: str, new: str = "new"
+) -> tuple[list[Comparison], list[str]]:
+    """Return every figure of two trees, and the judged figures that the new one lacks.
 
     A figure that only the new tree has measures a new function. It has nothing to compare with.
     """
@@ -81,10 +84,10 @@ def comparisons(runs: Sequence[Run], tree: str = "new") -> tuple[list[Comparison
     both, lost = [], []
     for name, by_tree in values.items():
         better = better_of(name) or Better.TOLD
-        found = compare(name, better, by_tree.get("old", {}), by_tree.get(tree, {}))
+        found = compare(name, better, by_tree.get(old, {}), by_tree.get(new, {}))
         if found is not None:
             both.append(found)
-        elif better is not Better.TOLD and "old" in by_tree:
+        elif better is not Better.TOLD and old in by_tree:
             lost.append(name)
     return both, lost
 
@@ -92,10 +95,10 @@ def comparisons(runs: Sequence[Run], tree: str = "new") -> tuple[list[Comparison
 def table(found: Sequence[Comparison], control: Sequence[Comparison] = ()) -> str:
     """Format the result for people."""
     uppers = {one.name: one.upper for one in control}
-    rows = [("FIGURE", "OLD", "NEW", "RATIO", "UPPER 95 %", "CONTROL", "N", "")]
+    rows = [("FIGURE", "OLD", "NEW", "RATIO", "LOWER 95 %", "UPPER 95 %", "CONTROL", "N", "")]
     for one in found:
-        upper, same = _bound(one.upper), _bound(uppers.get(one.name))
-        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", upper, same)
+        lower, upper, same = map(_bound, (one.lower, one.upper, uppers.get(one.name)))
+        numbers = (f"{one.old:.4g}", f"{one.new:.4g}", f"{one.ratio:.3f}", lower, upper, same)
         rows.append((one.name, *numbers, str(len(one.ratios)), one.verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
@@ -104,37 +107,45 @@ def table(found: Sequence[Comparison], control: Sequence[Comparison] = ()) -> st
     )
 
 
-def _bound(upper: float | None) -> str:
-    return "" if upper is None else f"{upper:.3f}"
+def _bound(bound: float | None) -> str:
+    return "" if bound is None else f"{bound:.3f}"
 
 
-def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
-    """Print the table and write the JSON; True if every judged figure holds."""
-    found, lost = comparisons(runs)
-    control, _ = comparisons(runs, "control")
-    uppers = {one.name: one.upper for one in control}
-    figures = [
-        {
-            "name": one.name,
-            "better": one.better.value,
-            "old": one.old,
-            "new": one.new,
-            "ratio": _told(one.ratio),
-            "upper": _told(one.upper),
-            "control": _told(uppers.get(one.name)),
-            "holds": one.holds,
-            "ratios": [_told(ratio) for ratio in one.ratios],
-        }
-        for one in found
-    ]
-    content = {"old": old.commit, "new": new.commit, "bound": BOUND, "figures": figures}
-    (BUILD_OUT / "compare.json").write_text(json.dumps(content | {"lost": lost}, indent=1) + "\n")
-    sys.stdout.write(table(found, control) + "\n")
-    for name in lost:
-        sys.stdout.write(f"not measured any more: {name}\n")
+def tell(runs: Sequence[Run], olds: Sequence[Tree], new: Tree) -> bool:
+    """Print a table for each old tree and write the JSON; True if every judged figure holds."""
+    control, _ = comparisons(runs, olds[0].name, "control")
+    content, holds = [], []
+    for old in olds:
+        found, lost = comparisons(runs, old.name)
+        figures = [_as_json(one, control) for one in found]
+        content.append({"old": old.commit, "figures": figures, "lost": lost})
+        sys.stdout.write(f"{old.name} against this tree\n{table(found, control)}\n")
+        for name in lost:
+            sys.stdout.write(f"not measured any more: {name}\n")
+        judged = [one for one in found if one.better is not Better.TOLD]
+        bad = [one.name for one in judged if not one.holds]
+        sys.stdout.write(f"{len(judged)} judged, {len(bad)} not within {BOUND:g}\n\n")
+        holds.append(bool(judged) and not bad and not lost)
     sys.stdout.flush()
-    judged = [one for one in found if one.better is not Better.TOLD]
-    return bool(judged) and all(one.holds for one in judged) and not lost
+    result = {"new": new.commit, "bound": BOUND, "comparisons": content}
+    (BUILD_OUT / "compare.json").write_text(json.dumps(result, indent=1) + "\n")
+    return all(holds)
+
+
+def _as_json(one: Comparison, control: Sequence[Comparison]) -> Run:
+    same = next((other.upper for other in control if other.name == one.name), None)
+    return {
+        "name": one.name,
+        "better": one.better.value,
+        "old": one.old,
+        "new": one.new,
+        "ratio": _told(one.ratio),
+        "lower": _told(one.lower),
+        "upper": _told(one.upper),
+        "control": _told(same),
+        "holds": one.holds,
+        "ratios": [_told(ratio) for ratio in one.ratios],
+    }
 
 
 def _told(ratio: float | None) -> float | None:
@@ -146,47 +157,57 @@ def measured(run: Run, tree: Tree) -> Run:
     """The run with its figures."""
     program = next(one for one in trees.PROGRAMS if one.name == run["program"])
     begun = time.monotonic()
-    path = trees.run(tree, program)
+    lines = trees.run(tree, program)
     took_s = time.monotonic() - begun
     say(f"round {run['round']}: {program.name}, {tree.name} tree, {took_s:.0f} s")
-    return run | {
-        "seconds": round(took_s, 1),
-        "figures": read_file(program.name.partition(" ")[0], path),
-    }
+    return run | {"seconds": round(took_s, 1), "figures": read_all(lines)}
+
+
+def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a call."""
+    parser = argparse.ArgumentParser(prog="tests.compare", description=__doc__)
+    parser.add_argument(
+        "--old", required=True, action="append", help="a commit to compare with; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", help="the programs whose name holds this word")
+    parser.add_argument(
+        "--lock", type=Path, help="a file to lock while a program is measured in all trees"
+    )
+    parser.add_argument("--control", action="store_true", help="measure the first old tree twice")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        default=BUILD_OUT / "compare.jsonl",
+        metavar="FILE",
+        help="the samples of an earlier call, which this call continues",
+    )
+    return parser.parse_args(words)
 
 
 def main() -> int:
     """Return 0 if the bound of every judged figure holds, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="tests.compare", description=__doc__)
-    parser.add_argument("--old", required=True, help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", help="the programs whose name holds this word")
-    parser.add_argument(
-        "--lock", type=Path, help="a file to lock while a program is measured in both"
-    )
-    parser.add_argument("--control", action="store_true", help="measure the old tree twice")
-    options = parser.parse_args()
+    options = options_of()
     # A shell starts background jobs with SIGINT ignored; a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     programs = trees.chosen(options.only)
-    old, new = trees.tree_of(options.old), trees.this_tree()
-    control = [replace(old, name="control")] if options.control else []
-    by_name = {tree.name: tree for tree in (old, new, *control)}
-    for tree in (old, new):
+    olds, new = [trees.tree_of(old) for old in options.old], trees.this_tree()
+    for tree in (*olds, new):
         say(f"{tree.name} tree: {tree.commit} in {tree.folder}")
         trees.prepare(tree)
+    control = [replace(olds[0], name="control")] if options.control else []
+    by_name = {tree.name: tree for tree in (*olds, new, *control)}
     turns = planned(options.rounds, programs, [*by_name.values()])
-    path = BUILD_OUT / "compare.jsonl"
-    runs = finished(path, turns)
+    runs = finished(options.resume, turns)
     done = {_key(run) for run in runs}
     for turn in (turn for turn in turns if not done.issuperset(map(_key, turn))):
         with trees.locked(options.lock):
             runs += (one := [measured(run, by_name[run["tree"]]) for run in turn])
-        with path.open("a") as file:
+        with options.resume.open("a") as file:
             file.write("".join(json.dumps(run) + "\n" for run in one))
         if turn[0]["program"] == programs[-1].name:
-            tell(runs, old, new)
-    return 0 if tell(runs, old, new) else 1
+            tell(runs, olds, new)
+    return 0 if tell(runs, olds, new) else 1
 
 
 if __name__ == "__main__":

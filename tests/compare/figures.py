@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.compare.ratios import Better
@@ -45,22 +44,24 @@ def better_of(name: str) -> Better | None:
     return next((better for pattern, better in RULES if re.match(pattern, name)), None)
 
 
-def read(program: str, text: str) -> dict[str, float]:
-    """Return figures by name, from the JSON lines of one run."""
+def read(source: str, lines: Sequence[str]) -> dict[str, float]:
+    """Return figures by name, from the JSON lines of bench, storm or load."""
     found: dict[str, float] = {}
-    for line in filter(None, text.splitlines()):
+    for line in lines:
         values = json.loads(line)
         if "name" in values:
-            found[f"{program}: {values['name']}"] = float(values["value"])
+            found[f"{source}: {values['name']}"] = float(values["value"])
         else:
-            head = f"{program}: {values.pop('figure')}"
+            head = f"{source}: {values.pop('figure')}"
             found |= dict(_numbers(head, _with_ours(values)))
     return {name: value for name, value in found.items() if better_of(name) is not None}
 
 
-def read_file(program: str, path: Path) -> dict[str, float]:
-    """Return the figures of a file; nothing if there is no file."""
-    return read(program, path.read_text()) if path.exists() else {}
+def read_all(lines: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the figures of lines by their source."""
+    return {
+        name: value for source, some in lines.items() for name, value in read(source, some).items()
+    }
 
 
 def _with_ours(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Pairs the figures of two trees by round and bounds the median of their ratios.
 
-The upper 95 % bound is the order statistic of the sign test. It is exact and assumes no
-distribution: the k-th smallest of n ratios is at least their true median with the chance that n
-fair coins show fewer than k heads. The smallest k with a chance of 95 % is taken. Of 12 ratios that
-is the 10th (98.1 %), of 13 it is the 10th too (95.4 %). Fewer than five ratios have no bound.
+The upper 95 % bound is the order statistic of the sign test; the lower one is its mirror. It is
+exact and assumes no distribution: the k-th smallest of n ratios is at least their true median with
+the chance that n fair coins show fewer than k heads. The smallest k with a chance of 95 % is taken.
+Of 12 ratios that is the 10th (98.1 %), of 13 it is the 10th too (95.4 %). Fewer than five ratios
+have no bound.
 """
 
 import statistics
@@ -34,8 +35,9 @@ class Comparison:
     new: float
     ratios: tuple[float, ...]
     ratio: float
+    lower: float | None
     upper: float | None
-    """The upper bound of the median, by CONFIDENCE; None with too few rounds."""
+    """The bounds of the median, each by CONFIDENCE; None with too few rounds."""
 
     @property
     def holds(self) -> bool | None:
@@ -62,6 +64,12 @@ def upper_bound(values: Sequence[float]) -> float | None:
     return None
 
 
+def lower_bound(values: Sequence[float]) -> float | None:
+    """The lower bound of the median by the sign test."""
+    negated = upper_bound([-value for value in values])
+    return None if negated is None else -negated
+
+
 def worse_by(old: float, new: float, better: Better) -> float:
     """Return the factor by which the new value is worse."""
     if better is Better.HIGHER:
@@ -86,5 +94,6 @@ def compare(
         statistics.median(new[number] for number in rounds),
         ratios,
         statistics.median(ratios),
+        lower_bound(ratios),
         upper_bound(ratios),
     )

@@ -1,20 +1,24 @@
 """The statistics and the pairing of `make compare`."""
 
+import json
 from math import inf
+from pathlib import Path
 
 import pytest
 from tests.compare import __main__ as program
-from tests.compare.figures import better_of, read
-from tests.compare.ratios import Better, compare, upper_bound, worse_by
+from tests.compare.figures import better_of, read, read_all
+from tests.compare.ratios import Better, compare, lower_bound, upper_bound, worse_by
 from tests.compare.trees import HERE, Tree, chosen
 
-OLD, NEW = Tree("old", HERE, "a"), Tree("new", HERE, "b")
+TREES = [Tree("a", HERE, "aa"), Tree("b", HERE, "bb"), Tree("new", HERE, "cc")]
 
 
 @pytest.mark.parametrize(("count", "place"), [(5, 5), (8, 7), (12, 10), (13, 10), (20, 15)])
 def test_the_bound_is_the_order_statistic_of_the_sign_test(count: int, place: int) -> None:
     """The positions are those of printed tables of one-sided 95 % limits of a median."""
-    assert upper_bound([float(n) for n in range(count, 0, -1)]) == place
+    values = [float(n) for n in range(count, 0, -1)]
+    assert upper_bound(values) == place
+    assert lower_bound(values) == count + 1 - place
 
 
 @pytest.mark.parametrize("count", range(5))
@@ -48,11 +52,12 @@ def test_twelve_rounds_hold_or_do_not() -> None:
 
 
 def test_figures_of_all_three_programs_are_read_and_judged_by_their_names() -> None:
-    bench = '{"name": "create to told Running, CNI bridge", "value": 1.1, "unit": "x raw"}\n'
-    assert read("bench", bench) == {"bench: create to told Running, CNI bridge": 1.1}
+    bench = '{"name": "create to told Running, CNI bridge", "value": 1.1, "unit": "x raw"}'
+    assert read("bench", [bench]) == {"bench: create to told Running, CNI bridge": 1.1}
     cpu = '{"netd": 2, "imaged": 1, "controller": 3, "nodeagent": 4, "nats-server": 5}'
     storm = f'{{"figure": "starts", "guests": 6, "share": 0.9, "cpu_ms_per_vm": {cpu}}}'
-    read_storm = read("storm", storm)
+    read_storm = read_all({"bench": [bench], "storm": [storm]})
+    assert read_storm["bench: create to told Running, CNI bridge"] == 1.1
     assert read_storm["storm: starts.share"] == 0.9
     assert read_storm["storm: starts.cpu_ms_per_vm.ours"] == 10
     assert "storm: starts.guests" not in read_storm
@@ -60,26 +65,44 @@ def test_figures_of_all_three_programs_are_read_and_judged_by_their_names() -> N
     assert better_of("bench: delete to told gone over raw destroy, CNI bridge") is Better.TOLD
 
 
-def test_each_tree_is_first_as_often_as_the_other_and_in_turn() -> None:
-    turns = program.planned(2, chosen(""), [OLD, NEW])
+def test_each_tree_is_first_as_often_as_the_others_and_in_turn() -> None:
+    turns = program.planned(6, chosen(""), TREES)
     firsts = [turn[0]["tree"] for turn in turns]
-    assert firsts.count("old") == firsts.count("new")
-    half = len(firsts) // 2
-    assert all(a != b for a, b in zip(firsts[:half], firsts[half:], strict=True))
+    assert {firsts.count(tree.name) for tree in TREES} == {len(firsts) // len(TREES)}
+    for number in (0, 1):
+        of_one_program = firsts[number::2]
+        assert {of_one_program.count(tree.name) for tree in TREES} == {2}
+    assert all(sorted(run["tree"] for run in turn) == ["a", "b", "new"] for turn in turns)
 
 
 def test_an_extra_program_runs_only_where_it_is_named() -> None:
-    names = [one.name for one in chosen("")]
-    assert names == ["bench creates", "bench others", "storm", "load"]
-    assert [one.name for one in chosen("netd")] == ["bench netd"]
+    assert [one.name for one in chosen("")] == ["host", "load"]
+    assert [one.name for one in chosen("netd")] == ["netd"]
+
+
+def test_several_old_trees_are_compared_in_one_call() -> None:
+    options = program.options_of(["--old", "one", "--old", "two", "--rounds", "3"])
+    assert options.old == ["one", "two"]
+
+
+def test_a_call_continues_the_finished_turns_of_the_same_trees_and_sizes(tmp_path: Path) -> None:
+    turns = program.planned(2, chosen(""), TREES)
+    other_tree = [run | {"commit": "other"} for run in turns[0]]
+    other_sizes = [run | {"sizes": "other"} for run in turns[0]]
+    path = tmp_path / "samples.jsonl"
+    path.write_text(
+        "".join(json.dumps(run) + "\n" for run in (*turns[1], *other_tree, *other_sizes))
+    )
+    assert program.finished(path, turns) == turns[1]
+    assert program.finished(tmp_path / "missing", turns) == []
 
 
 def test_a_judged_figure_that_the_new_tree_lost_is_named_and_one_that_it_gained_is_not() -> None:
     runs = [
-        {"round": 1, "tree": "old", "figures": {"bench: a": 1.0, "bench: b": 2.0}},
+        {"round": 1, "tree": "a", "figures": {"bench: a": 1.0, "bench: b": 2.0}},
         {"round": 1, "tree": "new", "figures": {"bench: a": 1.0, "bench: c": 3.0}},
     ]
-    found, lost = program.comparisons(runs)
+    found, lost = program.comparisons(runs, "a")
     assert [one.name for one in found] == ["bench: a"]
     assert lost == ["bench: b"]
 
@@ -88,9 +111,9 @@ def test_the_control_shows_the_bound_of_two_measurements_of_one_tree() -> None:
     runs = [
         {"round": number, "tree": tree, "figures": {"bench: a": value}}
         for number in range(1, 6)
-        for tree, value in (("old", 10.0), ("new", 10.0), ("control", 10.0 + number))
+        for tree, value in (("a", 10.0), ("new", 10.0), ("control", 10.0 + number))
     ]
-    (found,), _ = program.comparisons(runs)
-    (control,), _ = program.comparisons(runs, "control")
+    (found,), _ = program.comparisons(runs, "a")
+    (control,), _ = program.comparisons(runs, "a", "control")
     assert (found.upper, control.upper) == (1.0, 1.5)
     assert "1.500" in program.table([found], [control])

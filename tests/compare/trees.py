@@ -2,6 +2,8 @@
 
 import fcntl
 import hashlib
+import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,37 +17,26 @@ RUN_S, END_S = 900.0, 60.0
 SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "simulator", "tests")
 
 
+MEASURE = Path(__file__).with_name("measure.py")
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The programs of each tree. An `extra` one runs only if it is named."""
+    """A program of `measure.py`. An `extra` one runs only if it is named."""
 
     name: str
-    module: str
-    arguments: tuple[str, ...]
     extra: bool = False
 
 
-def _bench(name: str, word: str, *, extra: bool = False) -> Program:
-    return Program(name, "tests.bench", ("--runs", "3", "--only", word), extra)
-
-
-PROGRAMS = (
-    _bench("bench creates", "i"),  # create, cpu and fast, each with builtin and cni
-    _bench("bench others", "o"),  # command, hops, memory
-    Program("storm", "tests.load.storm", ("--guests", "6", "--rounds", "2")),
-    Program(
-        "load",
-        "tests.load",
-        ("--vms", "500", "--nodes", "20", "--controllers", "1", "--churn", "2"),
-    ),
-    _bench("bench ten", "ten", extra=True),
-    _bench("bench netd", "netd", extra=True),
-)
-"""All programs except the extra ones take about 106 s of two quiet cores per tree and round.
-
-The steps of the bench are parts of creates. Ten creates at once are similar to a storm. So they,
+PROGRAMS = (Program("host"), Program("load"), Program("ten", True), Program("netd", True))
+"""The steps of the bench are parts of creates. Ten creates at once are similar to a storm. So they,
 and the 300 attachments of netd, run only by name.
 """
+
+
+def sizes() -> str:
+    """Return a name for the sizes and clocks of all programs."""
+    return hashlib.sha256(MEASURE.read_bytes()).hexdigest()[:8]
 
 
 def chosen(only: str) -> list[Program]:
@@ -75,14 +66,14 @@ def this_tree() -> Tree:
 
 
 def tree_of(commit: str) -> Tree:
-    """Return a worktree of a commit in the cache; make it if it is missing."""
+    """Return a worktree of a commit in the cache, by its short name; make it if it is missing."""
     full = _git("rev-parse", "--verify", f"{commit}^{{commit}}")
     folder = CACHE / full[:12]
     if not (folder / ".git").exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         _git("worktree", "prune")
         _git("worktree", "add", "--detach", str(folder), full)
-    return Tree("old", folder, full)
+    return Tree(full[:7], folder, full)
 
 
 def prepare(tree: Tree) -> None:
@@ -104,20 +95,24 @@ def locked(path: Path | None) -> Iterator[None]:
         yield
 
 
-def run(tree: Tree, program: Program) -> Path:
-    """Run a program of a tree in a network namespace of its own; return its JSON lines.
+def run(tree: Tree, program: Program) -> dict[str, list[str]]:
+    """Run a program of a tree in a network namespace of its own; return its lines by their source.
 
-    Exit code 1 means that one of the program's own bounds was missed, which is not judged here.
     A run that writes no figures raises SystemExit with its log.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
-    figures = CACHE / f"{tree.name}-{program.name.replace(' ', '-')}.jsonl"
+    figures = CACHE / f"{tree.name}-{program.name}.json"
     log = figures.with_suffix(".log")
     figures.unlink(missing_ok=True)
-    words = [".venv/bin/python", "-m", program.module, *program.arguments, "--json", str(figures)]
+    words = [".venv/bin/python", "-P", str(MEASURE), program.name, str(figures)]
+    environment = os.environ | {"PYTHONPATH": str(tree.folder)}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            ["tools/in-host-netns", *words], cwd=tree.folder, stdout=out, stderr=out
+            ["tools/in-host-netns", *words],
+            cwd=tree.folder,
+            env=environment,
+            stdout=out,
+            stderr=out,
         )
         try:
             process.wait(RUN_S)
@@ -128,4 +123,5 @@ def run(tree: Tree, program: Program) -> Path:
     if not figures.exists():
         msg = f"{program.name} of the {tree.name} tree ended without figures: {log}\n"
         raise SystemExit(msg + log.read_text(errors="replace")[-4000:])
-    return figures
+    lines: dict[str, list[str]] = json.loads(figures.read_text())
+    return lines

@@ -101,10 +101,10 @@ def below(path: Path) -> str:
     return str(path.relative_to(ROOT / "services")).replace("/src/virtbus/", ":").split(":")[-1]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=below)
-def test_a_module_outside_edge_has_no_effects_of_its_own(path: Path) -> None:
-    found = set(used(ast.parse(path.read_text(encoding="utf-8"))))
-    assert sorted(found - set(ALLOWED.get(below(path), {}))) == []
+def test_a_module_outside_edge_has_no_effects_of_its_own() -> None:
+    for path in MODULES:
+        found = set(used(ast.parse(path.read_text(encoding="utf-8"))))
+        assert sorted(found - set(ALLOWED.get(below(path), {}))) == [], below(path)
 
 
 @pytest.mark.parametrize("module", ALLOWED)

@@ -4,6 +4,7 @@ import pytest
 from tests.contract import prose
 
 
+@pytest.mark.timeout(300)
 def test_prose_keeps_its_rules_and_the_allow_list_only_shrinks() -> None:
     found = prose.findings()
     over = prose.counted(found) - prose.allowed()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests import census
@@ -135,6 +136,17 @@ def children(pid: int) -> dict[int, list[str]]:
                 continue
             if argv:  # a zombie has none
                 found[int(child)] = argv
+    return found
+
+
+def resolvers(run_dir: Path) -> list[int]:
+    """Return the resolvers of a platform: they stay with the names of guests."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            argv = path.read_bytes().decode().split("\0")
+            if "virtbus.netd.resolver_process" in argv and f"{run_dir}/netd/" in argv[3]:
+                found.append(int(path.parent.name))
     return found
 
 

@@ -226,6 +226,9 @@ class Platform:
             host.run("ip", "netns", "delete", f"vb-{uid}", check=False)
         host.run("ip", "link", "delete", BRIDGE, check=False)
         host.run("nft", "delete", "table", "inet", "virtbus", check=False)
+        for pid in host.resolvers(self.run_dir):
+            with suppress(ProcessLookupError):  # it ends with its last guest
+                os.kill(pid, signal.SIGKILL)
         self.at_end.close()
         layers = str(self.state_dir / "disks" / "layers")
         host.run("chattr", "-R", "-f", "-i", layers, check=False)  # ADR 0061

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import Platform, Refused, Stage, until
+from tests.e2e.platform import Platform, Refused, Stage, tiny_image, until
 
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.node import NodeState
@@ -18,7 +18,8 @@ def _small_store(platform: Platform) -> None:
     """An image store on a file system that holds the source, but not a copy next to it."""
     images = platform.state_dir / "images"
     images.mkdir(parents=True)
-    host.run("mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "e2e", str(images))
+    size_bytes = tiny_image().stat().st_size * 4 // 3
+    host.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=711", "e2e", str(images))
     platform.at_end.callback(host.run, "umount", "-l", str(images))
 
 

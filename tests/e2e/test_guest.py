@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from tests.e2e import host
 from tests.e2e.frames import Crafter, spoofed
 from tests.e2e.login import Login
-from tests.e2e.platform import Platform, Refused, address, until
+from tests.e2e.platform import Json, Platform, Refused, address, until
 
 pytestmark = pytest.mark.e2e
 
@@ -51,11 +52,11 @@ def test_seed_gives_hostname_key_files_and_commands(
 
 
 def test_guests_reach_each_other_by_address_and_name_and_the_host(
-    platform: Platform, login: Login
+    patient: Platform, login: Login
 ) -> None:
-    one = platform.create("one", "--ssh-key", login.public_key, wait="")
-    two = platform.create("two", "--ssh-key", login.public_key, wait="")
-    one, two = platform.wait_ready("one", "two")
+    one = patient.create("one", "--ssh-key", login.public_key, wait="")
+    two = patient.create("two", "--ssh-key", login.public_key, wait="")
+    one, two = patient.wait_ready("one", "two")
     gateway = one["interfaces"][0]["gateway"]
     assert "1 packets received" in login(one, f"ping -c 1 -W 5 {address(two)}")
     assert "1 packets received" in login(two, f"ping -c 1 -W 5 {address(one)}")
@@ -67,6 +68,27 @@ def test_guests_reach_each_other_by_address_and_name_and_the_host(
         assert address(two) in login(one, f"nslookup {name}")
     assert "1 packets received" in login(one, "ping -c 1 -W 5 two")
     assert "NXDOMAIN" in login(one, "nslookup two.other.vm.internal 2>&1 || :")
+    all_continues_without_netd(patient, login, one, two)
+
+
+def all_continues_without_netd(platform: Platform, login: Login, one: Json, two: Json) -> None:
+    """Names, addresses and forwarding while netd is stopped, killed and started again."""
+    before = login(one, "ip -4 addr show eth0")
+
+    def works() -> None:
+        assert address(two) in login(one, "nslookup two.default.vm.internal")
+        assert "3 packets received" in login(one, "ping -c 3 -i 0.2 -W 1 two")
+
+    stopped = platform.kill("netd", signal.SIGSTOP)
+    works()
+    os.kill(stopped, signal.SIGKILL)
+    for _time in range(5):
+        works()
+    platform.wait_back("netd", stopped)
+    # Only now: udhcpc gives up its address if a renewal by this signal gets no answer for 18 s.
+    login(one, "kill -USR1 $(pidof udhcpc)")
+    works()
+    assert login(one, "ip -4 addr show eth0") == before
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.e2e import host
 from tests.e2e.bridged import Bridged, bridged, manifest
+from tests.e2e.kubectl_rounds import KubectlWeb
+from tests.e2e.login import Login
 from tests.e2e.platform import tiny_image, until
 from tests.e2e.stage import STAGE
 from tests.kubernetes.cluster import Cluster
@@ -69,6 +71,16 @@ async def test_one_manifest_under_two_names_is_two_guests_of_one_firmware(bridge
                 await console.until(f"uuid-{FIRMWARE}".encode())
                 await console.write(b"\ncd /sys/block; echo disks: *\n")
                 await console.until(b"disks: sda sdb sdc\r\n")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_ten_rounds_of_an_interface_of_a_definition_by_kubectl(
+    bridge: Bridged, tmp_path: Path
+) -> None:
+    web = KubectlWeb(bridge, Login(tmp_path))
+    web.rounds(10)
+    web.end()
 
 
 async def a_shell_is_typed_at(user: Virtctl) -> None:

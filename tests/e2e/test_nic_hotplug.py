@@ -10,69 +10,10 @@ from pathlib import Path
 import pytest
 from tests.e2e import host
 from tests.e2e.login import Login
+from tests.e2e.nic_rounds import GATEWAY, Web
 from tests.e2e.platform import HALT, Json, Platform, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-GATEWAY = "10.127.0.1"
-
-
-class Web:
-    """A running guest, and a login in it by its first interface."""
-
-    def __init__(self, platform: Platform, folder: Path) -> None:
-        self.platform = platform
-        self.login = Login(folder)
-        self.view = platform.create("web", "--ssh-key", self.login.public_key, wait="ready")
-
-    def __call__(self, command: str) -> str:
-        return self.login(self.view, command).strip()
-
-    def nics(self) -> dict[str, Json]:
-        return {one["name"]: one for one in self.platform.get("web").get("interfaces") or ()}
-
-    def conditions(self) -> dict[str, str]:
-        found = self.platform.get("web")["conditions"]
-        return {one["type"]: one["reason"] for one in found if one["status"]}
-
-    def plug(self) -> Json:
-        """Plug an interface; return it once the guest has it."""
-        self.platform.cli("vm", "nic", "add", "web", "--name", "more")
-        seen = lambda: f"plugged: {self.platform.get('web')}"  # noqa: E731
-        nic: Json = until(lambda: self._plugged("more"), seen)
-        return nic
-
-    def _plugged(self, name: str) -> Json | None:
-        nic = self.nics().get(name)
-        return nic if nic is not None and nic.get("plug", "plugged") == "plugged" else None
-
-    def unplug(self, name: str = "more") -> None:
-        """Unplug an interface; return once the guest has released it."""
-        self.platform.cli("vm", "nic", "remove", "web", name)
-        until(lambda: name not in self.nics(), lambda: f"unplugged: {self.platform.get('web')}")
-
-    def device(self, nic: Json) -> str:
-        """The guest's name of an interface, once its driver has it."""
-        look = f"grep -l {nic['mac']} /sys/class/net/*/address"
-        path = until(lambda: self(f"{look} || true"), f"{nic['mac']} in the guest")
-        return str(path).split("/")[4]
-
-    def use(self, nic: Json) -> None:
-        """Wait for the address that the guest gets by DHCP, and send packets from it."""
-        name, address = self.device(nic), nic["addresses"][0]
-        until(lambda: f" {address} " in self(f"ip addr show dev {name}"), f"{address} by DHCP")
-        assert " 0% packet loss" in self(f"ping -c 2 -W 5 -I {name} {GATEWAY}")
-
-    def rounds(self, count: int) -> None:
-        """Plug an interface, use it and unplug it, `count` times."""
-        before = self("ls /sys/class/net | sort")
-        for _round in range(count):
-            nic = self.plug()
-            self.use(nic)
-            self.unplug()
-            until(lambda: self("ls /sys/class/net | sort") == before, "the device is gone")
-        assert "RestartRequired" not in self.conditions()
-        assert "NicChangePending" not in self.conditions()
 
 
 def restart_libvirtd() -> None:
@@ -87,7 +28,9 @@ def restart_libvirtd() -> None:
 
 @pytest.fixture
 def web(patient: Platform, tmp_path: Path) -> Iterator[Web]:
-    yield Web(patient, tmp_path)
+    login = Login(tmp_path)
+    view = patient.create("web", "--ssh-key", login.public_key, wait="ready")
+    yield Web(patient, login, view)
     patient.delete("web")
 
 

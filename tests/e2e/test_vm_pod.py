@@ -162,6 +162,31 @@ async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: st
         assert b"typed" in client.got[stdout]
 
 
+LESS = {"cpu_shares": 300, "cpu_quota": 90_000, "cpu_period": 100_000} | {
+    "memory_limit_in_bytes": LIMIT_BYTES * 3 // 4
+}
+
+
+def resize(runtime: Runtime, container_id: str) -> None:
+    """Change the resources of a running container; its guest has less memory afterwards."""
+
+    def total() -> int:
+        command = ["sh", "-c", "head -1 /proc/meminfo"]
+        done = runtime.call("ExecSync", container_id=container_id, cmd=command)
+        return int(done.stdout.split()[1]) * 1024
+
+    before = total()
+    runtime.call("UpdateContainerResources", container_id=container_id, linux=LESS)
+    assert before - total() > LIMIT_BYTES // 5
+    assert has(runtime, container_id, LESS)
+
+
+def has(runtime: Runtime, container_id: str, resources: dict[str, int]) -> bool:
+    """Return True if ContainerStatus shows these resources."""
+    linux = runtime.status(container_id).resources.linux
+    return {name: getattr(linux, name) for name in resources} == resources
+
+
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
     """Closes everything that it holds at the end of the test."""
@@ -201,7 +226,9 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         assert size_bytes == 8 * 1024**2
         write = f"echo written | dd of=/dev/{name} conv=notrunc && sync"
         runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", write])
+        resize(runtime, first)
     with runtime.running(killed=False):  # the guest ran on, and the lists are the same
+        assert has(runtime, first, LESS)
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)
         assert host.ping(runtime.address(sandbox_id))

@@ -24,6 +24,7 @@ from tests.load.world import PREFIX, Shape, World, world
 
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.runtime.ids import uuid7
+from virtbus.schemas.errors import Code, VirtbusError
 
 NAMESPACES = 50
 PAGE = 500
@@ -122,7 +123,15 @@ async def _create(client: NatsBus, number: int, nodes: int) -> None:
         "node": f"{PREFIX}-{number % nodes:03d}",
         "spec": {"size": "1MiB", "source": {"image": "tiny", "full": True}},
     }
-    await client.request("virtbus.api.v1.volume.create", asked, timeout_s=30)
+    while True:
+        try:
+            await client.request("virtbus.api.v1.volume.create", asked, timeout_s=30)
+        except VirtbusError as error:
+            if error.code != Code.UNAVAILABLE:
+                raise
+            await asyncio.sleep(1)  # a controller without a CPU refuses what it would do too late
+        else:
+            return
 
 
 async def _filled(world: World, numbers: range) -> None:

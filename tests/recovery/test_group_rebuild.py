@@ -1,7 +1,7 @@
 """A rebuild of the bus lists the security groups of hosts, and restores those that are accepted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.wire import validate
+from virtbus.simulator.services import Answer, SimulatedNode
 
 SPEC = {
     "selector": {"labels": {"app": "web"}},
@@ -38,30 +39,45 @@ def group(name: str, number: int) -> NodeGroup:
     return validate(NodeGroup, about)
 
 
-async def netd(request: Request) -> KnownGroups:
-    """Answer with one group a page; the last one claims the key of another node."""
-    after = validate(GroupsRead, request.data).after
+def page(want: GroupsRead) -> KnownGroups:
+    """Return one group a page; the last one claims the key of another node."""
     held = {
         subjects.node_group(NODE, "default", "db"): group("db", 1),
         subjects.node_group(NODE, "default", "web"): group("web", 2),
         subjects.node_group("n9", "default", "open"): group("open", 3),
     }
-    left = sorted(key for key in held if key > after)
+    left = sorted(key for key in held if key > want.after)
     return KnownGroups(groups={left[0]: held[left[0]]}, more=len(left) > 1)
 
 
-async def silent_netd(_request: Request) -> KnownGroups:
-    await asyncio.sleep(60)
-    return KnownGroups()
+async def netd(request: Request) -> KnownGroups:
+    return page(validate(GroupsRead, request.data))
+
+
+class WithGroups(SimulatedNode):
+    """A node whose netd holds groups."""
+
+    def answers_of(self, service: str) -> Mapping[str, Answer]:
+        found = super().answers_of(service)
+        return {**found, "groups": (GroupsRead, page)} if service == "netd" else found
 
 
 @asynccontextmanager
 async def rebuilding(
-    bus: MemoryBus, **netds: Handler
+    bus: MemoryBus, *hung: str
 ) -> AsyncIterator[Callable[..., Awaitable[RebuiltGroups]]]:
-    """The groups' part alone, with a netd for each node; `within_s` is the whole time."""
+    """The groups' part alone, with netds on the node and the hung nodes, which do not answer.
+
+    `within_s` is the whole time.
+    """
     info = ServiceInfo("virtbus-netd", "1", "groups only", {})
-    part = GroupRebuild(bus, Fleet(), MagicMock())
+    part, over = GroupRebuild(bus, Fleet(), MagicMock()), asyncio.Event()
+
+    async def silent(_request: Request) -> KnownGroups:
+        await over.wait()
+        return KnownGroups()
+
+    netds: dict[str, Handler] = {**dict.fromkeys(hung, silent), NODE: netd}
 
     async def call(*words: str, within_s: float = 5) -> RebuiltGroups:
         until_s = asyncio.get_running_loop().time() + within_s
@@ -73,11 +89,12 @@ async def rebuilding(
             there = MemoryBus(bus.server, f"netd-{node}")
             await stack.enter_async_context(there.serve(info, [endpoint]))
         yield call
+        over.set()  # a server waits a second for each request at its end
 
 
 async def test_silent_hosts_cost_no_more_than_the_time_of_the_groups() -> None:
-    hung = {f"h{number}": silent_netd for number in range(24)}
-    async with rebuilding(MemoryBus(MemoryServer()), **hung, **{NODE: netd}) as call:
+    hung = [f"h{number}" for number in range(24)]
+    async with rebuilding(MemoryBus(MemoryServer()), *hung) as call:
         began_s = asyncio.get_running_loop().time()
         found = await call(within_s=1)
         assert asyncio.get_running_loop().time() - began_s < 3
@@ -99,7 +116,7 @@ async def test_a_fault_of_the_bus_is_a_message_and_accepted_groups_come_first(
         await original(self, name, known)
 
     monkeypatch.setattr(GroupRebuild, "_look_up", failing)
-    async with rebuilding(bus, **{NODE: netd}) as call:
+    async with rebuilding(bus) as call:
         found = await call(f"{NODE}/default/web@{digest_of(group('web', 2))}")
     assert [(one.name, one.step) for one in found.groups] == [("web", "add")]
     assert found.message == "1 group(s) were not compared with the bus: no leader; repeat"
@@ -108,7 +125,7 @@ async def test_a_fault_of_the_bus_is_a_message_and_accepted_groups_come_first(
 async def test_a_write_that_the_bus_refuses_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = AsyncMock(side_effect=UnavailableError("no leader"))
     monkeypatch.setattr(NamedWrites, "create", refused)
-    async with rebuilding(MemoryBus(MemoryServer()), **{NODE: netd}) as call:
+    async with rebuilding(MemoryBus(MemoryServer())) as call:
         found = await call(f"{NODE}/default/web@{digest_of(group('web', 2))}")
     assert ("conflict", "no leader; repeat") in [(one.step, one.message) for one in found.groups]
 
@@ -117,11 +134,9 @@ async def test_a_group_that_only_a_host_has_is_restored_after_a_persons_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
+    node.services = WithGroups
     await node.join()
-    info = ServiceInfo("virtbus-netd", "1", "groups only", {})
-    subject = subjects.rpc(NODE, "netd", "groups")
-    serving = MemoryBus(node.server, "netd").serve(info, [Endpoint("groups", subject, netd)])
-    async with node.agent(), controller(node) as client, serving:
+    async with node.agent(), controller(node) as client:
         await node_says(node, NodeState.READY)
         found = (await rebuild(client)).groups
         assert [(one.name, one.step) for one in found] == [

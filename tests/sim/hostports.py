@@ -24,12 +24,14 @@ from virtbus.nodeagent.core.ports import (
     DomainFacts,
     HostFacts,
 )
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm
+from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
 
@@ -204,6 +206,10 @@ class SimHypervisor:
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
         await self._call(lambda: None)
+
+    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
+        del uid
+        return await self._call(lambda: ResourcesSet(ResourcesInForce(**wanted.model_dump())))
 
     async def limit(
         self, uid: str, wanted: Mapping[str, Mapping[str, int]]

@@ -37,6 +37,7 @@ def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
         {"domain__firmware": {"serial": "x1"}},
         {"domain__accelerator": "tcg"},
         {"domain__io_threads": {"policy": "shared"}},
+        {"domain__resources": {"cpu_shares": 512, "cpu_quota_us": 50_000, "cpus": "0"}},
     ],
     ids=str,
 )
@@ -48,6 +49,16 @@ def test_a_permitted_change_raises_the_generation_and_changes_the_hash(
     assert after.generation == before.generation + 1
     assert after.spec_hash != before.spec_hash
     assert (after.epoch, after.uid, after.node) == (before.epoch, before.uid, before.node)
+
+
+def test_limits_on_the_host_change_one_by_one_and_are_lifted() -> None:
+    before = record()
+    some = update(before, with_spec(before, domain__resources={"cpu_shares": 512}))
+    more = update(some, with_spec(some, domain__resources__cpus="0-1"))
+    assert more.spec.domain.resources is not None
+    assert (more.spec.domain.resources.cpu_shares, more.spec.domain.resources.cpus) == (512, "0-1")
+    none = update(more, with_spec(more, domain__resources=None))
+    assert none.spec_hash == before.spec_hash
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from services.controller.tests.volumes import volume
 
 from virtbus.bus.client.ports import Endpoint, EntryKind, Request, ServiceInfo
 from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeState
 from virtbus.schemas.node_rpc import VolumeRelease, VolumeReleased
 from virtbus.schemas.operation import (
     ExportResult,
@@ -90,10 +91,13 @@ async def test_progress_and_result_are_shown(made: World) -> None:
     assert (await made.ask("list", "operation", namespace="other"))["items"] == []
 
 
-@pytest.mark.parametrize("case", ["runs", "unknown vm", "no disk", "unplaced", "deleting"])
+@pytest.mark.parametrize(
+    "case", ["runs", "silent", "unknown vm", "no disk", "unplaced", "deleting"]
+)
 def test_refusals(case: str) -> None:
     wanted = {
         "runs": "vm_runs",
+        "silent": "node_silent",
         "unknown vm": "vm_not_found",
         "no disk": "no_disk",
         "unplaced": "unplaced",
@@ -110,6 +114,9 @@ def test_refusals(case: str) -> None:
             one = await off(made, deleting=case == "deleting")
             if case == "runs":
                 await made.say(status(one, VmState.RUNNING))
+            if case == "silent":
+                away = node("n1", state=NodeState.RECOVERING)
+                await made.host.put(subjects.node_record("n1"), encode(away))
         await settle()
         asking = export(made, **({"disk": "other"} if case == "no disk" else {}))
         assert (await refused(asking)).reason == wanted[case]

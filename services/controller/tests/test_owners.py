@@ -1,16 +1,20 @@
 """Bridges of Kubernetes clusters: each sees and changes only the VMs of its account (M3)."""
 
+import asyncio
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import uid
+from services.controller.tests.fleets import node, record, spec, uid
 from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.memory_link import MemoryLink
+from virtbus.controller.core.demand import HOSTNAME, demand_of_vm
+from virtbus.controller.core.placement import Candidate, place
 from virtbus.controller.core.snapshot_changes import refuse_devices
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmSpec, Volume
 from virtbus.schemas.volume_ref import HostDevice
 
@@ -184,3 +188,43 @@ def test_the_vm_of_a_pod_is_never_refused_room_that_kubelet_granted() -> None:
             assert (stored.node, stored.powered) == ("n1", True)
 
     run(body)
+
+
+def test_the_vm_of_a_pod_stays_on_the_node_of_its_runtime() -> None:
+    async def body() -> None:
+        async with world(nodes=2) as made:
+            runtime = Asking(made, "CRI-N1")
+            here = {"kubernetes.io/hostname": "n1"}
+            spec = {"run_strategy": "Manual", "node_selector": here}
+            await runtime.ask("create", name="pod", image="tiny", uid=uid(1), spec=spec)
+            view = await runtime.ask("get", uid=uid(1))
+            for selector in ({}, {"kubernetes.io/hostname": "n2"}):
+                changed = view["spec"] | {"node_selector": selector, "eviction_strategy": "None"}
+                asked = {"uid": uid(1), "revision": view["revision"], "spec": changed}
+                assert await runtime.refused("update", **asked) == "not_its_node"
+            changed = view["spec"] | {"eviction_strategy": "None"}
+            await runtime.ask("update", uid=uid(1), revision=view["revision"], spec=changed)
+            people = Asking(made, "CLIENT")
+            assert await people.refused("move", uid=uid(1), to="n2") == "volumes_stay"
+            await made.ask("drain", "node", node="n1")
+            await asyncio.sleep(10)
+            stored = await made.stored(uid(1))
+            assert stored is not None
+            assert (stored.node, stored.evacuating) == ("n1", False)
+
+    run(body)
+
+
+def test_no_other_node_takes_the_vm_of_a_pod_whose_node_calls_itself_by_its_name() -> None:
+    there = {"node_selector": {HOSTNAME: "n2"}}
+    pod = record(owner="cri-n1", node=UNPLACED, spec=spec(**there))
+    nodes = [
+        Candidate(node("n1", labels={HOSTNAME: "n2"}), 0, 0, 0, cordoned="is cordoned"),
+        Candidate(node("n2"), 0, 0, 0),
+    ]
+    for one in (pod, pod.model_copy(update={"spec": spec()})):
+        refused = place(one.spec, nodes, want=demand_of_vm(one)).refused
+        assert refused == {
+            "n1": "is cordoned",
+            "n2": "is not n1, whose container runtime made the VM",
+        }

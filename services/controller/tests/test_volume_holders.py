@@ -21,6 +21,7 @@ from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import VolumeRelease, VolumeReleased
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import VolumeView
@@ -409,6 +410,15 @@ async def test_a_node_is_forgotten_with_the_volumes_that_the_request_names(made:
     assert (await refused(vm(made, 1, "data"))).reason == "volume_lost"
     await made.ask("delete", "volume", name="data")
     assert (await refused(shown(made))).reason == "volume_not_found"
+
+
+@played(nodes=2)
+async def test_a_forgotten_node_loses_no_volume_on_a_server(made: World) -> None:
+    await made.host.put(DATA, encode(volume(1, node="n1", bound=True, pool_kind=PoolKind.RBD)))
+    await asyncio.sleep(60)
+    assert not (await made.ask("forget", "node", node="n1")).get("lost_volumes")
+    view = await shown(made)
+    assert (view.state, view.node) == ("Available", "")
 
 
 @played()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import GIB, record, status, uid
+from services.controller.tests.fleets import node as heartbeat
 from services.controller.tests.schedules import Gates, ScheduledBus, broken_everywhere, sample
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_vm_api import played, refused
@@ -15,12 +16,12 @@ from services.controller.tests.volumes import volume
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_holds import freed, ref_of, restored
+from virtbus.controller.core.volume_holds import freed, ref_of, restored, uid_of
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.volume_holders import VolumeHolders
-from virtbus.controller.edge.volume_templates import uid_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 from virtbus.schemas.volume import Retention, VolumeRecord, VolumeSpec
@@ -120,6 +121,84 @@ async def test_a_bridge_makes_no_volumes(made: World) -> None:
     asked = {"name": "web", "image": "tiny", "spec": spec}
     assert await Asking(made, "BRIDGE").refused("create", **asked) == "not_owner"
     assert await stored(made.host) is None
+
+
+@played()
+async def test_the_runtime_of_a_node_makes_only_volumes_on_servers_that_its_node_assigns(
+    made: World,
+) -> None:
+    assigns = {"assigned": ("default.own",), "state": PoolState.READY}
+    pools = (
+        PoolReport(name="ceph", kind=PoolKind.RBD, **assigns),
+        PoolReport(name="raw", kind=PoolKind.BLOCK, **assigns),
+    )
+
+    async def reports(name: str, *found: PoolReport) -> None:
+        await made.host.put(subjects.node_pools(name), encode(NodePools(node=name, pools=found)))
+        await settle()
+
+    await reports("n1", *pools)
+    runtime = Asking(made, "CRI-N1")
+    here = {"kubernetes.io/hostname": "n1"}
+
+    def asked(name: str, **more: Any) -> dict[str, Any]:
+        spec = {"volumes": [template(name, **more)], "node_selector": here}
+        return {"name": "vm1", "image": "tiny", "uid": uid(1), "spec": spec}
+
+    for wrong in (
+        asked("own", pool="ceph"),  # it would be retained
+        asked("own", pool="raw", **DELETE),
+        asked("own", **DELETE),
+        asked("other", pool="ceph", **DELETE),
+        asked("own", pool="ceph", protected=True, **DELETE),
+    ):
+        assert await runtime.refused("create", **wrong) == "not_owner"
+    with pytest.raises(VirtbusError, match=r"pools\.toml of n1.*restart virtbus-imaged"):
+        await runtime.ask("create", **asked("other", pool="ceph", **DELETE))
+    other = asked("own", pool="ceph", **DELETE)
+    assert await Asking(made, "BRIDGE").refused("create", **other) == "not_owner"
+    await reports("n0", PoolReport(name="ceph", kind=PoolKind.LOCAL, state=PoolState.READY))
+    assert await runtime.refused("create", **other) == "pool_kinds_differ"
+    await reports("n0", PoolReport(name="ceph", kind=PoolKind.RBD, state=PoolState.READY))
+    await runtime.ask("create", **other)
+    found = await stored(made.host)
+    assert found is not None
+    assert (found.owner, found.holder, found.node) == ("cri-n1", uid(1), "n1")
+    assert found.pool_kind is PoolKind.RBD
+    await end(made, 1)
+    found = await stored(made.host)
+    assert found is None or found.deleting
+
+
+@played(nodes=2)
+async def test_a_pod_of_a_dead_node_gets_its_volume_on_a_server_on_another_node(
+    made: World,
+) -> None:
+    ceph = PoolReport(
+        name="ceph", kind=PoolKind.RBD, assigned=("default.own",), state=PoolState.READY
+    )
+    for name in ("n1", "n2"):
+        value = encode(NodePools(node=name, pools=(ceph,)))
+        await made.host.put(subjects.node_pools(name), value)
+    await settle()
+
+    def pod(number: int) -> dict[str, Any]:
+        here = {"kubernetes.io/hostname": f"n{number}"}
+        spec = {"volumes": [template(pool="ceph", **DELETE)], "node_selector": here}
+        return {"name": f"pod{number}", "image": "tiny", "uid": uid(number), "spec": spec}
+
+    await Asking(made, "CRI-N1").ask("create", **pod(1))
+    await asyncio.sleep(60)
+    await made.ask("fence", "node", node="n1", confirm="off")
+    await made.hear(heartbeat("n2"))
+    await made.vm("delete", uid=uid(1), grace_s=0)
+    await asyncio.sleep(20)
+    assert await made.stored(uid(1)) is None
+    await made.hear(heartbeat("n2"))
+    await Asking(made, "CRI-N2").ask("create", **pod(2))
+    found = await stored(made.host)
+    assert found is not None
+    assert (found.owner, found.holder, found.node) == ("cri-n2", uid(2), "n2")
 
 
 @played()
@@ -288,11 +367,20 @@ def test_a_volume_that_a_rebuild_restored_is_retained() -> None:
     assert (back.uid, back.holder, back.ends_with) == (made["own"].uid, uid(1), "")
 
 
+def test_a_volume_on_a_server_that_a_rebuild_restored_still_ends_with_its_vm() -> None:
+    one, made = making(1, pool_kind=PoolKind.RBD)
+    back = restored(one.volume_refs["own"], one, 1)
+    assert (back.uid, back.ends_with) == (made["own"].uid, uid(1))
+    other = one.volume_refs["own"].model_copy(update={"uid": uid(7)})
+    assert restored(other, one, 1).ends_with == "", "the VM used one that was there"
+
+
 # --- races and crashes ------------------------------------------------------------------------
-def making(number: int) -> tuple[VmRecord, dict[str, VolumeRecord]]:
+def making(number: int, **more: Any) -> tuple[VmRecord, dict[str, VolumeRecord]]:
     """Return a VM on n1, and the volume that its create makes."""
     spec = VolumeSpec(size=GIB, retention=Retention.DELETE)
-    own = volume(name="own", spec=spec, uid=uid_of(uid(number), "own"), made_for=uid(number))
+    more |= {"uid": uid_of(uid(number), "own"), "made_for": uid(number)}
+    own = volume(name="own", spec=spec, **more)
     one = record(number, f"vm{number}")
     disk = Volume(name="own", volume=NamedVolume(name="own", template=spec))
     wanted = one.spec.model_copy(update={"volumes": (*one.spec.volumes, disk)})

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cri_api.v1 import api_pb2
@@ -279,7 +278,7 @@ async def test_a_refused_create_leaves_no_container(fleet: Fleet, kubelet: Kubel
             pod_sandbox_id=sandbox_id,
             config=container(image={"image": DIGEST}),
         )
-        assert (code, text) == (StatusCode.INVALID_ARGUMENT, "spec.x: is wrong")
+        assert (code, text) == (StatusCode.INVALID_ARGUMENT, "pod (invalid): spec.x: is wrong")
     assert len({data["uid"] for data in fleet.asked("vm.create")}) == 1
     del fleet.errors["vm.create"]
     assert not (await kubelet.call("ListContainers")).containers
@@ -435,42 +434,6 @@ async def test_a_vm_that_is_on_and_still_stopped_does_not_end_its_container(
         fleet.show(fleet.vm.uid, state=VmState.RUNNING, started_ns=fleet.tick())
     assert start.exception() is None
     assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING
-
-
-async def test_resources_that_need_no_other_vm_are_accepted_and_shown(kubelet: Kubelet) -> None:
-    sandbox_id = await kubelet.sandbox()
-    given = {"cpu_quota": 150_000, "cpu_period": 100_000, "memory_limit_in_bytes": 2**27}
-    container_id = await kubelet.container(sandbox_id, linux={"resources": given})
-    await kubelet.call("StartContainer", container_id=container_id)
-    change = {"cpu_shares": 512, "cpu_quota": 200_000, "cpu_period": 100_000}
-    for _ in range(2):
-        await kubelet.call("UpdateContainerResources", container_id=container_id, linux=change)
-    shown = (await kubelet.status(container_id)).resources.linux
-    assert (shown.cpu_shares, shown.cpu_quota, shown.memory_limit_in_bytes) == (
-        512,
-        200_000,
-        2**27,
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"cpu_quota": 210_000, "cpu_period": 100_000}, "3 vCPUs in place of 1"),
-        ({"memory_limit_in_bytes": 2**30}, "another memory limit"),
-        ({"cpuset_cpus": "0-1"}, "CPUs or memory nodes of its own"),
-    ],
-)
-async def test_resources_that_need_another_vm_are_refused_and_change_nothing(
-    kubelet: Kubelet, change: dict[str, Any], words: str
-) -> None:
-    _, container_id = await kubelet.running()
-    before = await kubelet.status(container_id)
-    code, text = await kubelet.refused(
-        "UpdateContainerResources", container_id=container_id, linux=change
-    )
-    assert (code, words in text) == (StatusCode.UNIMPLEMENTED, True), text
-    assert await kubelet.status(container_id) == before
 
 
 async def test_an_ended_or_unknown_container_gets_no_resources(kubelet: Kubelet) -> None:

@@ -236,6 +236,32 @@ def test_a_wrong_mapping_is_reported_and_the_others_count() -> None:
     assert settled.problems[0].path.startswith("VirtletConfigMapping a: spec.config")
 
 
+def test_a_wrong_setting_is_skipped_alone_and_named() -> None:
+    first = mapping("a", "http", priority="high")
+    first["spec"]["config"] |= {"rawDevices": ["loop0"], "enableRegexpImageTranslation": False}
+    under = {"rawDevices": "sdb", "downloadProtocol": "https"}
+    objects = ClusterObjects(
+        config_mappings=[first, named("0", spec={"config": under, "priority": -1})], nodes=[NODE]
+    )
+    settled = node_config(objects)
+    assert (settled.config.scheme, settled.config.regexps) == ("http", False)
+    assert settled.config.devices == ("/dev/sdb",), "the next mapping's setting holds"
+    assert [one.path for one in settled.problems] == [
+        "VirtletConfigMapping a: spec.priority",
+        "VirtletConfigMapping a: spec.config.rawDevices",
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec", [{"nodeName": 7}, {"nodeSelector": ["a"]}, {"config": [1]}, ["config"]]
+)
+def test_a_mapping_whose_nodes_are_unreadable_is_for_none(spec: Any) -> None:
+    given = {"config": {"downloadProtocol": "http"}, **spec} if isinstance(spec, dict) else spec
+    settled = node_config(ClusterObjects(config_mappings=[named("a", spec=given)], nodes=[NODE]))
+    assert settled.config.scheme == "https"
+    assert settled.problems
+
+
 def test_raw_devices_are_patterns_below_dev() -> None:
     spec = {"config": {"rawDevices": "loop*, a**b, vg0/pvc-*,,../etc/x,/dev/sda"}}
     objects = ClusterObjects(config_mappings=[{"metadata": {"name": "a"}, "spec": spec}])

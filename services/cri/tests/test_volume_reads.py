@@ -19,7 +19,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Reads of mounts wait for this event, as for the server of a mount."""
     answers = threading.Event()
 
-    def inspected(config: ContainerConfig, _permitted: object) -> ContainerConfig:
+    def inspected(config: ContainerConfig, _namespace: str, _offered: object) -> ContainerConfig:
         answers.wait(20)
         return config
 
@@ -48,14 +48,14 @@ async def test_a_pod_has_one_read_and_gets_an_error_after_the_limit(
     reads, config = VolumeReads(limit_s=0.05), ContainerConfig()
     for why in ("takes more than", "has not returned"):
         with pytest.raises(VirtbusError, match=why) as refused:
-            await reads.inspected("a", config)
+            await reads.inspected("a", "default", config)
         assert refused.value.reason == "volume_stuck"
     answers.set()
-    assert await reads.inspected("b", config) == config
+    assert await reads.inspected("b", "default", config) == config
     async with asyncio.timeout(5):
         while True:
             try:
-                assert await reads.inspected("a", config) == config
+                assert await reads.inspected("a", "default", config) == config
                 break
             except VirtbusError:
                 await asyncio.sleep(0.01)

@@ -387,3 +387,27 @@ async def test_files_that_are_too_large_or_lead_elsewhere_are_refused(
         )
         assert (code, word in text) == (StatusCode.INVALID_ARGUMENT, True), text
     assert not fleet.vms
+
+
+async def test_generic_ephemeral_volumes_are_a_folder_and_a_disk(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kubelet gives the runtime only the claim that it has made: paths of a CSI driver."""
+    folder = tmp_path / "pods" / "0c5f" / "volumes" / "kubernetes.io~csi" / "pvc-1" / "mount"
+    folder.mkdir(parents=True)
+    block = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-2/dev/0c5f"
+    monkeypatch.setattr(
+        "virtbus.cri.edge.volume_files._block_device",
+        lambda path: "/dev/loop7" if path == block else "",
+    )
+    devices = [{"host_path": block, "container_path": "/dev/scratch", "permissions": "mrw"}]
+    await kubelet.container(
+        await kubelet.sandbox(), mounts=[mount(folder, "/work")], devices=devices
+    )
+    spec = fleet.vm.spec
+    assert [one.directory for one in spec.domain.devices.filesystems] == [str(folder)]
+    assert [one.host_device.path for one in spec.volumes if one.host_device] == ["/dev/loop7"]
+    seed = spec.volumes[1].cloud_init
+    assert seed is not None
+    assert [one.path for one in seed.mounts] == ["/work"]
+    assert [one.path for one in seed.links] == ["/dev/scratch"]

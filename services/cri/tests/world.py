@@ -25,6 +25,7 @@ from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, NodeView
+from virtbus.schemas.resources import NO_LIMITS, ResourcesInForce
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import VmView
@@ -63,6 +64,10 @@ class Fleet:
             memory_bytes=2**32,
             labels={"kubernetes.io/hostname": "worker-1"},
         )
+        self.at_start: Plain = {}
+        """The changes of a VM that a start request causes instead of a boot."""
+        self.enforces = True
+        """The limits of a record are enforced at once."""
         self.answers: asyncio.Event | None = None
         """A start is done and answered once it is set."""
         self.started_ns = 0
@@ -225,12 +230,31 @@ class Fleet:
     def _update(self, data: Any) -> VmView:
         want = validate(VmUpdate, data)
         view = self._find(want.uid)
-        return self.show(view.uid, revision=view.revision + 1, labels=want.labels or view.labels)
+        asked = self.show(
+            view.uid,
+            revision=view.revision + 1,
+            generation=view.generation + (want.spec is not None),
+            labels=want.labels or view.labels,
+            spec=want.spec or view.spec,
+        )
+        if self.boots and self.enforces:
+            self.enforce(view.uid)
+        return asked
+
+    def enforce(self, uid: str) -> None:
+        """Set the limits of the record on the host, if the guest runs."""
+        view = self.vms[uid]
+        wanted = view.spec.domain.resources or NO_LIMITS
+        up = view.state is VmState.RUNNING
+        told = ResourcesInForce(**wanted.model_dump()) if up else None
+        self.show(uid, observed_generation=view.generation, resources=told, conditions=())
 
     def _start(self, data: Any) -> VmView:
         view = self._find(data["uid"])
         asked = self.show(view.uid, revision=view.revision + 1, powered=True, power_observed=False)
-        if self.boots:
+        if self.at_start:
+            self.show(view.uid, **self.at_start)
+        elif self.boots:
             self.show(
                 view.uid,
                 state=VmState.RUNNING,
@@ -238,6 +262,8 @@ class Fleet:
                 started_ns=self.started_ns or self.tick(),
                 interfaces=(self._nic(),),
             )
+            if self.enforces:
+                self.enforce(view.uid)
         return asked
 
     def _stop(self, data: Any) -> VmView:

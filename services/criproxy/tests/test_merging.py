@@ -7,6 +7,8 @@ import pytest
 from cri_api.v1 import api_pb2
 from services.criproxy.tests.world import UNKNOWN_FIELD, Node, until
 
+from virtbus.criproxy.edge import messages
+
 
 async def test_lists_have_the_pods_of_both_runtimes(node: Node) -> None:
     boxes = {(await node.pod(name, vm=name == "vm")) for name in ("vm", "box")}
@@ -169,3 +171,18 @@ async def test_clients_that_read_no_events_delay_nobody_and_have_a_limit(node: N
     for stream in streams:
         stream.cancel()
     await until(lambda: node.vms.streams + node.containers.streams == 0, "the streams ended")
+
+
+def test_a_list_in_another_order_is_the_same_list() -> None:
+    labels = {"b": "1", "a": "2"}
+    one = api_pb2.Container(id="1", state=api_pb2.CONTAINER_RUNNING, labels=labels)
+    two = api_pb2.Container(id="2", labels=dict(reversed(labels.items())))
+
+    def digest(*listed: api_pb2.Container) -> bytes:
+        body = api_pb2.ListContainersResponse(containers=listed).SerializeToString()
+        return messages.digest("ListContainers", body)
+
+    assert digest(one, two) == digest(two, one)
+    assert digest(one, two) != digest(one)
+    ended = api_pb2.Container(id="1", state=api_pb2.CONTAINER_EXITED, labels=labels)
+    assert digest(one, two) != digest(ended, two)

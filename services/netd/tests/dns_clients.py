@@ -2,16 +2,18 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
 from typing import cast
 
 import dns.flags
 import dns.message
 import dns.rcode
 import dns.rrset
-from services.netd.tests.pretended_host import Node
+from services.netd.tests.pretended_host import Node, eventually
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
@@ -20,7 +22,7 @@ from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.netd.fleet_names import FleetNames
+from virtbus.netd.name_questions import NameQuestions
 from virtbus.schemas import subjects
 from virtbus.schemas.names import NameAnswer, NameAsk
 from virtbus.schemas.wire import validate
@@ -33,10 +35,11 @@ UPSTREAM = "192.0.2.53"
 async def netd(node: Node, server: MemoryServer) -> AsyncIterator[None]:
     """One run of netd's attachments and resolver on a host."""
     node.wire()
-    names = FleetNames(MemoryBus(server, "netd"), "n1")
-    async with node.doors.resolver.running(names):
+    names = NameQuestions(MemoryBus(server, "netd"), "n1")
+    async with node.doors.resolver.running(names.ask):
         node.doors.bridge.reach = ReachRules(dns=node.doors.resolver.addresses)
         await node.attachments.recover()
+        node.doors.resolver.complete()
         try:
             yield
         finally:
@@ -57,6 +60,16 @@ async def controllers(server: MemoryServer, **known: NameAnswer) -> AsyncIterato
     endpoint = Endpoint("names-ask", subjects.names_asks(), answer)
     async with MemoryBus(server, "controller").serve(ServiceInfo("c", "1.0.0"), [endpoint]):
         yield asked
+
+
+def asking() -> set[str]:
+    """Return the addresses of guests that the resolver answers, as the kernel lists its sockets."""
+    found = set()
+    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+        local, remote = line.split()[1:3]
+        if local.endswith(":0035") and remote != "00000000:0000":
+            found.add(str(IPv4Address(int(remote[:8], 16).to_bytes(4, sys.byteorder))))
+    return found
 
 
 class Client:
@@ -82,6 +95,7 @@ class Client:
                 inside.do([links.add_address(link.index, address)])
 
         await in_thread(give)
+        await eventually(lambda: str(self.ip) in asking())
         return self
 
     async def opened(self, kind: socket.SocketKind) -> socket.socket:

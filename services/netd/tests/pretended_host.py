@@ -28,6 +28,7 @@ from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.core.resolver_messages import ResolverSite
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -37,14 +38,13 @@ from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
-from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.segments import Segments
 from virtbus.netd.edge.tunnels import Tunnels
-from virtbus.netd.resolver import Resolver
+from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.schemas.counters import Counters
 from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
@@ -355,10 +355,20 @@ class Node:
             search=("vms.example", "example"),
             lease_s=lease_s,
         )
+        self.site_of_names = ResolverSite(
+            version="1",
+            code="1",
+            node="n1",
+            domain="vm.internal",
+            gateway=str(self.gateway),
+            gateway6=subnet6,
+            servers=tuple(map(str, self.site.dns)),
+            socket=str(host.tmp / "names.sock"),
+        )
         self.conf_dir = host.tmp / "cni"
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
-        self.links_allowed = ("br-lan",)
+        self.links_allowed: tuple[str, ...] = ("br-lan",)
         self.reach = ReachRules()
         self.begun: list[NetReady] = []
         self.groups = NodeGroupBook()
@@ -394,9 +404,7 @@ class Node:
             cni=cni,
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
-            resolver=Resolver(
-                gateways, "vm.internal", HostServers(self.site.dns, self.gateway.ip), "n1"
-            ),
+            resolver=NamesKeeper(self.site_of_names),
         )
         self.attachments = Attachments(self.doors, self.site)
         self.doors.dhcp.leased = lambda *lease: self.leases.put_nowait(lease)

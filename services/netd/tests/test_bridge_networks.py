@@ -148,11 +148,17 @@ async def test_guests_have_the_mtu_of_the_bridge_at_most(lan_node: Node, lan: Se
     assert "mtu 1400" in run(f"ip link show {BRIDGE}")
 
 
-async def test_a_lost_port_is_plugged_again(lan_node: Node, lan: Segment) -> None:
+async def test_a_lost_port_is_plugged_again_and_an_isolated_one_opened(
+    lan_node: Node, lan: Segment
+) -> None:
     await lan_node.attach(A, **lan_network())
     (nic,) = lan_node.attachments.ready()[0].nics
     run(f"ip link set {nic.host_link} nomaster")
     assert lan_node.doors.attachers.verify([nic]) == [f"{nic.host_link}: not on {BRIDGE}"]
+    await lan_node.attachments.replug()
+    assert lan_node.doors.attachers.verify([nic]) == []
+    run(f"ip link set {nic.host_link} type bridge_slave isolated on")
+    assert lan_node.doors.attachers.verify([nic]) == [f"{nic.host_link}: an isolated port"]
     await lan_node.attachments.replug()
     assert lan_node.doors.attachers.verify([nic]) == []
     async with lan_node.guest(A) as guest:

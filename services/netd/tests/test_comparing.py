@@ -36,7 +36,7 @@ async def running(node: Node) -> AsyncIterator[Guest]:
     ) as emulator:
         assert emulator.stdout is not None
         emulator.stdout.readline()
-        guest = Guest(taps[0], nic.mac, nic.addresses[0])
+        guest = Guest(taps[0], nic.mac, nic.addresses[0] if nic.addresses else "0.0.0.0/0")
         try:
             yield guest
         finally:

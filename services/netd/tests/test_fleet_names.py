@@ -8,7 +8,9 @@ from services.controller.tests.virtual import run
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
-from virtbus.netd.fleet_names import ASKED_AT_ONCE, FRESH_S, KEPT, FleetNames, Lookup
+from virtbus.netd.core.resolver_messages import FoundName, Lookup
+from virtbus.netd.fleet_names import ASKED_AT_ONCE, FRESH_S, KEPT, FleetNames
+from virtbus.netd.name_questions import NameQuestions
 from virtbus.schemas import subjects
 from virtbus.schemas.names import NameAnswer, NameAsk
 from virtbus.schemas.wire import validate
@@ -22,7 +24,7 @@ class Played:
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
-        self.names = FleetNames(bus, "n1")
+        self.names = FleetNames(NameQuestions(bus, "n1").ask)
         self.asked: list[NameAsk] = []
 
     async def answer(self, request: Request) -> NameAnswer:
@@ -31,7 +33,7 @@ class Played:
         found = self.asked[-1].name == "db"
         return NameAnswer(found=found, addresses=("10.9.0.5",) if found else ())
 
-    async def find(self, want: Lookup = DB) -> NameAnswer | None:
+    async def find(self, want: Lookup = DB) -> FoundName | None:
         return await self.names.find(want, UID, lambda _now_s: True)
 
 
@@ -60,7 +62,7 @@ def scenario(body: Callable[[Played], Awaitable[None]]) -> Callable[[], None]:
 async def test_guests_that_ask_together_cost_one_question(made: Played) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(made.find()) for _ in range(50)]
-    known = NameAnswer(found=True, addresses=("10.9.0.5",))
+    known = FoundName(found=True, addresses=("10.9.0.5",))
     assert [task.result() for task in tasks] == [known] * 50
     assert made.asked == [NameAsk(uid=UID, namespace="shop", name="db")]
     await made.find()
@@ -93,7 +95,7 @@ async def test_a_name_stays_while_the_bus_is_away_and_nobody_waits_for_it(made: 
 async def test_an_absence_is_stored_for_seconds_and_displaces_no_name(made: Played) -> None:
     known = await made.find()
     for number in range(KEPT + 10):
-        made.names._keep(Lookup("shop", vm=f"x{number}"), NameAnswer(), 0.0)
+        made.names._keep(Lookup("shop", vm=f"x{number}"), FoundName(), 0.0)
     assert len(made.names._absent) == KEPT
     made.bus.disconnect()
     await asyncio.sleep(FRESH_S)
@@ -120,4 +122,4 @@ async def test_a_cancelled_question_keeps_nobody_waiting(made: Played) -> None:
         await asyncio.sleep(0)
         first.cancel()
     assert second.result() is None
-    assert (await made.find()) == NameAnswer(found=True, addresses=("10.9.0.5",))
+    assert (await made.find()) == FoundName(found=True, addresses=("10.9.0.5",))

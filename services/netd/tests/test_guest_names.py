@@ -4,7 +4,8 @@ from ipaddress import IPv4Address, IPv4Interface
 
 from services.netd.tests.pretended_host import make_record, settled
 
-from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
+from virtbus.netd.core.guest_names import GuestNames, NamedVm
+from virtbus.netd.core.named_vm import vm_of
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.query_limits import (
     BURST,

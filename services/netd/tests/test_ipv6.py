@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import socket
 import struct
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from services.netd.tests.ipv6_guest import ALL_ROUTERS, CLIENT_ID, ICMP6, TCP, Guest6, ia, option
 from services.netd.tests.pretended_host import Guest, Host, Node
+from services.netd.tests.segment import outside, run
 from services.netd.tests.test_filters import Wire, sent, wire
 from services.netd.tests.test_network_objects import target
 from services.netd.tests.test_network_path import world
+from services.netd.tests.test_overlay_networks import overlay
 from services.netd.tests.test_published import connects, published, reached
 
 from virtbus.netd.core.dhcp6 import MessageType6 as Kind
@@ -299,3 +303,71 @@ async def test_settings_open_and_close_ipv6_networks_to_guests(node6: Node) -> N
                     else:
                         with pytest.raises(TimeoutError):
                             await guest.ping(address, via=GATEWAY)
+
+
+@pytest.mark.parametrize("kind", ["default", "nat", "routed", "overlay"])
+async def test_a_guest_reaches_the_outside_by_ipv6(host: Host, kind: str) -> None:
+    """Only a routed network has its guest's own address there; that of `default` is reached, too.
+
+    Hosts may have routes to each other's built-in networks.
+    """
+    before = host.census()
+    node = Node(host, subnet6=f"{GATEWAY}/64" if kind == "default" else "")
+    await node.start()
+    try:
+        with world6(), outside("vbtest-world", "eth0") as packets:
+            await node.attach(A, **_of_kind(kind))
+            async with node.guest(A) as plain:
+                guest = six(node, A, plain)
+                own = guest.address if kind == "routed" else HOST6
+                await _reaches_the_world(guest, packets, own)
+                is_reached = await _is_reached(guest)
+                assert is_reached == (kind in {"default", "routed"})
+    finally:
+        await node.end()
+    await host.returns_to(before)
+
+
+async def _reaches_the_world(guest: Guest6, packets: socket.socket, own: IPv6Address) -> None:
+    network = IPv6Network(f"{guest.address}/64", strict=False)
+    run(f"ip -n vbtest-world route add {network} via {HOST6}")
+    await guest.ping(FAR6, via=network[1])
+    asked = [frame for frame in received(packets) if frame[20] == ICMP6 and frame[54] == 128]
+    assert {IPv6Address(frame[22:38]) for frame in asked} == {own}
+
+
+async def _is_reached(guest: Guest6) -> bool:
+    """Return True if an echo request from the outside comes to the guest."""
+    ping = f"ip netns exec vbtest-world ping -6 -c 5 -i 0.2 -W 1 {guest.address}"
+    process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)
+    guest.guest.send(guest.advertisement(guest.address))
+    try:
+        await guest.guest.receive(lambda f: f[20] == ICMP6 and f[54] == 128, timeout_s=3)
+    except TimeoutError:
+        return False
+    finally:
+        await process.wait()
+    return True
+
+
+def _of_kind(kind: str) -> dict[str, Any]:
+    match kind:
+        case "default":
+            return {}
+        case "overlay":
+            spec = overlay(subnet6="fd00:9::/64")
+            spec["address_claims"]["net0"]["addresses"].append("fd00:9::5")
+            return spec
+        case "routed":
+            return target(kind, subnets6={"n1": "fd00:9::/64"})
+        case _:
+            return target(kind, subnet6="fd00:9::/64")
+
+
+def received(packets: socket.socket) -> list[bytes]:
+    """Return the frames of IPv6 that a socket has received."""
+    frames = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            frames.append(packets.recv(2048))
+    return [frame for frame in frames if frame[12:14] == b"\x86\xdd"]

@@ -18,10 +18,13 @@ from services.netd.tests.segment import (
     run,
     sent,
 )
+from services.netd.tests.test_comparing import phase, running
 from services.netd.tests.test_network_objects import A, B, cannot_ping, target
+from services.netd.tests.test_path_check import look
 
 from virtbus.netd.core.reach import ReachRules
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import NetPhase
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +48,7 @@ def lan(host: Host) -> Iterator[Segment]:
 
 @pytest.fixture
 async def nodes(lan_node: Node) -> Node:
-    lan_node.doors.attachers.segments._allowed = ("lan0", "gone")
+    lan_node.links_allowed = lan_node.doors.attachers.segments._allowed = ("lan0", "gone")
     return lan_node
 
 
@@ -126,3 +129,26 @@ async def test_a_link_that_was_lost_in_the_namespace_is_made_again(
         await nodes.attachments.compare()
         await lease(nodes, guest, lan)
         await guest.ping(IPv4Address(SERVER))
+
+
+async def test_a_guest_continues_while_the_interface_of_the_host_has_a_lower_mtu(
+    nodes: Node, lan: Segment
+) -> None:
+    await nodes.attach(A, **network())
+    async with running(nodes) as guest:
+        await lease(nodes, guest, lan)
+        run("ip link set lan0 mtu 1000")  # the kernel gives it to the guest's link, too
+        (finding,) = await nodes.attachments.compare()
+        assert (finding.error, finding.incomplete) == (None, True)
+        assert "eth0 has the MTU 1000 instead of 1500" in finding.message
+        for _restart in range(2):
+            assert phase(nodes) is NetPhase.READY
+            await guest.ping(SERVER)
+            assert (await nodes.attach(A, **network())).phase is NetPhase.READY
+            await nodes.restart()
+        (fault,) = (await look(nodes)).faults or ()
+        assert fault.next_step.startswith("set the MTU of the host's link again")
+        run("ip link set lan0 mtu 1500")
+        await nodes.attachments.compare()
+        assert (await look(nodes)).faults == ()
+        assert await nodes.attachments.compare() == []

@@ -21,6 +21,8 @@ WITHOUT_A_RULE = (
     "handle=$(nft -a list chain netdev virtbus $chain | grep -o 'handle [0-9]*$' | tail -n 1); "
     "nft delete rule netdev virtbus $chain $handle"
 )
+RULES = "rules of nftables virtbus: gone, added or changed"
+WITH_ANOTHER_RULE = WITHOUT_A_RULE.replace("delete rule", "replace rule") + " accept"
 
 
 async def look(node: Node, *, check: bool = True) -> NetworkView:
@@ -52,6 +54,10 @@ async def test_the_path_names_each_link_from_the_guest_outwards(node: Node) -> N
         ("ip link set br1 down", "net1", "br1 is down"),
         ("ip link set eth1 down", "net1", "eth1 is down"),
         ("ip link set tap1 down", "net1", "tap1 is down"),
+        ("ip link set tap1 mtu 1000", "net1", "tap1 has the MTU 1000 instead of 1500"),
+        ("ip link set eth1 mtu 1000", "net1", "eth1 has the MTU 1000 instead of 1500"),
+        ("ip link set tap0 type bridge_slave isolated on", "net0", "tap0 is an isolated port"),
+        (WITH_ANOTHER_RULE, "net0", "the filter of tap0 has other rules"),
         (WITHOUT_A_RULE, "net0", "the filter of tap0 has 9 rules of 10"),
     ],
 )
@@ -74,7 +80,19 @@ async def test_a_check_finds_what_somebody_broke_in_the_namespace(
         ("ip link set virtbus0 down", "bridge virtbus0: down"),
         ("nft delete table inet virtbus", "nftables virtbus: gone"),
         ("sysctl -qw net.ipv4.ip_forward=0", "ip_forward: off"),
-        ("nft flush chain inet virtbus forward", "rules of nftables virtbus: gone or added"),
+        (
+            "nft flush chain inet virtbus forward",
+            RULES,
+        ),
+        (
+            "handle=$(nft -a list chain inet virtbus forward | grep -o 'handle [0-9]*$' | tail -1);"
+            " nft replace rule inet virtbus forward $handle accept",
+            RULES,
+        ),
+        (
+            f"ip link set {host_link(A, 0)} type bridge_slave isolated on",
+            f"{host_link(A, 0)}: an isolated port",
+        ),
         (f"ip link set {host_link(A, 0)} down", f"{host_link(A, 0)}: down"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from services.netd.tests.dns_clients import (
     GATEWAY,
     Client,
+    asking,
     by_tcp,
     controllers,
     netd,
@@ -23,7 +24,7 @@ from services.netd.tests.test_filters import wire
 
 from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.netd.core.query_limits import CONNECTIONS, LOOKUP_BURST
-from virtbus.netd.edge import dns_forwarder
+from virtbus.netd.edge.dns_forwarder import ANSWER_S
 from virtbus.schemas.names import NameAnswer
 
 pytestmark = pytest.mark.integration
@@ -110,9 +111,8 @@ async def test_other_names_go_to_the_hosts_server_by_the_same_transport(host: Ho
 
 
 async def test_a_silent_server_is_a_failure_in_time_and_delays_no_other_query(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host,
 ) -> None:
-    monkeypatch.setattr(dns_forwarder, "ANSWER_S", 0.5)
     async with resolving(host) as (node, _server), upstream() as other:
         web = await client(node, A, **WEB)
         other.mute = True
@@ -120,7 +120,7 @@ async def test_a_silent_server_is_a_failure_in_time_and_delays_no_other_query(
             silent = group.create_task(web.found("www.example"))
             begun_s = time.monotonic()
             assert await web.found("web.shop.vm.internal") == [str(web.ip)]
-            assert time.monotonic() - begun_s < 0.4
+            assert time.monotonic() - begun_s < ANSWER_S / 2
         assert silent.result() == "SERVFAIL"
 
 
@@ -191,21 +191,6 @@ async def test_a_tap_passes_few_packets_to_the_resolvers_tcp_port(host: Host) ->
             assert 150 <= passed <= 400
 
 
-async def test_while_netd_restarts_no_query_fails_and_the_next_is_answered(host: Host) -> None:
-    before = host.census()
-    node, server = Node(host), MemoryServer()
-    async with netd(node, server):
-        web = await client(node, A, **WEB)
-        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
-    with pytest.raises(TimeoutError):  # not refused: a guest's resolver repeats the query
-        await web.ask("web.shop.vm.internal", timeout_s=0.3)
-    async with netd(node, server):
-        assert await web.found("web.shop.vm.internal") == [str(web.ip)]
-        await node.attachments.release(A, 1)
-        await node.attachments.tidy()
-    await host.returns_to(before)
-
-
 async def test_a_host_with_another_dns_server_gives_guests_the_servers_as_before(
     host: Host,
 ) -> None:
@@ -227,4 +212,4 @@ async def test_a_released_vm_has_no_name_and_no_socket(host: Host) -> None:
         await node.attach(B, **DB)
         await node.attachments.release(B, 1)
         assert await web.found("db.shop.vm.internal") == "NXDOMAIN"
-        assert len(node.doors.resolver._server._guests) == 1
+        assert asking() == {str(web.ip)}

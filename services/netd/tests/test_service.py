@@ -218,6 +218,10 @@ async def test_a_vm_whose_record_the_bus_has_only_in_an_older_epoch_gets_its_net
         await desk.ask("ensure", wanted)
     answer = NetReady.model_validate(await desk.ask("ensure", wanted))
     assert (answer.phase, answer.epoch) == (NetPhase.READY, 2)
+    await desk.put(make_record(A))  # as a periodic list delivers it again
+    await desk.put(make_record(B))
+    await desk.ready(B)
+    assert EventKind.NETWORK_FAILED not in await desk.kinds()
 
 
 @pytest.mark.parametrize("verb", ["release", "inspect"])

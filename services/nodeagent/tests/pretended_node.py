@@ -27,6 +27,7 @@ from virtbus.nodeagent.core.ports import (
     Ending,
     HostFacts,
 )
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
@@ -41,6 +42,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, read
@@ -87,6 +89,8 @@ class Domains:
         self.locked: set[str] = set()
         self.media: dict[str, dict[str, str]] = {}
         self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
+        self.kept = 0
+        """The memory that guests keep, because their balloons have no driver yet."""
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
         self.late: set[str] = set()
@@ -161,6 +165,15 @@ class Domains:
             raise VirtbusError(Code.CONFLICT, "tray_locked", f"the guest locks {locked[0]}")
         self.media[of] = {name: drive.path for name, drive in wanted.items()}
 
+    async def set_resources(self, of: str, wanted: Resources) -> ResourcesSet:
+        self.done.append(("resources", of))
+        if (error := self.errors.get("resources")) is not None and error.code != Code.UNSUPPORTED:
+            raise error
+        told = wanted.model_dump() | ({"memory_bytes": self.kept} if self.kept else {})
+        if error is not None:  # of the CPU shares; the other limits are set
+            told["cpu_shares"] = None
+        return ResourcesSet(ResourcesInForce(**told), error)
+
     async def limit(
         self, of: str, wanted: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Mapping[str, int]]:
@@ -232,6 +245,8 @@ class Plugs:
         self.done: list[str] = []
         self.busy: set[str] = set()
         """Ids of disks that the guest does not release."""
+        self.kept = 0
+        """The memory that guests keep, because their balloons have no driver yet."""
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
 
@@ -286,6 +301,8 @@ class Insides:
     def __init__(self) -> None:
         self.frozen: set[str] = set()
         self.done: list[str] = []
+        self.kept = 0
+        """The memory that guests keep, because their balloons have no driver yet."""
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its verb."""
 

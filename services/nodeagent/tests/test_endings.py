@@ -9,6 +9,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState,
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import Envelope
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
@@ -136,6 +137,31 @@ async def test_a_requested_end_is_marked_and_kept_in_the_next_run(node: Node) ->
         end = (await status(node)).last_exit
         assert end is not None
         assert (end.how, end.asked) == ("ended", True)
+
+
+async def test_a_stop_without_a_guest_is_no_end_of_one(node: Node) -> None:
+    """The VM waits for its next start, so the crash before it stays the last end."""
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        error = VirtbusError(Code.INTERNAL, "qemu_failed", "QEMU does not start")
+        node.domains.errors["start"] = error
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+
+        async def failed() -> bool:
+            return (await status(node)).reason == "qemu_failed"
+
+        await eventually(failed)
+        crash = (await status(node)).last_exit
+        await node.put(record(powered=False, power_epoch=1))
+        await eventually(in_state(node, "Stopped"))
+        found = (await status(node)).last_exit
+        assert found == crash
+        assert found is not None
+        assert (found.how, found.asked) == ("crashed", False)
+        facts = await node.bus.history(subjects.event(NODE, A, EventKind.DOMAIN_STOPPED))
+        assert len(facts) == 1
 
 
 async def test_an_end_while_the_agent_was_down_is_found(node: Node) -> None:

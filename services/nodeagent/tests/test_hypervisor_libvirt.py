@@ -25,6 +25,8 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState,
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ignition import Ignition
+from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
+from virtbus.schemas.vm import VmSpec
 
 __all__ = ["folder", "host"]  # fixtures
 
@@ -55,6 +57,38 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert facts.ending is Ending.ENDED
         await host.hypervisor.undefine(record.uid)
         assert await host.hypervisor.facts(record.uid) is None
+
+
+def io_cpus(uid: str) -> set[str]:
+    """Return the CPUs that the kernel gives to the IO threads of a guest."""
+    tasks = Path(f"/proc/{pid_of(uid)}/task").iterdir()
+    threads = [task for task in tasks if (task / "comm").read_text().startswith("IO iothread")]
+    lines = [line for task in threads for line in (task / "status").read_text().splitlines()]
+    return {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:")}
+
+
+async def test_limits_on_the_host_change_under_a_running_guest(host: Host) -> None:
+    spec = host.spec().model_dump()
+    spec["domain"]["devices"]["disks"][0]["dedicated_io_thread"] = True
+    record = host.record(VmSpec.model_validate(spec))
+    await host.define(record)
+    hypervisor, uid = host.hypervisor, record.uid
+    wanted = Resources(cpu_shares=300, cpu_quota_us=50_000, cpu_period_us=50_000, cpus="0")
+    assert await hypervisor.set_resources(uid, wanted) == (None, None), "no guest runs"
+    await hypervisor.start(uid)
+    plain = await hypervisor.set_resources(uid, NO_LIMITS)
+    for limits in (wanted, wanted, wanted.model_copy(update={"cpu_period_us": 10_000})):
+        found = await hypervisor.set_resources(uid, limits)
+        assert found == (ResourcesInForce(**limits.model_dump()), None)
+    assert io_cpus(uid) == {"0"}
+    less, _ = await hypervisor.set_resources(uid, Resources(memory_bytes=2**24))
+    assert less is not None
+    assert less.memory_bytes == 2**25, "a guest without a driver keeps its memory"
+    assert await hypervisor.set_resources(uid, NO_LIMITS) == plain
+    found = await hypervisor.set_resources(uid, wanted.model_copy(update={"cpus": "4000"}))
+    assert "4000" in str(found.error)
+    assert found.in_force is not None
+    assert found.in_force.cpu_shares == 300, "the other limits are set"
 
 
 async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: Host) -> None:

@@ -1,5 +1,6 @@
 """The table of a VM's life on its node: every row, and the user-visible state of each phase."""
 
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -38,15 +39,11 @@ def test_every_row_decides_its_case(phase: VmPhase, event: MachineEvent) -> None
     assert step(phase, event, "Always") == TABLE[phase, event]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("event", get_args(MachineEvent))
-def test_an_event_without_a_row_changes_nothing(
-    phase: VmPhase, event: MachineEvent, strategy: str
-) -> None:
-    if (phase, event) in TABLE or (phase in ALIVE and (strategy, event) in BY_STRATEGY):
-        return
-    assert step(phase, event, strategy) == (phase, ())
+def test_an_event_without_a_row_changes_nothing() -> None:
+    for phase, event, strategy in product(PHASES, get_args(MachineEvent), STRATEGIES):
+        if (phase, event) in TABLE or (phase in ALIVE and (strategy, event) in BY_STRATEGY):
+            continue
+        assert step(phase, event, strategy) == (phase, ()), (phase, event, strategy)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

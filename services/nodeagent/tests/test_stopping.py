@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
 
-from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent
+from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainState
+from virtbus.schemas.errors import Code, VirtbusError
 
 A = uid(1)
 
@@ -52,3 +53,33 @@ async def test_a_stop_during_a_start_ends_that_starts_guest(node: Node, there: b
         assert not domains.there[A].active
         assert await node.state(A) == "Stopped"
         assert domains.done.count(("start", A)) == 1
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_stop_during_a_start_waits_until_libvirt_has_ended_that_start(
+    node: Node, *, told: bool
+) -> None:
+    """The call exceeds its limit, and libvirt works on. `told`: libvirt reports an end before."""
+    node.domains = domains = SlowToStart(there=False)
+    domains.errors["start"] = VirtbusError(Code.UNAVAILABLE, "libvirt_late", "it took too long")
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await domains.asked.wait()
+        await node.put(record(powered=False, power_epoch=2))
+        await eventually(in_state(node, "Stopping"))
+        domains.late.add(A)
+        if told:
+            domains.tell(DomainEvent(A, DomainChange.START_FAILED))
+        domains.go.set()
+
+        async def waits() -> bool:
+            found = await node.status(A)
+            return found is not None and "libvirt has not ended an earlier" in found.message
+
+        await eventually(waits)
+        assert await node.state(A) == "Stopping"
+        domains.set(A, DomainState.RUNNING)
+        domains.late.clear()
+        await eventually(in_state(node, "Stopped"))
+        assert not domains.there[A].active

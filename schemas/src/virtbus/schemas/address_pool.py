@@ -10,8 +10,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, StringConstraints
 
-Address = IPv4Address | IPv6Address
-Net = IPv4Network | IPv6Network
+from virtbus.schemas.ip_types import Address as Address
+from virtbus.schemas.ip_types import Net as Net
+
 Span = tuple[int, int]
 """The first and the last of consecutive addresses, as numbers."""
 

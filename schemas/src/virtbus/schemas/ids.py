@@ -11,19 +11,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator, StringConstraints
 
-ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
-_ID = re.compile(ID_PATTERN)
+from virtbus.schemas.id_grammar import ID_PATTERN as ID_PATTERN
+from virtbus.schemas.id_grammar import is_id as is_id
+
 _UID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 
 KNOWN = 4096
 """Size of the cache of checked ids. A program uses the same few ids again and again."""
 UNPLACED = "_"
 """The node token of a VM that has no node yet, and of tombstones."""
-
-
-def is_id(text: str) -> bool:
-    """Return True for 1-63 characters of `a-z 0-9 -` that start with a letter or digit."""
-    return _ID.fullmatch(text) is not None
 
 
 def is_uid(text: str) -> bool:

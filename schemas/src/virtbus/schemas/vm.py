@@ -7,7 +7,7 @@ translates names.
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
@@ -41,6 +41,7 @@ from virtbus.schemas.nic import (
 from virtbus.schemas.nic import NicModel as NicModel
 from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
 from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.resources import Resources
 from virtbus.schemas.seed import (
     CloudInit,
     CloudInitConfigDrive,
@@ -150,6 +151,15 @@ class Domain(StrictModel):
     firmware: Firmware = Firmware()
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     io_threads: IoThreads | None = None
+    resources: Resources | None = Field(None, exclude_if=lambda found: found is None)
+
+    @model_validator(mode="after")
+    def _within_memory(self) -> "Domain":
+        wanted = self.resources.memory_bytes if self.resources else None
+        if wanted is not None and not MEMORY_MIN <= wanted <= self.memory.guest:
+            msg = f"resources.memory_bytes must be from {MEMORY_MIN} to memory.guest"
+            raise ValueError(msg)
+        return self
 
 
 class ImageVolume(StrictModel):

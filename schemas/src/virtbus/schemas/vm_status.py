@@ -9,6 +9,7 @@ from virtbus.schemas.ids import Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.resources import ResourcesInForce
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmSpec
 
@@ -58,6 +59,8 @@ class VmStatus(LenientModel):
 
     Those of a burst have the prefix `burst_`.
     """
+    resources: ResourcesInForce | None = None
+    """The limits in force of a running guest; None: it has none, or they are not known yet."""
     disks_pending: dict[str, str] = Field(default_factory=dict)
     """By disk: the reason why the guest does not have it as in the record. The agent retries."""
     detached: tuple[str, ...] = ()
@@ -113,6 +116,7 @@ class VmView(LenientModel):
     accelerator: str = ""
     image_digest: str = ""
     disk_limits: dict[str, dict[str, int]] = Field(default_factory=dict)
+    resources: ResourcesInForce | None = None
     started_ns: int | None = None
     observed_generation: int = 0
     spec: VmSpec

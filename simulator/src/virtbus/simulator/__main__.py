@@ -24,7 +24,6 @@ from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.record_files import AgentFiles
-from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.rpc import AgentRpc
@@ -54,6 +53,8 @@ async def serve(settings: SimulatorSettings) -> None:
 
 async def _one(settings: SimulatorSettings) -> None:
     """Run one node with the state folder and the instance key of a real agent."""
+    from virtbus.nodeagent.edge.seed_iso import SeedIsos  # 3 MiB; a fleet writes no seeds
+
     files = AgentFiles(settings.state_dir, settings.run_dir)
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
     async with AsyncExitStack() as stack:

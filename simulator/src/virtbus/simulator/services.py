@@ -17,6 +17,7 @@ from virtbus.schemas.backup import BackupsAsk, BackupWork, VerifyWork
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
+from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.model import Model
@@ -87,6 +88,7 @@ class SimulatedNode:
                 "nic": (NicWork, lambda want: NicDone(uid=want.uid, name=want.name)),
                 "path": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
                 "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
+                "groups": (GroupsRead, lambda _want: KnownGroups()),
             }
         return {
             "ensure": (Ensure, self.image),

@@ -24,17 +24,22 @@ async def accept(
     before: Callable[[], None] = lambda: None,
 ) -> None:
     """Accept connections until cancelled; call `before` for each, before it takes its share."""
-    loop = asyncio.get_running_loop()
     async with background() as tasks:
         while True:
-            try:
-                connection, address = await loop.sock_accept(listener)
-            except OSError as error:
-                log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
-                await asyncio.sleep(PAUSE_S)
-                continue
+            connection, address = await accepted(listener)
             before()
             if shares.take(source := str(address[0])):
                 tasks.start(serve(connection, source))
             else:
                 connection.close()
+
+
+async def accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
+    """Return the next connection and its address. A refused accept is repeated after PAUSE_S."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await loop.sock_accept(listener)
+        except OSError as error:
+            log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+            await asyncio.sleep(PAUSE_S)

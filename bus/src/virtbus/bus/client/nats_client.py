@@ -17,6 +17,7 @@ from virtbus.bus.client.nats_protocol import MalformedError, headers_of, publica
 with lean_import():
     import nats.errors
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 RECORD_BYTES = 16 * 1024
 """The largest TLS record."""
+_UNUSED = asyncio.Queue[Msg](1)
+"""The queue of all subscriptions."""
 
 
 class DirectClient(Client):
@@ -39,10 +42,13 @@ class DirectClient(Client):
         sid = self._sid + 1  # the id that `subscribe` will use
         self._receivers[sid] = receive
         try:
-            return await self.subscribe(subject, queue=queue)
+            subscription = await self.subscribe(subject, queue=queue)
         except BaseException:
             self._receivers.pop(sid, None)
             raise
+        # 3 KiB for messages that a receiver gets; a service has up to a hundred subscriptions
+        subscription._pending_queue, subscription._message_iterator = _UNUSED, None
+        return subscription
 
     async def send(self, subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> None:
         """Publish a message.

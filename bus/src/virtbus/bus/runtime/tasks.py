@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from virtbus.bus.runtime.small_event import SmallEvent
 
-async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
+
+async def wait_for_event(event: asyncio.Event | SmallEvent, timeout_s: float | None) -> bool:
     """Wait until the event is set; return False after `timeout_s` (None: no limit)."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -23,8 +25,16 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` until it returns or the context ends."""
-        task = self._group.create_task(work)
+        """Run `work` until it returns or the context ends.
+
+        Raises:
+            RuntimeError: the context has ended; `work` is closed.
+        """
+        try:
+            task = self._group.create_task(work)
+        except RuntimeError:
+            work.close()  # it warns otherwise that nobody awaited it
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

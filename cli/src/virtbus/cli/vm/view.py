@@ -125,6 +125,9 @@ def describe(view: Mapping[str, Any]) -> str:
     if limits := view.get("disk_limits"):
         cells = [(name, _figures(one)) for name, one in sorted(limits.items())]
         parts.append(output.table(("DISK", "LIMITS IN FORCE"), cells))
+    if limits := view.get("resources"):
+        cells = [(name, str(one)) for name, one in limits.items() if one is not None]
+        parts.append(output.table(("LIMIT ON THE HOST", "IN FORCE"), cells))
     if view.get("counters"):
         parts.append(output.table(_COUNTERS, [_counted(one) for one in view["counters"]]))
     conditions = view.get("conditions") or ()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from virtbus.cri.core import answers, vm_request
+from virtbus.cri.core import answers, pod_resources, vm_request
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import ContainerConfig, LinuxResources
 from virtbus.cri.core.image_record import PulledImage
@@ -15,6 +15,9 @@ from virtbus.schemas.errors import Code, VirtbusError
 ID_BYTES = 32
 START_S = 110.0
 """The longest wait for a guest's start; kubelet's own limit is 120 s by default."""
+
+RESIZE_S = 10.0
+"""The longest wait until a running guest has other resources."""
 
 
 class Logs(Protocol):
@@ -52,7 +55,9 @@ class Containers:
             raise not_found("sandbox", sandbox_id)
         key, sandbox_id = found
         async with self._pods.lock(key):
-            config = await self._machines.volumes.inspected(key, config)
+            pod = self._pod(key, sandbox_id)
+            namespace = pod.sandbox(sandbox_id).config.metadata.namespace
+            config = await self._machines.volumes.inspected(key, namespace, config)
             pod = self._pod(key, sandbox_id)
             vm_request.check_container(config)
             vm_request.refuse_second(pod, config.metadata.name)
@@ -117,27 +122,30 @@ class Containers:
         timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
         await self._machines.until_started(key, container_id, timeout_s)
 
-    async def update(self, container_id: str, change: LinuxResources) -> None:
-        """Note other resources of a container, if its VM needs no change for them.
+    async def update(self, container_id: str, change: LinuxResources, left_s: float | None) -> None:
+        """Change the resources of a container, and wait until its node enforces them.
 
         Raises:
-            VirtbusError: 404; 409 `exited`; 422 `resize_unsupported`.
+            VirtbusError: 400 `pod_refused`; 404; 409 `exited`; the errors of `Machines.resize`
+                and `MachineChanges.until_resized`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
             key, container_id = self._found(container_id)
-            pod = self._pods.all[key]
-            container = pod.container(container_id)
+            container = self._pods.all[key].container(container_id)
             if container.phase == "exited":
                 message = f"the container {container_id} has ended; create its next attempt"
                 raise VirtbusError(Code.CONFLICT, "exited", message)
-            notes = pod.sandbox(container.sandbox_id).config.annotations
             linux = container.config.linux
-            after = vm_request.updated(linux.resources, change, notes)
+            after = pod_resources.changed(linux.resources, change)
+            generation = await self._machines.resize(key, after)
+            pod = self._pods.all[key]
             linux = linux.model_copy(update={"resources": after})
             config = container.config.model_copy(update={"linux": linux})
-            container = container.model_copy(update={"config": config})
+            container = pod.container(container_id).model_copy(update={"config": config})
             await self._pods.put(pod.with_container(container))
+        timeout_s = RESIZE_S if left_s is None else min(RESIZE_S, max(0.0, left_s - 1))
+        await self._machines.changes.until_resized(key, after, generation, timeout_s)
 
     async def stop(self, container_id: str, grace_s: int) -> None:
         """End a container's guest; no effect if it has ended or is unknown."""
@@ -170,7 +178,7 @@ class Containers:
         key, container_id = self._found(container_id)
         pod = self._pods.all[key]
         container = pod.container(container_id)
-        told = answers.container_status(container, self._logs.path(pod, container))
+        told = answers.container_status(pod, container, self._logs.path(pod, container))
         return told, answers.machine_info(pod) if verbose else {}
 
     def listed(self, wanted: Plain) -> list[Plain]:

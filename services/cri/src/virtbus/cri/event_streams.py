@@ -75,5 +75,5 @@ def _status(pod: Pod, sandbox_id: str) -> Plain:
     inside = [one for one in pod.containers if one.sandbox_id == sandbox_id]
     return {
         "pod_sandbox_status": answers.sandbox_status(pod, pod.sandbox(sandbox_id)),
-        "containers_statuses": [answers.container_status(one, "") for one in inside],
+        "containers_statuses": [answers.container_status(pod, one, "") for one in inside],
     }

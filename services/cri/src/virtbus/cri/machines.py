@@ -10,23 +10,22 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, vm_request
-from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.core import observation, stages, vm_request
+from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place, Read
 from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.volume_reads import VolumeReads
+from virtbus.cri.machine_changes import MachineChanges
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
     VmCreated,
     VmDelete,
-    VmRef,
     VmStart,
     VmStop,
-    VmUpdate,
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.local_end import LocalEnded
@@ -66,6 +65,7 @@ class Machines:
         self._new_key = new_key
         self._end_here = end_here
         self.volumes, self.virtlet = reads
+        self.changes = MachineChanges(pods, link)
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -81,7 +81,7 @@ class Machines:
         """
         machine = self._pods.all[key].machine
         known = machine is not None and machine.made and machine.image_id == image.digest
-        if known and await self._relabel(key, vm_request.labels(sandbox, config)):
+        if known and await self._adapt(key, sandbox, config):
             return
         contents = await self.virtlet.contents(sandbox)
         read = Read(await self.volumes.files(key, config), contents)
@@ -104,7 +104,7 @@ class Machines:
             if error.code in {Code.CONFLICT, Code.GONE}:
                 await self._renew(key)
             raise
-        await self._answered(key, validate(VmCreated, answer).vm)
+        await self.changes.answered(key, validate(VmCreated, answer).vm)
 
     async def _renew(self, key: str) -> None:
         """Give up a uid that the bus refuses: the next attempt takes another one."""
@@ -113,35 +113,31 @@ class Machines:
             await self._pods.discard(pod.machine.uid)
             await self._pods.put(pod.model_copy(update={"machine": None}))
 
-    async def _relabel(self, key: str, labels: dict[str, str]) -> bool:
-        """Give an existing VM the labels of a new attempt; return False if it is gone."""
+    async def _adapt(self, key: str, sandbox: SandboxConfig, config: ContainerConfig) -> bool:
+        """Give an existing VM the labels and resources of a new attempt; False if it is gone."""
         machine = self._pods.all[key].machine
         if machine is None:
             return False
         try:
-            found = await self._link.ask("vm", "get", VmRef(uid=machine.uid))
-            view = validate(VmView, found)
+            view = await self.changes.view(machine.uid)
             if view.deleting:
                 await self._pods.lost(machine.uid)
                 return False
-            if view.labels != labels:
-                want = VmUpdate(uid=machine.uid, revision=view.revision, labels=labels)
-                view = validate(VmView, await self._link.ask("vm", "update", want))
+            labels = vm_request.labels(sandbox, config)
+            spec = vm_request.restarted(view.spec, sandbox, config)
+            if view.labels != labels or view.spec != spec:
+                view = await self.changes.update(view, spec, labels)
         except VirtbusError as error:
             if error.code != Code.NOT_FOUND:
                 raise
             await self._pods.lost(machine.uid)
             return False
-        await self._answered(key, view)
+        await self.changes.answered(key, view)
         return True
 
-    async def _answered(self, key: str, view: VmView) -> None:
-        """Note an answer to the CRI's own change: views before it do not count any more."""
-        pod = self._pods.all.get(key)
-        if pod is None or pod.machine is None or pod.machine.uid != view.uid:
-            return
-        pod = pod.with_machine(made=True, revision=view.revision)
-        await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
+    async def resize(self, key: str, after: LinuxResources) -> int:
+        """Return `MachineChanges.resize`; raises VirtbusError 409 `vm_gone`, too."""
+        return await self.changes.resize(key, self._uid(key), after)
 
     # --- power ----------------------------------------------------------------------------
     async def start(self, key: str, container_id: str) -> None:
@@ -156,7 +152,7 @@ class Machines:
             elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # it had no effect
                 await self._give_up(key, container_id, revision)
             raise
-        await self._answered(key, validate(VmView, answer))
+        await self.changes.answered(key, validate(VmView, answer))
 
     async def _begin(self, key: str, container_id: str) -> int:
         """Note that a container starts; return the revision of its VM before that.
@@ -181,22 +177,25 @@ class Machines:
         if not await self._pods.until(
             key, lambda pod: _phase(pod, container_id) != "starting", timeout_s
         ):
-            message = f"the VM does not run after {timeout_s:.0f} s{self._seen(key)}"
+            message = self._staged(key, f"the VM does not run after {timeout_s:.0f} s")
             raise VirtbusError(Code.DEADLINE, "start_slow", message)
         if _phase(self._pods.all.get(key), container_id) == "exited":
-            message = f"the VM did not start: {self._cause(key, container_id)}"
+            message = self._cause(key, container_id)
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
 
-    def _seen(self, key: str) -> str:
+    def _staged(self, key: str, message: str) -> str:
+        """Return the message with what the VM's node says about it so far."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None:
-            return ""
-        return f" ({pod.machine.state}: {pod.machine.message or 'no reason yet'})"
+            return message
+        seen = pod.machine
+        message = f"{message} ({seen.state}: {seen.message or 'no reason yet'})"
+        return stages.text(seen.stage, seen.reason or "start_slow", message)
 
     def _cause(self, key: str, container_id: str) -> str:
         pod = self._pods.all.get(key)
         endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
-        return endings[0].message if endings and endings[0] else "its pod was removed"
+        return endings[0].message if endings and endings[0] else "the pod was removed"
 
     async def stop(self, key: str, grace_s: int) -> None:
         """End the guest of the running container, after at most `grace_s`, and wait for its end.
@@ -218,7 +217,7 @@ class Machines:
                 raise
             await self._pods.lost(uid)
             return
-        await self._answered(key, validate(VmView, answer))
+        await self.changes.answered(key, validate(VmView, answer))
         if not await self._pods.until(key, lambda pod: not (pod and pod.active), grace_s + END_S):
             message = f"the guest still runs {END_S:.0f} s after its grace; `virtbus vm get {uid}`"
             raise VirtbusError(Code.DEADLINE, "stop_slow", message)
@@ -293,7 +292,7 @@ class Machines:
         pod = self._pods.all[key].with_machine(power_off=False)
         await self._pods.put(pod)
         if answer is not None:
-            await self._answered(key, validate(VmView, answer))
+            await self.changes.answered(key, validate(VmView, answer))
 
     async def _unless_gone(self, verb: str, value: Any) -> Any:
         try:

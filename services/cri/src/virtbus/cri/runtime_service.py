@@ -215,7 +215,8 @@ class RuntimeService:
 
     async def _update_resources(self, call: Call) -> Plain:
         change = validate(LinuxResources, call.request.get("linux", {}))
-        await self._containers.update(call.request.get("container_id", ""), change)
+        asked = call.request.get("container_id", "")
+        await self._containers.update(asked, change, call.left_s)
         return {}
 
     async def _reopen_log(self, call: Call) -> Plain:

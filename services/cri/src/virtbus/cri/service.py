@@ -16,6 +16,7 @@ from virtbus.cri.edge.local_agent import LocalAgent
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.vm_watch import VmWatcher
+from virtbus.cri.edge.volume_files import Offered
 from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.event_streams import EventStreams
 from virtbus.cri.guest_commands import GuestCommands
@@ -74,7 +75,12 @@ class Cri:
                 LocalEnd(uid=uid, owner=f"cri-{settings.node}", grace_s=grace_s)
             ),
             PodReads(
-                VolumeReads(lambda: settings.flexvolume_devices or self._virtlet.config.devices),
+                VolumeReads(
+                    lambda: Offered(
+                        settings.flexvolume_devices or self._virtlet.config.devices,
+                        settings.pools_file,
+                    )
+                ),
                 VirtletReads(cluster),
             ),
         )

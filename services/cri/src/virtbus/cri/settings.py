@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from virtbus.bus.runtime.settings import ServiceSettings
+from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
 from virtbus.schemas.volume_ref import DevicePattern
@@ -45,6 +45,10 @@ class Settings(ServiceSettings):
             "block devices that any author of a pod may name in a flexvolume of the type raw, as "
             "patterns of paths; the agent's devices_allowed must permit them, too"
         ),
+    )
+    pools_file: Path = Field(
+        CONFIG_DIR / "pools.toml",
+        description="the pools of this node for flexvolumes of the type ceph, the agent's file",
     )
     kubeconfig: Path | None = Field(
         None,

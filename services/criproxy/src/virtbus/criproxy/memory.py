@@ -28,6 +28,7 @@ class Memory:
         self._queue: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._lists: dict[tuple[str, str], tuple[bytes, Mark]] = {}
         self._kept: dict[tuple[str, str], tuple[bytes, Mark]] = {}
+        self._digests: dict[tuple[str, str], tuple[bytes, Mark]] = {}
 
     async def run(self) -> None:
         """Keep answers until cancelled."""
@@ -46,7 +47,7 @@ class Memory:
         await self._queue.join()
 
     def of_list(self, runtime: NodeRuntime, call: str, body: bytes, begun: Mark) -> None:
-        """Keep a whole list; of several that wait, only the last. An unchanged one is not read."""
+        """Keep a whole list; of several that wait, only the last. An unchanged one costs little."""
         key = (runtime.name, call)
         if self._kept.get(key) == (body, begun) and begun.quiet:
             return
@@ -55,8 +56,10 @@ class Memory:
 
         async def keep() -> None:
             last, mark = self._lists.pop(key)
-            await runtime.remember(call, messages.entries(call, last), mark)
-            self._kept[key] = (last, mark)
+            digest = messages.digest(call, last)
+            if self._digests.get(key) != (digest, mark) or not mark.quiet:
+                await runtime.remember(call, messages.entries(call, last), mark)
+            self._kept[key], self._digests[key] = (last, mark), (digest, mark)
 
         if not waiting and not self._put(keep):
             del self._lists[key]

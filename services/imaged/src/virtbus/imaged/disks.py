@@ -380,9 +380,10 @@ class Disks:
     ) -> tuple[int, tuple[str, ...]]:
         """Remove names, and unused ones of images; return the freed bytes, and users of others."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
-        used = await self._threads.run(self.users.used)
         self._store.forget_names(names)
-        gone = self._store.garbage(frozenset(used), 0.0, among=digests)
+        used, began_ns = await self._threads.run(self.users.used_since)
+        late = self._store.used_since(began_ns)  # by disks that were made meanwhile
+        gone = self._store.garbage(late | used.keys(), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone, names)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))

@@ -10,6 +10,7 @@ from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.node_groups import NodeGroupBook
+from virtbus.netd.core.resolver_messages import ResolverSite
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
@@ -17,15 +18,17 @@ from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
-from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.resolver_launch import RESOLVER
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.source_digest import source_digest
 from virtbus.netd.edge.tunnels import Tunnels
-from virtbus.netd.resolver import Resolver
+from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
+from virtbus.schemas.version import VERSION
 
 
 def host_ports(settings: Settings) -> HostPorts:
@@ -62,12 +65,21 @@ def host_ports(settings: Settings) -> HostPorts:
         cni=cni,
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
-        resolver=Resolver(
-            settings.gateways,
-            settings.zone,
-            HostServers(settings.dns, settings.subnet.ip),
-            settings.node,
-        ),
+        resolver=NamesKeeper(resolver_site(settings)),
+    )
+
+
+def resolver_site(settings: Settings) -> ResolverSite:
+    """Return what the resolver's process serves."""
+    return ResolverSite(
+        version=VERSION,
+        code=source_digest(f"{RESOLVER}.__main__"),
+        node=settings.node,
+        domain=settings.zone,
+        gateway=str(settings.subnet),
+        gateway6=str(settings.subnet6 or ""),
+        servers=tuple(map(str, settings.dns)),
+        socket=str(settings.run_dir / "netd" / "names.sock"),
     )
 
 

@@ -7,7 +7,7 @@ this netd has a state file. Resources without one belong to another instance, an
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import BUILDS_AT_ONCE, Builder, HostPorts, write_ports
@@ -19,6 +19,7 @@ from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding
 from virtbus.netd.core.hotplug import first_nics
 from virtbus.netd.core.plan import plan_of
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.hot_nics import HotNics, changed
 from virtbus.netd.network_check import examined
@@ -46,6 +47,7 @@ class Attachments:
         doors.attachers.tunnels.guests = self._guests
         self._hot = HotNics(doors, self._builder)
         self._entries: dict[str, NetworkEntry] = {}
+        self._used = UsedNics()
         self._released = ReleasedEpochs()
         self._locks = KeyedLock()
         self._bridge_seen = 0
@@ -135,20 +137,19 @@ class Attachments:
         async with self._locks.of(want.uid):
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
-            others = list(self._other_nics(want.uid))
             async with self._host_side:
                 pass  # wait for a removal of a host bridge; later ones see this interface
-            done = await self._hot.change(entry, want, others, self._keep)
+            done = await self._hot.change(entry, want, self._used, self._keep)
         await self._replug_new()
         self.untidy.set()  # a drop may leave the host bridge without a use
         return done
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
-        others = list(self._other_nics(plan.uid))
         wanted = carried_over(plan, known, self._builder.insistent)
-        attachment = self._doors.attachers.plan(wanted, others)
-        check_macs(attachment, others)
+        attachment = self._doors.attachers.plan(wanted, self._used)
+        check_macs(attachment, self._used)
         entry = self._entries[plan.uid] = NetworkEntry(attachment, NetPhase.BEGUN)
+        self._used.put(plan.uid, attachment.nics)
         try:
             async with self._builds:
                 await self._build(entry, begun)
@@ -174,7 +175,7 @@ class Attachments:
             await self._builder.with_cni(
                 attachment, lambda more: self._keep(entry, more), lambda: begun(entry.ready())
             )
-            check_macs(entry.attachment, self._other_nics(attachment.uid))
+            check_macs(entry.attachment, self._used)
         else:
             await self._builder.built_in(attachment)
         await self._replug_new()
@@ -226,6 +227,7 @@ class Attachments:
             self._doors.files.remove(uid)
             self._former_links.update(nic.host_link for nic in entry.attachment.nics)
             del self._entries[uid]
+            self._used.drop(uid)
             self.untidy.set()
             return True
 
@@ -258,7 +260,7 @@ class Attachments:
         self.untidy.clear()
         if self.recovering:
             return
-        used = {nic.host_link for nic in self._other_nics("")}
+        used = {nic.host_link for nic in self.nics()}
         late, self._late_links = self._late_links - used, self._former_links - used
         self._former_links = set()
         if late:
@@ -307,7 +309,9 @@ class Attachments:
         await in_thread(self._doors.bridge.check_owner)
         self._doors.attachers.bridges.recover()
         self._doors.namespaces.prepare()
-        self._entries = {each.uid: NetworkEntry(each) for each in self._doors.files.all()}
+        for each in self._doors.files.all():
+            self._entries[each.uid] = NetworkEntry(each)
+            self._used.put(each.uid, each.nics)
         for name in self._doors.namespaces.names():
             uid = names.uid_of_netns(name)
             if uid is not None and uid not in self._entries:
@@ -363,12 +367,8 @@ class Attachments:
 
     def _keep(self, entry: NetworkEntry, attachment: Attachment) -> None:
         entry.attachment = attachment
+        self._used.put(attachment.uid, attachment.nics)
         self._doors.files.write(attachment)
-
-    def _other_nics(self, uid: str) -> Iterator[Nic]:
-        for other, entry in self._entries.items():
-            if other != uid:
-                yield from entry.attachment.nics
 
     def ready(self) -> list[Attachment]:
         """Return the networks whose phase is ready."""
@@ -380,7 +380,7 @@ class Attachments:
 
     def nics(self) -> list[Nic]:
         """Return the interfaces of all networks."""
-        return list(self._other_nics(""))
+        return [nic for entry in self._entries.values() for nic in entry.attachment.nics]
 
     def _guests(self) -> list[Nic]:
         """Return the interfaces of networks that are ready or being built. Any thread may call."""
@@ -390,7 +390,7 @@ class Attachments:
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""
-        needed = {nic.host_link for nic in self._other_nics("")}
+        needed = {nic.host_link for nic in self.nics()}
         return needed | self._former_links | self._late_links
 
     def refuse_while_recovering(self) -> None:

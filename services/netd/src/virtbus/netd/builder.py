@@ -30,7 +30,7 @@ from virtbus.netd.edge.plugin_links import PluginLinks
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
-from virtbus.netd.resolver import Resolver
+from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class HostPorts:
     cni: Cni
     dhcp: DhcpServer
     emulators: QemuProcesses
-    resolver: Resolver
+    resolver: NamesKeeper
     ports: PublishedPorts
     attachers: Attachers
     groups: NodeGroupBook

@@ -12,7 +12,7 @@ from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.hosts_file import HostsFile
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.netd.resolver import Resolver
+from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.address_pool import Net
@@ -36,7 +36,7 @@ class ForbiddenAddresses:
         self,
         bridges: HostBridges,
         settings: Settings,
-        resolver: Resolver,
+        resolver: NamesKeeper,
         guard: Callable[[], Awaitable[None]],
     ) -> None:
         """`guard` applies the rules of the built-in bridge to guests on segments."""

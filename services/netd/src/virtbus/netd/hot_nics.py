@@ -6,7 +6,7 @@ everything of it is gone.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from virtbus.netd.builder import Builder, HostPorts, Keep
@@ -17,6 +17,7 @@ from virtbus.netd.core.address_assignment import (
 )
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.hotplug import differs, grown, not_attached, of_name
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import hot_taps
 from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
@@ -53,10 +54,10 @@ class HotNics:
         self,
         entry: NetworkEntry | None,
         want: NicWork,
-        others: Sequence[Nic],
+        used: UsedNics,
         keep: Callable[[NetworkEntry, Attachment], None],
     ) -> NicDone:
-        """Do one step for an interface; safe to repeat. `others` are those of other VMs.
+        """Do one step for an interface; safe to repeat. `used` has those of all VMs.
 
         Raises:
             VirtbusError: 404 `nic_unknown`; 409 `tap_busy`, `tap_lost`, `mac_in_use`,
@@ -73,7 +74,7 @@ class HotNics:
         try:
             match want.do:
                 case "lend":
-                    return await self._lend(entry.attachment, nic, others, kept)
+                    return await self._lend(entry.attachment, nic, used, kept)
                 case "join":
                     return await self._join(entry.attachment, nic, kept)
                 case "drop":
@@ -81,32 +82,30 @@ class HotNics:
         except OSError as error:
             raise refusal(error) from error
 
-    async def _lend(
-        self, attachment: Attachment, nic: Nic, others: Sequence[Nic], keep: Keep
-    ) -> NicDone:
+    async def _lend(self, attachment: Attachment, nic: Nic, used: UsedNics, keep: Keep) -> NicDone:
         """Give the interface its address, and make its tap where libvirt opens it."""
         await self._refuse_held(attachment, nic)
         if not nic.pending or not nic.addresses:
-            nic = self._settled(attachment, nic, others)
+            nic = self._settled(attachment, nic, used)
             attachment = replaced(attachment, nic)
             keep(attachment)
-        check_macs(attachment.with_nics((nic,)), others)
+        check_macs(attachment.with_nics((nic,)), used)
         if nic.publish:
             await in_thread(lambda: self._doors.ports.claim(attachment))
         attachment = await self._builder.connect(attachment, nic, keep)
         nic = _named(attachment, nic.name)
-        check_macs(attachment.with_nics((nic,)), others)
+        check_macs(attachment.with_nics((nic,)), used)
         tap = await in_thread(lambda: hot_taps.lend(attachment, nic))
         return _done(attachment, nic, tap)
 
-    def _settled(self, attachment: Attachment, nic: Nic, others: Sequence[Nic]) -> Nic:
+    def _settled(self, attachment: Attachment, nic: Nic, used: UsedNics) -> Nic:
         """Return the interface as pending, with an address or a conflist."""
         nic = nic.model_copy(update={"pending": True})
         if nic.cni is not None:
             return nic
         own = [each for each in attachment.nics if each.index != nic.index]
         alone = attachment.with_nics((nic,))
-        return self._doors.attachers.plan(alone, [*others, *own]).nics[0]
+        return self._doors.attachers.plan(alone, used, own).nics[0]
 
     async def _join(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Move the tap, which QEMU has open, to the VM's network."""

@@ -24,8 +24,14 @@ class NetworkStep:
         self._reporter = reporter
 
     def follows(self, record: VmRecord) -> bool:
-        """Return False for a halted VM, which needs no network."""
-        return record.spec.run_strategy is not RunStrategy.HALTED
+        """Return False for a halted VM, which needs no network, and for an outdated record.
+
+        A restored bus has a record whose epoch is lower than that of this host's network. The agent
+        keeps its own in force, so each periodic list would only report a failure.
+        """
+        known, _ready = self._attachments.look(record.uid)
+        outdated = known is not None and record.epoch < known.epoch
+        return record.spec.run_strategy is not RunStrategy.HALTED and not outdated
 
     def forgets(self, uid: str) -> None:
         """Do nothing: networks are removed only on a `release` request."""

@@ -2,87 +2,61 @@
 
 Names of VMs are answered here, all others by the host's DNS servers. A guest finds the VMs of its
 own namespace, and of those that controllers open to it.
+
+This runs in the resolver's process, which outlives netd (`resolver_process/`).
 """
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import IPv4Address, ip_address
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Interface, IPv6Interface, ip_address
 
 from virtbus.netd.core import dns_message
-from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
-from virtbus.netd.core.gateways import Gateways
-from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
+from virtbus.netd.core.guest_names import GuestNames, NamedVm
 from virtbus.netd.core.query_limits import QueryLimits
 from virtbus.netd.core.reach import Address, is_host
+from virtbus.netd.core.resolver_messages import FoundName, Lookup, ResolverSite
 from virtbus.netd.core.zone import Meaning, ReverseName, VmName, Zone, ZoneName
 from virtbus.netd.edge.dns_forwarder import Forwarder
 from virtbus.netd.edge.dns_server import DnsGuest, DnsServer
 from virtbus.netd.edge.host_servers import HostServers
-from virtbus.netd.fleet_names import FleetNames, Lookup
-from virtbus.schemas.names import NameAnswer
+from virtbus.netd.fleet_names import FleetNames
 
 log = logging.getLogger(__name__)
 
 
 class Resolver:
-    """Serves each VM from `serve` to `stop`, within `running`; outside of it, does nothing."""
+    """Serves each VM from `put` to `remove`, within `running`."""
 
-    def __init__(
-        self,
-        gateways: Gateways,
-        domain: str,
-        servers: HostServers,
-        node: str,
-    ) -> None:
-        """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
-        self._gateway = gateways.four.ip
-        network6 = gateways.six.network if gateways.six is not None else None
-        self._zone = Zone(domain, gateways.four.network, network6)
-        self._node = node
-        self._forwarder = Forwarder(servers.addresses)
-        self._server = DnsServer(gateways.four.ip, self._resolve)
+    def __init__(self, site: ResolverSite, fleet: FleetNames) -> None:
+        gateway = IPv4Interface(site.gateway)
+        network6 = IPv6Interface(site.gateway6).network if site.gateway6 else None
+        self._zone = Zone(site.domain, gateway.network, network6)
+        self._node = site.node
+        fixed = tuple(ip_address(server) for server in site.servers)
+        self._forwarder = Forwarder(HostServers(fixed, gateway.ip).addresses)
+        self._server = DnsServer(gateway.ip, self._resolve)
         self._guests = GuestNames()
-        self._fleet: FleetNames | None = None
-
-    @property
-    def domain(self) -> str:
-        """Return the domain of VMs' names; empty if names are not served."""
-        return self._zone.domain if self._fleet is not None else ""
-
-    @property
-    def addresses(self) -> tuple[IPv4Address, ...]:
-        """Return the address at which guests ask; none if names are not served."""
-        return (self._gateway,) if self._fleet is not None else ()
+        self._fleet = fleet
 
     @asynccontextmanager
-    async def running(self, fleet: FleetNames) -> AsyncIterator[None]:
-        """Serve names if there is a domain, and if no other server has the port."""
-        async with AsyncExitStack() as stack:
-            if self._zone.domain:
-                try:
-                    await stack.enter_async_context(self._server.running())
-                except OSError as error:
-                    log.error(
-                        "VMs have no names: port 53 of %s cannot be opened (%s); let the host's "
-                        "DNS server listen on its own addresses only, or empty the setting `zone`",
-                        self._gateway,
-                        error,
-                        extra={"code": "resolver_port"},
-                    )
-                else:
-                    self._fleet = fleet
-            try:
-                yield
-            finally:
-                self._fleet = None
+    async def running(self) -> AsyncIterator[None]:
+        """Serve names.
 
-    def serve(self, attachment: Attachment) -> None:
+        Raises:
+            OSError: another server has the port.
+        """
+        async with self._server.running():
+            yield
+
+    @property
+    def vms(self) -> frozenset[str]:
+        """Return the uids of the VMs."""
+        return self._guests.uids
+
+    def put(self, vm: NamedVm) -> None:
         """Give the VM its name, and answer queries from its addresses; repeatable."""
-        if self._fleet is None:
-            return
-        vm = vm_of(attachment)
         for address in set(self._guests.remove(vm.uid)).difference(dict(vm.gateways)):
             self._server.stop(address)
         self._guests.put(vm)
@@ -93,7 +67,7 @@ class Resolver:
                 extra = {"code": "resolver_socket", "uid": vm.uid}
                 log.warning("%s gets no answers to DNS queries: %s", address, error, extra=extra)
 
-    def stop(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         """Forget a VM."""
         for address in self._guests.remove(uid):
             self._server.stop(address)
@@ -160,11 +134,10 @@ class Resolver:
         name = self._zone.name_of(found.namespace, found.name)
         return dns_message.pointer(query, name, wanted.authority)
 
-    async def _find(self, vm: NamedVm, limits: QueryLimits, want: Lookup) -> NameAnswer | None:
-        fleet = self._fleet
-        return await fleet.find(want, vm.uid, limits.may_look_up) if fleet is not None else None
+    async def _find(self, vm: NamedVm, limits: QueryLimits, want: Lookup) -> FoundName | None:
+        return await self._fleet.find(want, vm.uid, limits.may_look_up)
 
-    def _reachable(self, found: NameAnswer) -> list[Address]:
+    def _reachable(self, found: FoundName) -> list[Address]:
         """Return the addresses that guests of this host can reach.
 
         Each host has guests in the built-in network, so those of another host are not reachable.

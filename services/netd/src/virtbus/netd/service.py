@@ -29,8 +29,8 @@ from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
-from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
+from virtbus.netd.name_questions import NameQuestions
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.overlay_peers import OverlayPeers
@@ -109,9 +109,9 @@ class Netd:
         info = ServiceInfo(
             "virtbus-netd", VERSION, "networks of a node's VMs", {"node": settings.node}
         )
-        names = FleetNames(self._bus, settings.node)
+        names = NameQuestions(self._bus, settings.node)
         try:
-            async with self._ports.resolver.running(names), asyncio.TaskGroup() as group:
+            async with self._ports.resolver.running(names.ask), asyncio.TaskGroup() as group:
                 self._reach.restore()
                 step = NetworkStep(self._attachments, self._reporter)
                 work = RecordWorker(group, step, self._reporter, self._span)
@@ -130,6 +130,7 @@ class Netd:
                         )
                     )
                     await self._attachments.recover()
+                    self._ports.resolver.complete()
                     self._changed.set()
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
@@ -330,6 +331,7 @@ async def teardown(settings: Settings, ports: HostPorts) -> None:
         for uid in attachments.resources():
             await attachments.release(uid, sys.maxsize)
         await attachments.tidy()
+        await ports.resolver.end()
     finally:
         ports.dhcp.close()
         ports.files.close()

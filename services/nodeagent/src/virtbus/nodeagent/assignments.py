@@ -31,6 +31,7 @@ from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import MOVED, overtaken
 from virtbus.nodeagent.vm.observation import found
 from virtbus.schemas import subjects
+from virtbus.schemas.equal_domains import EqualDomains
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
@@ -80,6 +81,7 @@ class Assignments:
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
         self._early = EarlyEvents()
+        self._domains = EqualDomains()
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._promised: dict[str, int] = {}
@@ -140,7 +142,7 @@ class Assignments:
         else:
             record = read_record(entry.key, entry.value)
             if isinstance(record, VmRecord):
-                self._take_record(uid, record)
+                self._take_record(uid, self._domains.shared(record))
 
     def _take_node_spec(self, entry: Entry) -> None:
         """Handle the desired state of this node. A fenced node starts nothing."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
@@ -44,7 +45,7 @@ class LocalEnds:
         self._check(want)
         began_s = asyncio.get_running_loop().time()
         if want.grace_s and self._up(want.uid):
-            ended = asyncio.Event()
+            ended = SmallEvent()
             async with background() as tasks:
                 tasks.start(self._ask(want.uid, ended))
                 await self._until_down(want.uid, began_s + want.grace_s)
@@ -59,7 +60,7 @@ class LocalEnds:
         guest = self._guests.get(want.uid)
         return LocalEnded(last_exit=guest.vm.observed.last_exit if guest is not None else None)
 
-    async def _ask(self, uid: str, ended: asyncio.Event) -> None:
+    async def _ask(self, uid: str, ended: SmallEvent) -> None:
         await shutdown(uid, self._hypervisor, self._freezes, ended)
 
     def _check(self, want: LocalEnd) -> None:

@@ -36,12 +36,13 @@ class Demand(NamedTuple):
     namespace: str = ""
     """The namespace that must have the directories. Empty without any, so that demands stay equal,
     and for VMs of a node's account, about whose directories kubelet decides."""
-    granted: bool = False
-    """kubelet has granted CPUs and memory of its node, so nothing else refuses them (ADR 0059)."""
+    runtime_node: str = ""
+    """The node whose container runtime made the VM; no other node takes it. kubelet has granted
+    CPUs and memory there, so nothing else refuses them (ADR 0059)."""
 
 
 def demand_of(
-    spec: VmSpec, targets: Targets = NO_TARGETS, *, namespace: str = "", granted: bool = False
+    spec: VmSpec, targets: Targets = NO_TARGETS, *, namespace: str = "", runtime_node: str = ""
 ) -> Demand:
     """Return the demand of a VM; `targets` are the network objects that it uses."""
     directories = frozenset(one.path for one in host_paths(spec))
@@ -54,16 +55,16 @@ def demand_of(
         frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
         spec.node_selector.get(HOSTNAME, ""),
         directories,
-        namespace if directories and not granted else "",
-        granted,
+        namespace if directories and not runtime_node else "",
+        runtime_node,
     )
 
 
 def demand_of_vm(record: VmRecord) -> Demand:
     """Return the demand of a VM with a record."""
-    granted = bool(node_of(record.owner))
+    runtime_node = node_of(record.owner)
     return demand_of(
-        record.spec, record.network_targets, namespace=record.namespace, granted=granted
+        record.spec, record.network_targets, namespace=record.namespace, runtime_node=runtime_node
     )
 
 

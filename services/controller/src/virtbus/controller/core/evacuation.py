@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from virtbus.bus.client.owners import node_of
 from virtbus.controller.core.allocations import takes_room, with_vm
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.placement import Candidate, Placement
@@ -39,11 +40,17 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
 
 
 def data_stays(record: VmRecord) -> str:
-    """Return a text on the volumes and directories that keep a VM on its node; empty if none do.
+    """Return a text on what keeps a VM on its node, such as volumes; empty if nothing does.
 
-    Several nodes reach a volume of a pool on a server, so it keeps no VM. Nor does a directory
-    that the guest only reads: each node that offers it has it.
+    The container runtime of a node has VMs on that node only. Several nodes reach a volume of a
+    pool on a server, so it keeps no VM. Nor does a directory that the guest only reads: each node
+    that offers it has it.
     """
+    if record.node == node_of(record.owner):
+        return (
+            f"the container runtime of {record.node} made it for a pod; delete the pod to run it "
+            "on another node"
+        )
     if written := ", ".join(one.path for one in host_paths(record.spec) if one.written):
         return (
             f"it writes to directories or files of this node ({written}); create it again to run "

@@ -35,10 +35,10 @@ from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_o
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.equal_domains import EqualDomains
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY, PEER_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
@@ -104,6 +104,7 @@ class Fleet:
     """Too many nodes are silent together, so no action is taken."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
     """By node: cached candidates. A candidate is removed when its node or its VMs change."""
+    _domains: EqualDomains = field(default_factory=EqualDomains)
     _silent_s: float = -math.inf
     """The time of the last computation of silent nodes."""
     _reasons: dict[Wait, tuple[float, str]] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Fleet:
         held = self.vms.get(key.rpartition(".")[2])
         if held is not None and held.revision >= revision:
             return None  # our own write, already applied: needs no decoding
-        if (tokens := key.split("."))[-1] == JOIN_KEY:
+        if (tokens := key.split("."))[-1] == subjects.JOIN_KEY:
             self.hosts.joined.add(tokens[2])
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim | AddressClaim):
@@ -135,6 +136,7 @@ class Fleet:
         record, known = held.record, self.vms.get(held.record.uid)
         if known is not None and known.revision >= held.revision:
             return False
+        record = self._domains.shared(record)
         if known is not None:
             self.promises.take_back(known.record)
             self._candidates.pop(known.record.node, None)
@@ -145,7 +147,7 @@ class Fleet:
         self.unplaced.pop(record.uid, None)
         if record.node == UNPLACED:
             self.unplaced[record.uid] = None
-        self.vms[record.uid] = held
+        self.vms[record.uid] = held._replace(record=record)
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
         # a VM that is being deleted is released without a move
@@ -156,11 +158,11 @@ class Fleet:
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Process one purge marker of `$KV.vm`; return the uid if a VM was removed."""
         self.revision = max(self.revision, revision)
-        if (tokens := key.split("."))[-1] == NODE_SPEC_KEY:
+        if (tokens := key.split("."))[-1] == subjects.NODE_SPEC_KEY:
             self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
-        if tokens[-1] in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
-            if tokens[-1] == JOIN_KEY:
+        if tokens[-1] in {subjects.JOIN_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY}:
+            if tokens[-1] == subjects.JOIN_KEY:
                 self.drop_node(tokens[2])
             return None
         self.addresses.purge(key, revision)
@@ -194,8 +196,7 @@ class Fleet:
             return None
         self.promises.take_back(held.record)
         self._candidates.pop(held.record.node, None)
-        name = (held.record.namespace, held.record.name)
-        if self.names.get(name) == uid:
+        if self.names.get(name := (held.record.namespace, held.record.name)) == uid:
             del self.names[name]
         return uid
 
@@ -336,8 +337,7 @@ class Fleet:
 
     def show(self, uid: str, now_s: float) -> VmView | None:
         """Return the VM as the API shows it."""
-        held = self.vms.get(uid)
-        return None if held is None else self.show_held(held, now_s)
+        return self.show_held(held, now_s) if (held := self.vms.get(uid)) else None
 
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
         """Return the API's view of a record, which may be newer than the cached one."""

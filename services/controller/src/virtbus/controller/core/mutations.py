@@ -35,6 +35,7 @@ LIVE = frozenset(
     {
         *("spec.run_strategy", "spec.start_strategy", "spec.node_selector"),
         *("spec.termination_grace_s", "spec.eviction_strategy", "spec.protected"),
+        "spec.domain.resources",
     }
 )
 """Fields that take effect at once, while the guest runs."""

@@ -155,6 +155,8 @@ def _labels(want: Demand, node: Candidate) -> str | None:
 def _host(want: Demand, node: Candidate) -> str | None:
     if want.networks.nodes is not None and node.record.node not in want.networks.nodes:
         return "has no subnet of its networks"
+    if want.runtime_node not in {"", node.record.node}:
+        return f"is not {want.runtime_node}, whose container runtime made the VM"
     own = node.record.labels.get(HOSTNAME, node.record.node)
     return f"is not {want.host}" if want.host and own != want.host else None
 
@@ -187,13 +189,13 @@ def _vcpus(want: Demand, node: Candidate) -> str | None:
     wanted, most = want.vcpus, node.record.max_vcpus
     if most and wanted > most:
         return f"runs at most {most} vCPUs in a VM, {wanted} asked"
-    free = wanted if want.granted else node.free_vcpus
+    free = wanted if want.runtime_node else node.free_vcpus
     return f"has {max(free, 0)} vCPUs left, {wanted} asked" if wanted > free else None
 
 
 def _memory(want: Demand, node: Candidate) -> str | None:
     wanted, free = want.memory_bytes, node.free_memory_bytes
-    if wanted <= free or want.granted:
+    if wanted <= free or want.runtime_node:
         return None
     return f"has {format_bytes(max(free, 0))} of memory left, {format_bytes(wanted)} asked"
 
@@ -306,7 +308,7 @@ def place(
     """
     want = want or demand_of(spec)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
-    anywhere = powered and not want.host and want.networks.nodes is None
+    anywhere = powered and not (want.host or want.runtime_node) and want.networks.nodes is None
     refused: dict[str, str] = {}
     fit: dict[bytes | str, list[Rank]] = {}
     verdicts: dict[bytes | str, _Verdict] = {}

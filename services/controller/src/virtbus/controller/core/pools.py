@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from virtbus.bus.client.owners import node_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED, is_id
@@ -88,11 +89,12 @@ class KnownPools:
         """Return a new volume with the kind of its pool.
 
         Raises:
-            VirtbusError: as `refuse_new`; 400 `disk_too_large`; 422 `pool_unassigned`, `no_copies`.
+            VirtbusError: as `refuse_new`; 400 `disk_too_large`; 422 `pool_unassigned`, `no_copies`,
+                `pool_kinds_differ`.
         """
         self.refuse_new(record, record.spec.size)
         pool, key = record.spec.pool, _key(record)
-        found = [self._of[node][pool] for node in self.with_pool(pool)]
+        found = self._deciding(record)
         kind = found[0].kind if found else PoolKind.LOCAL
         if not ABILITIES[kind].assigned:
             return record
@@ -111,6 +113,27 @@ class KnownPools:
         if record.spec.source != VolumeSource() and not ABILITIES[kind].copies:
             raise no_copies(pool)
         return record.model_copy(update={"pool_kind": kind})
+
+    def _deciding(self, record: VolumeRecord) -> list[PoolReport]:
+        """Return the reports that decide about a new volume: for a node's runtime that of its node.
+
+        Raises:
+            VirtbusError: 422 `pool_kinds_differ`: another node has another kind of pool by that
+                name, and would read the runtime's volume in another way.
+        """
+        pool, home = record.spec.pool, node_of(record.owner)
+        reports = {node: self._of[node][pool] for node in self.with_pool(pool)}
+        if home not in reports:
+            return list(reports.values())
+        own = reports[home]
+        for node, one in reports.items():
+            if one.kind is not own.kind:
+                message = (
+                    f"the pool {pool} is of the kind {own.kind} on {home}, and {one.kind} on "
+                    f"{node}; give one of them another name in pools.toml"
+                )
+                raise VirtbusError(Code.UNSUPPORTED, "pool_kinds_differ", message)
+        return [own]
 
     def refuse_attach(self, node: str, record: VolumeRecord) -> None:
         """Raise 409 `volume_elsewhere` if a VM on the node cannot use the volume's pool."""

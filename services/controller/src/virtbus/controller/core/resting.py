@@ -23,18 +23,26 @@ def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, obje
     """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
 
     Raises:
-        VirtbusError: 409 `unplaced`, `deleting`, `vm_runs`.
+        VirtbusError: 409 `unplaced`, `deleting`, `vm_runs`; 503 `node_silent`.
     """
     if vm.ending:
         raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")
     if vm.node == UNPLACED:
         message = f"{vm.name} has no node yet, so it has no disk"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
+    refuse_unknown(vm.name, vm.node, state)
     if state not in OFF_STATES and not (live and state in UP_STATES):
         message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"
         raise VirtbusError(Code.CONFLICT, "vm_runs", message)
     place = {"uid": vm.uid, "name": vm.name, "node": vm.node, "epoch": vm.epoch}
     return {"resource": "vm", "owner": vm.owner, **place}
+
+
+def refuse_unknown(name: str, node: str, state: VmState) -> None:
+    """Raise 503 `node_silent` if nobody knows whether the guest of the VM `name` runs."""
+    if state is VmState.UNKNOWN:
+        message = f"{name} is {state}: its node {node} does not report now; repeat once it does"
+        raise VirtbusError(Code.UNAVAILABLE, "node_silent", message, after_ms=2000)
 
 
 def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
@@ -49,9 +57,13 @@ def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = 
 
     With `live`, its guest may run.
     `holder` is the view of that VM, if it is known. The node checks its state again.
+
+    Raises:
+        VirtbusError: 503 `node_silent`.
     """
     if holder is None:
         return record.holder
+    refuse_unknown(holder.name, holder.node, holder.state)
     free = holder.state in OFF_STATES or (live and holder.state in UP_STATES)
     return "" if free else holder.name
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from virtbus.bus.client.owners import node_of
 from virtbus.controller.core.demand import HOSTNAME
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm import VmRecord, VmSpec
 
 
 def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, str]) -> None:
@@ -14,6 +15,16 @@ def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, 
     """
     if node and selector.get(HOSTNAME) != labels.get(HOSTNAME, node):
         raise _refused(node)
+
+
+def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -> None:
+    """Raise 403 as `check_selector` if the VM of a runtime would get the selector of another node.
+
+    `labels` are those of the runtime's node.
+    """
+    selector = after.spec.node_selector
+    if selector != before.spec.node_selector:
+        check_selector(node_of(after.owner), labels, selector)
 
 
 def check_devices(node: str, spec: VmSpec) -> None:

@@ -84,6 +84,7 @@ def view(
         accelerator=seen.accelerator if seen else "",
         image_digest=seen.image_digest if seen else "",
         disk_limits=seen.disk_limits if seen else {},
+        resources=seen.resources if seen else None,
         started_ns=seen.started_ns if seen else None,
         observed_generation=seen.generation if seen else 0,
         spec=shown_spec(record.spec),

@@ -10,6 +10,7 @@ from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_holds import fill_of, plain_spec
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import DISK_MIN
 from virtbus.schemas.volume import FillState, Retention, VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
@@ -173,8 +174,13 @@ def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
 
 
 def has_data(record: VolumeRecord) -> bool:
-    """Return True if the volume's node may have data of it."""
+    """Return True if a guest of the volume's node may have written to it."""
     return record.bound and not record.lost
+
+
+def has_data_on_node(record: VolumeRecord) -> bool:
+    """Return True if the volume's node may have data of it; that on a server is on no node."""
+    return has_data(record) and not ABILITIES[record.pool_kind].shared
 
 
 def refuse_deleting(record: VolumeRecord) -> None:

@@ -1,6 +1,7 @@
 """Decides which VM holds a volume: one at a time, from the commit to the end (ADR 0045)."""
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -8,16 +9,28 @@ from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import DISK_MIN, VmRecord, VmSpec
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord, VolumeSpec
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.wire import validate
 
-_NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
+NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
 """The place of a volume that several nodes reach, without a VM on a node."""
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
     """Return the named volumes of a spec: names of volumes by the names of their disks."""
     return {one.name: one.volume.name for one in spec.volumes if one.volume is not None}
+
+
+def _named(spec: VmSpec) -> Iterator[NamedVolume]:
+    return (one.volume for one in spec.volumes if one.volume is not None)
+
+
+def uid_of(vm: str, name: str) -> str:
+    """Return the uid of the volume `name` that the VM of the uid `vm` makes.
+
+    A repeated create makes the same volume, and after the volume's delete none.
+    """
+    return str(uuid.uuid5(uuid.UUID(vm), name))
 
 
 def ref_of(record: VolumeRecord) -> VolumeRef:
@@ -59,19 +72,26 @@ def plain_spec(ref: VolumeRef) -> VolumeSpec:
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume that the record of its VM describes, for a bus that has lost it.
 
-    The VM is its holder at once, because its guest may run. Labels and protection are lost.
+    The VM is its holder at once, because its guest may run. Labels and protection are lost. So it
+    is retained, unless it is on a server: there its delete removes no data.
     """
+    template = next((one.template for one in _named(vm.spec) if one.name == ref.name), None)
+    is_made = template is not None and ref.uid == uid_of(vm.uid, ref.name)
+    spec = plain_spec(ref)
+    if template is not None and is_made and ABILITIES[ref.kind].shared:
+        spec = spec.model_copy(update={"retention": template.retention})
     return VolumeRecord(
         uid=ref.uid,
         namespace=ref.namespace,
         name=ref.name,
-        spec=plain_spec(ref),
+        spec=spec,
         fill=fill_of(ref),
         pool_kind=ref.kind,
         node="" if vm.node == UNPLACED else vm.node,
         bound=vm.node != UNPLACED,
         holder=vm.uid,
         held_since_ns=now_ns,
+        made_for=vm.uid if is_made else "",
         target=ref.target,
         created_ns=now_ns,
         owner=vm.owner,
@@ -133,7 +153,7 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
     since_ns = record.held_since_ns if record.holder else now_ns
     record = record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
     if vm.node == UNPLACED:
-        return record.model_copy(update=_NOWHERE) if _is_shared(record) else record
+        return record.model_copy(update=NOWHERE) if _is_shared(record) else record
     if record.node not in {"", vm.node} and not _is_shared(record):
         message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
@@ -167,7 +187,7 @@ def freed(
     if ended and there.record.ends_with == vm:
         return there.record.model_copy(update=free | {"deleting": True})
     if _is_shared(there.record):
-        free |= _NOWHERE  # the next VM may be on any node with the pool
+        free |= NOWHERE  # the next VM may be on any node with the pool
     return there.record.model_copy(update=free)
 
 

@@ -25,6 +25,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import never_room, no_room, room
+from virtbus.controller.core.runtime_nodes import check_update
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.view import matching_uids
 from virtbus.controller.core.vm_keys import StoredVm
@@ -124,6 +125,8 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        own = self._fleet.nodes.get(node_of(record.owner))
+        check_update(held.record, record, own.record.labels if own is not None else {})
         until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
         record = await self._with_networks(held.record, record)
         record = await self._creates.with_new_images(record, held.record)

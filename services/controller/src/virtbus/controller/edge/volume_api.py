@@ -188,7 +188,7 @@ class VolumeApi:
             held = await self._change(want, change, kind, request)
         except UnreadableValueError as error:
             held = await self._mend(want, error, request)
-        if not volume_changes.has_data(held.record):
+        if not volume_changes.has_data_on_node(held.record):
             await self._end(held)
         return self.show(held)
 
@@ -288,7 +288,7 @@ class VolumeApi:
         if record.holder and record.holder not in self._fleet.vms:
             return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
         node, now_s = record.node, asyncio.get_running_loop().time()
-        waits = record.deleting and volume_changes.has_data(record)
+        waits = record.deleting and volume_changes.has_data_on_node(record)
         if not waits or not self._fleet.silent(node, now_s):
             return ""
         return f"{node} does not answer; the data is removed when it does"

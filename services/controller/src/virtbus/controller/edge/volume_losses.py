@@ -6,7 +6,8 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_changes import has_data_on_node
+from virtbus.controller.core.volume_holds import NOWHERE
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.api import NodeForget
@@ -25,20 +26,21 @@ class VolumeLosses:
 
     def check(self, want: NodeForget) -> None:
         """Raise 409 while the node has objects that the request does not name."""
-        volumes = ["/".join(held.order()) for held in self._of(want.node) if has_data(held.record)]
+        held = [one for one in self._of(want.node) if has_data_on_node(one.record)]
+        volumes = ["/".join(one.order()) for one in held]
         _refuse("volume", want.node, volumes, want.lose_volumes)
         snapshots = ["/".join(held.order()) for held in self._fleet.volumes.snapshots.on(want.node)]
         _refuse("snapshot", want.node, snapshots, want.lose_snapshots)
 
     async def give_up(self, node: str) -> int:
-        """Mark the objects of a node as lost, and free volumes without data.
+        """Mark the objects of a node as lost, and free volumes without data on it.
 
         Return the number of lost volumes.
         """
         lost = 0
         for held in self._of(node):
-            data = has_data(held.record)
-            change = {"lost": True} if data else {"node": ""}
+            data = has_data_on_node(held.record)
+            change = {"lost": True} if data else NOWHERE
             try:
                 await self._writes.replace(held, held.record.model_copy(update=change))
             except ConflictError:

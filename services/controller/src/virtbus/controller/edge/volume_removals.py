@@ -9,7 +9,7 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_changes import has_data_on_node
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.core.volume_moves import left_behind
 from virtbus.controller.edge.fleet_events import FleetEvents
@@ -98,7 +98,7 @@ class VolumeRemovals:
     async def _release(self, held: StoredVolume) -> None:
         """Let its nodes remove the data; raises BusError if one does not answer."""
         record = held.record
-        if not has_data(record):
+        if not has_data_on_node(record):
             return
         move = record.move if record.has_open_move else None
         places = [(record.node, ref_of(record))]

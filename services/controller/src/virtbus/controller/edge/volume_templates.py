@@ -1,22 +1,24 @@
 """Plans the volumes that the create of a VM makes, by the templates in its spec (ADR 0072)."""
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
+from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of
+from virtbus.controller.core.volume_holds import uid_of
 from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
-from virtbus.schemas.volume_spec import VolumeSpec
+from virtbus.schemas.volume_spec import Retention, VolumeSource, VolumeSpec
 
 Planned = Callable[[VolumeRecord, str], Awaitable[VolumeRecord]]
 """Returns a new volume with its pool and the copy that fills it, for an account."""
@@ -73,9 +75,8 @@ class VolumeTemplates:
         return next(iter(found.best), "")
 
     async def _new(self, vm: VmRecord, name: str, spec: VolumeSpec) -> VolumeRecord:
-        if vm.owner:
-            message = f"{vm.owner} has no volumes; leave the template of {name} out"
-            raise VirtbusError(Code.DENIED, "not_owner", message)
+        if vm.owner and not self._assigned(vm, name, spec):
+            raise _denied(vm, name, spec.pool)
         ref = spec.source.image
         return VolumeRecord(
             uid=uid_of(vm.uid, name),
@@ -85,16 +86,31 @@ class VolumeTemplates:
             target=await self._images.of_ref(ref, vm.namespace) if ref else None,
             made_for=vm.uid,
             created_ns=vm.created_ns,
+            owner=vm.owner,
         )
+
+    def _assigned(self, vm: VmRecord, name: str, spec: VolumeSpec) -> bool:
+        """Return True for a volume on a server that the node of a runtime's VM assigns.
+
+        The record goes with the VM, and the data stays. So no account needs to delete it.
+        """
+        pool = self._fleet.pools.of(node_of(vm.owner)).get(spec.pool)
+        if pool is None or not ABILITIES[pool.kind].shared or spec.source != VolumeSource():
+            return False
+        ends = spec.retention is Retention.DELETE and not spec.protected
+        return ends and f"{vm.namespace}.{name}" in pool.assigned
+
+
+def _denied(vm: VmRecord, name: str, pool: str) -> VirtbusError:
+    message = f"{vm.owner} makes no volumes; leave the template of {name} out"
+    if home := node_of(vm.owner):
+        message = (
+            f"{vm.owner} makes only empty volumes on servers that the pools of {home} assign, with "
+            f"the retention Delete; assign {vm.namespace}.{name} in pools.toml of {home} "
+            f"(pools.{pool}.volumes), and restart virtbus-imaged and virtbus-nodeagent there"
+        )
+    return VirtbusError(Code.DENIED, "not_owner", message)
 
 
 def _copies_image(spec: VolumeSpec) -> bool:
     return spec.is_copied and spec.source.image is not None
-
-
-def uid_of(vm: str, name: str) -> str:
-    """Return the uid of the volume `name` that the VM of the uid `vm` makes.
-
-    A repeated create makes the same volume, and after the volume's delete none.
-    """
-    return str(uuid.uuid5(uuid.UUID(vm), name))

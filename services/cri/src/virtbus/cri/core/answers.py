@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from virtbus.cri.core import pod_resources
 from virtbus.cri.core.pod import Container, Pod, Sandbox
 
 Plain = dict[str, Any]
@@ -65,8 +66,16 @@ def container_item(container: Container) -> Plain:
     }
 
 
-def container_status(container: Container, log_path: str) -> Plain:
-    """Return a container as ContainerStatus has it; `log_path` is absolute."""
+def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
+    """Return a container as ContainerStatus has it; `log_path` is absolute.
+
+    The resources of a running container are those that its node enforces.
+    """
+    resources = container.config.linux.resources
+    if container.phase == "running" and pod.machine is not None:
+        machine = pod.machine
+        waits = bool(machine.resources_wait)
+        resources = pod_resources.told(resources, machine.resources, waits=waits)
     item = container_item(container)
     del item["pod_sandbox_id"]
     ending = container.ending
@@ -81,7 +90,7 @@ def container_status(container: Container, log_path: str) -> Plain:
         "started_at": container.started_ns,
         "log_path": log_path,
         "mounts": [mount.model_dump() for mount in container.config.mounts],
-        "resources": {"linux": container.config.linux.resources.model_dump()},
+        "resources": {"linux": resources.model_dump()},
     }
 
 

@@ -110,6 +110,9 @@ class Mount(LenientModel):
     """The options of a flexvolume, as its driver wrote them; no field of CRI."""
     block_path: str = Field("", exclude=True)
     """The block device that the options name; empty if there is none. It is no field of CRI."""
+    assigned: tuple[str, str] | None = Field(None, exclude=True)
+    """The pool and the name of the bus' volume that has the options' disk of Ceph; no field of
+    CRI."""
     permitted: bool = Field(False, exclude=True)
     """The setting `flexvolume_devices` permits this device; no field of CRI."""
 

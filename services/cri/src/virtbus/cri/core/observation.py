@@ -7,6 +7,7 @@ container ends only if its VM is known to have ended. A view of an unreachable n
 from collections.abc import Mapping
 from typing import Literal
 
+from virtbus.cri.core import stages
 from virtbus.cri.core.pod import Container, Ending, Pod
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
@@ -66,6 +67,11 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
         addresses=addresses or machine.addresses,
         state=str(view.state),
         message=view.message,
+        reason=view.reason,
+        stage=view.failure_stage,
+        resources=view.resources,
+        resources_wait=_resources_wait(view),
+        observed_generation=view.observed_generation,
     )
     container = pod.active
     if container is None or not view.power_observed or _begins(view):
@@ -83,6 +89,11 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
             return ended(pod, container, ending_of(container, view, now_ns), off=view.powered)
 
 
+def _resources_wait(view: VmView) -> str:
+    waits = (one.message for one in view.conditions if one.type == "ResourcesPending")
+    return next(waits, "")
+
+
 def _begins(view: VmView) -> bool:
     """Return True before the node's first report about a start: the VM is on, and still stopped.
 
@@ -94,7 +105,8 @@ def _begins(view: VmView) -> bool:
 def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
     """Return the end of a container whose VM is known to have ended."""
     if container.phase == "starting" and view.state is VmState.FAILED and view.started_ns is None:
-        message = view.message or view.reason or "the VM did not start"
+        why = view.message or "no reason is known"
+        message = stages.text(view.failure_stage, view.reason, f"the VM did not start: {why}")
         return Ending(
             finished_ns=now_ns, exit_code=START_FAILED, reason="StartError", message=message
         )

@@ -11,6 +11,7 @@ from virtbus.cri.core.configs import ContainerConfig, SandboxConfig, SandboxMeta
 from virtbus.cri.core.stored_record import StoredRecord
 from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
+from virtbus.schemas.resources import ResourcesInForce
 
 Phase = Literal["created", "starting", "running", "exited"]
 """`starting`: a start was requested, and its outcome is not known yet."""
@@ -83,6 +84,14 @@ class Machine(LenientModel):
     addresses: tuple[str, ...] = ()
     state: str = ""
     message: str = ""
+    reason: str = ""
+    stage: str = ""
+    """The stage that failed, as the VM's node names it."""
+    resources: ResourcesInForce | None = None
+    """The limits that the host enforces; None: the guest is off, or they are not known."""
+    resources_wait: str = ""
+    """The reason why the limits in force are not those of the record yet."""
+    observed_generation: int = 0
     power_off: bool = False
     """The guest has ended by itself. The record must say so, or a reboot would start it again."""
 

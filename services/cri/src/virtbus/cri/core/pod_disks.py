@@ -14,7 +14,8 @@ from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import GuestLink, GuestMount
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN, EmptyDisk, Volume
-from virtbus.schemas.volume_ref import HostDevice
+from virtbus.schemas.volume_ref import HostDevice, NamedVolume
+from virtbus.schemas.volume_spec import Retention, VolumeSpec
 from virtbus.schemas.wire import reason_of
 
 SIZES = "virtbus.io/empty-dir-sizes"
@@ -36,7 +37,7 @@ _NAME_CHARS = 50
 
 
 class PodDisk(NamedTuple):
-    """A disk of the VM, and its mounts in the guest; empty at first, or a `device` of the node."""
+    """A disk of the VM, and its mounts in the guest; empty at first, or a device or server's."""
 
     name: str
     size_bytes: int = 0
@@ -44,10 +45,19 @@ class PodDisk(NamedTuple):
     mounts: tuple[GuestMount, ...] = ()
     links: tuple[GuestLink, ...] = ()
     readonly: bool = False
+    assigned: tuple[str, str] | None = None
+    """The pool and the name of a volume of the bus on a server."""
 
     @property
     def volume(self) -> Volume:
-        """Return the volume of the VM's spec."""
+        """Return the volume of the VM's spec.
+
+        The record of a volume on a server goes with the VM. Its data and size are the server's.
+        """
+        if self.assigned:
+            pool, volume = self.assigned
+            spec = VolumeSpec(size=self.size_bytes, pool=pool, retention=Retention.DELETE)
+            return Volume(name=self.name, volume=NamedVolume(name=volume, template=spec))
         if self.device:
             return Volume(name=self.name, host_device=HostDevice(path=self.device))
         return Volume(name=self.name, empty_disk=EmptyDisk(capacity=self.size_bytes))
@@ -65,7 +75,8 @@ def disks(
         size_bytes = wished.get(volume, default_bytes)
         if mount.options is not None:
             size_bytes = capacity_bytes(mount.options.get("capacity", ""))
-        known = found.get(name, PodDisk(name, size_bytes, mount.block_path))
+        fresh = PodDisk(name, size_bytes, mount.block_path, assigned=mount.assigned)
+        known = found.get(name, fresh)
         found[name] = known._replace(mounts=(*known.mounts, _mount(name, mount)))
     more = (one for one in config.devices if one.container_path != pod_volumes.ROOT_PATH)
     return (*found.values(), *map(_device, more))
@@ -90,7 +101,7 @@ def _device(device: Device) -> PodDisk:
 
 def _mount(disk: str, mount: Mount) -> GuestMount:
     options = "defaults,nofail,ro" if mount.readonly else "defaults,nofail"
-    if mount.block_path:
+    if mount.block_path or mount.assigned:
         path, part = mount.container_path, (mount.options or {}).get("part", "")
         return GuestMount(volume=disk, path=path, options=options, partition=partition(part))
     return GuestMount(

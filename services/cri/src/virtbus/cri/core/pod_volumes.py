@@ -20,7 +20,7 @@ AS_FILES = frozenset(
 """Volumes of small files, which become files of the guest's first boot."""
 EMPTY_DIR = "kubernetes.io~empty-dir"
 FLEXVOLUME = "virtlet~flexvolume_driver"
-QCOW2, RAW = "qcow2", "raw"
+QCOW2, RAW, CEPH = "qcow2", "raw", "ceph"
 ROOT_PATH = "/"
 """The devicePath of a block volume that is the root disk, as in Virtlet."""
 NAMES = {
@@ -38,7 +38,10 @@ _NO_FOLDER = "is neither a folder nor a file of the node; a guest gets folders a
 
 _FLEXVOLUMES = {
     RAW: "names no block device of the node; its option `path` begins with /dev/",
-    "ceph": "is a disk of Ceph, for which this node has no pool; use a volume of the bus",
+    CEPH: (
+        "is a disk of Ceph that no pool of the kind rbd of this node assigns to the pod's "
+        'namespace; its operator adds NAMESPACE.NAME = "POOL/IMAGE" to pools.toml'
+    ),
 }
 
 
@@ -65,7 +68,8 @@ def is_disk(mount: Mount) -> bool:
     if kind(mount) == EMPTY_DIR:
         return not mount.memory and not mount.is_file
     form = (mount.options or {}).get("type")
-    return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and mount.permitted))
+    usable = form == QCOW2 or (form == RAW and mount.permitted) or (form == CEPH and mount.assigned)
+    return kind(mount) == FLEXVOLUME and bool(usable)
 
 
 def is_directory(mount: Mount) -> bool:
@@ -131,4 +135,6 @@ def _why_flexvolume(mount: Mount) -> str:
             f"names the device {mount.block_path}, which is not among those of this node's "
             "runtime; its operator adds it to flexvolume_devices in cri.toml"
         )
-    return _FLEXVOLUMES.get(mount.options.get("type", ""), "has an unknown type; use qcow2 or raw")
+    return _FLEXVOLUMES.get(
+        mount.options.get("type", ""), "has an unknown type; use qcow2, raw or ceph"
+    )

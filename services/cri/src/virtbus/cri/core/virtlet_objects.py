@@ -111,10 +111,9 @@ def node_config(objects: ClusterObjects) -> Settled:
     narrowed = False
     for one in objects.config_mappings:
         name = one["metadata"]["name"]
-        try:
-            spec = _Spec.model_validate(one.get("spec") or {})
-        except ValidationError as error:
-            wrong += problems(error, f"VirtletConfigMapping {name}: spec", model=_Spec)
+        spec, unreadable = _mapping(name, one.get("spec") or {})
+        wrong += unreadable
+        if spec is None:
             continue
         narrowed |= bool(spec.node_name or spec.node_selector)
         selected = spec.node_selector.items() <= node["labels"].items()
@@ -131,6 +130,30 @@ def node_config(objects: ClusterObjects) -> Settled:
     if narrowed and not objects.nodes:
         joined.pop("rawDevices", None)
     return Settled(NodeConfig.model_validate(joined), tuple(wrong))
+
+
+def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
+    """Return the readable part of a VirtletConfigMapping's spec, and its problems.
+
+    A wrong setting or priority is skipped. Without a readable choice of nodes there is no mapping,
+    because it would apply to other nodes than was meant.
+    """
+    try:
+        return _Spec.model_validate(spec), ()
+    except ValidationError as error:
+        wrong = problems(error, f"VirtletConfigMapping {name}: spec", model=_Spec)
+        places = {one["loc"] for one in error.errors(include_url=False)}
+    kept = dict(spec) if isinstance(spec, dict) else {}
+    for place in places:
+        match place:
+            case ("config", str(setting), *_):
+                kept["config"] = {**kept["config"]}
+                kept["config"].pop(setting, None)
+            case ("priority", *_):
+                kept.pop("priority", None)
+            case _:
+                return None, wrong
+    return _Spec.model_validate(kept), wrong
 
 
 class ImageFiles(NamedTuple):

@@ -5,16 +5,21 @@ Everything that a VM cannot have is refused here, before the CRI changes anythin
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.cri.core import pod_directories, pod_disks, pod_volumes, virtlet
+from virtbus.cri.core import (
+    pod_directories,
+    pod_disks,
+    pod_resources,
+    pod_volumes,
+    virtlet,
+)
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
-    LinuxResources,
     PortMapping,
     SandboxConfig,
 )
@@ -31,9 +36,6 @@ from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
 from virtbus.schemas.vm import (
-    CORES_MAX,
-    MEMORY_MAX,
-    MEMORY_MIN,
     Cpu,
     Devices,
     Disk,
@@ -57,8 +59,6 @@ ATTEMPT = "virtbus.io/cri-attempt"
 """Labels of a pod's VM. `virtbus vm list -l io.kubernetes.pod.name=NAME` finds it."""
 
 HOSTNAME = "kubernetes.io/hostname"
-DEFAULT_MEMORY_BYTES = 1024**3
-"""The memory of a pod without a memory limit, as in Virtlet."""
 NIC = "default"
 _EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
@@ -114,6 +114,7 @@ def check_sandbox(config: SandboxConfig) -> None:
     found += _port_problems(config.port_mappings)
     found += virtlet.wishes(config.annotations)[1]
     found += pod_disks.sizes(config.annotations)[1]
+    found += pod_resources.memory_max(config.annotations)[1]
     _refuse(found)
 
 
@@ -156,18 +157,8 @@ def check_container(config: ContainerConfig) -> None:
     found += pod_volumes.refusals(config.mounts, config.devices)
     found += pod_disks.problems(config)
     found += pod_directories.problems(config)
-    found += _resource_problems(config.linux.resources)
+    found += pod_resources.problems(config.linux.resources)
     _refuse(found)
-
-
-def _resource_problems(resources: LinuxResources) -> Iterator[Detail]:
-    memory_bytes = resources.memory_limit_in_bytes
-    if memory_bytes and not MEMORY_MIN <= memory_bytes <= MEMORY_MAX:
-        message = f"a VM cannot have {memory_bytes} bytes of memory; set a limit of at least 16Mi"
-        yield Detail(path="linux.resources.memory_limit_in_bytes", message=message)
-    if vcpus(resources) > CORES_MAX:
-        message = f"a VM has at most {CORES_MAX} vCPUs; lower the CPU limit"
-        yield Detail(path="linux.resources.cpu_quota", message=message)
 
 
 def _refuse(found: list[Detail]) -> None:
@@ -230,7 +221,6 @@ def _spec(
     place: Place,
     inside: Inside,
 ) -> VmSpec:
-    resources = config.linux.resources
     wanted = inside.wanted
     bus = wanted.disk_bus
     more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
@@ -239,11 +229,14 @@ def _spec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
             cpu=Cpu(
-                cores=wanted.vcpus or vcpus(resources),
+                cores=pod_resources.cores(config.linux.resources, wanted.vcpus),
                 model=wanted.cpu_model,
                 features=wanted.cpu_features,
             ),
-            memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
+            memory=Memory(
+                guest=pod_resources.memory_bytes(config.linux.resources, sandbox.annotations)
+            ),
+            resources=pod_resources.limits(config.linux.resources),
             devices=Devices(
                 disks=(
                     Disk(name=ROOT, bus=bus),
@@ -295,40 +288,19 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
     return Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud.model_validate(values))
 
 
-def updated(
-    resources: LinuxResources, change: LinuxResources, notes: Mapping[str, str]
-) -> LinuxResources:
-    """Return a running container's resources after a change that its VM has already.
-
-    A value of 0 stays as it is. Shares, and a quota that needs the same vCPUs, have no effect on a
-    VM. `notes` are the annotations of the pod.
-
-    Raises:
-        VirtbusError: 422 `resize_unsupported`: the guest would need other CPUs or memory.
-    """
-    given = {name: one for name, one in change.model_dump().items() if one}
-    after = resources.model_copy(update=given)
-    wanted = virtlet.wishes(notes)[0].vcpus
-    problems = []
-    if (wanted or vcpus(after)) != (wanted or vcpus(resources)):
-        problems.append(f"{vcpus(after)} vCPUs in place of {vcpus(resources)}")
-    if after.memory_limit_in_bytes != resources.memory_limit_in_bytes:
-        problems.append("another memory limit")
-    if after.cpuset_cpus != resources.cpuset_cpus or after.cpuset_mems != resources.cpuset_mems:
-        problems.append("CPUs or memory nodes of its own")
-    if problems:
-        message = (
-            f"a running guest cannot get {' and '.join(problems)} in this version; replace the pod"
-        )
-        raise VirtbusError(Code.UNSUPPORTED, "resize_unsupported", message)
-    return after
-
-
-def vcpus(resources: LinuxResources) -> int:
-    """Return the vCPUs of a CPU limit, rounded up; one without a limit."""
-    if resources.cpu_quota <= 0 or resources.cpu_period <= 0:
-        return 1
-    return -(-resources.cpu_quota // resources.cpu_period)
+def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> VmSpec:
+    """Return a VM's spec with the CPUs, memory and limits of another attempt of its container."""
+    resources, before = config.linux.resources, spec.domain
+    wanted = virtlet.wishes(sandbox.annotations)[0].vcpus
+    cores = pod_resources.cores(resources, wanted)
+    domain = before.model_copy(
+        update={
+            "cpu": before.cpu.model_copy(update={"cores": cores}),
+            "memory": Memory(guest=pod_resources.memory_bytes(resources, sandbox.annotations)),
+            "resources": pod_resources.limits(resources),
+        }
+    )
+    return spec.model_copy(update={"domain": domain})
 
 
 def _hostname(sandbox: SandboxConfig) -> str | None:

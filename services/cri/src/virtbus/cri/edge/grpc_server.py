@@ -19,6 +19,8 @@ from google.protobuf.message import DecodeError, Message
 
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.own_socket import close_to_others, own_path
+from virtbus.cri.core import stages
+from virtbus.cri.core.stages import Stage
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,13 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
 }
 
 
+STAGES: Mapping[str, Stage] = {
+    "RunPodSandbox": "pod",
+    "PullImage": "image",
+    "CreateContainer": "start",
+    "StartContainer": "start",
+}
+"""Calls whose errors name the stage that failed: kubelet shows them as events of the pod."""
 IMPOSSIBLE = frozenset({"no_shell", "resize_unsupported"})
 """Reasons of errors that mean: this guest cannot do that."""
 
@@ -165,13 +174,16 @@ def _call(asked: type[Message], request: bytes, context: Context) -> Call:
 def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     """Return the status and text for a handler's error. A defect's text stays in the log."""
     if isinstance(error, VirtbusError):
+        if name in STAGES:
+            error = stages.staged(error, STAGES[name])
         log.info("%s: %s", name, error, extra={"code": error.reason})
         impossible = error.reason in IMPOSSIBLE
         status = grpc.StatusCode.UNIMPLEMENTED if impossible else STATUSES[error.code]
         return status, str(error)
     if isinstance(error, BusError):
         log.info("%s: %s", name, error, extra={"code": "bus_away"})
-        return grpc.StatusCode.UNAVAILABLE, str(error)
+        text = stages.text(STAGES[name], "bus_away", str(error)) if name in STAGES else str(error)
+        return grpc.StatusCode.UNAVAILABLE, text
     log.error("%s failed", name, exc_info=error, extra={"code": "call_failed"})
     return grpc.StatusCode.INTERNAL, f"{name} failed; the log of virtbus-cri has details"
 

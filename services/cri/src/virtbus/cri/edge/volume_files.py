@@ -7,12 +7,14 @@ by its own name. A link that leads out of its volume is refused.
 import base64
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from virtbus.bus.runtime.pool_settings import RbdPool, load_pools
 from virtbus.cri.core.configs import ContainerConfig, Mount
-from virtbus.cri.core.pod_volumes import FLEXVOLUME, RAW, kind
+from virtbus.cri.core.pod_volumes import CEPH, FLEXVOLUME, RAW, kind
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.seed import FILES
@@ -30,13 +32,17 @@ _LOOPS = Path("/sys/block")
 _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
-def inspected(config: ContainerConfig, permitted: Sequence[str] = ()) -> ContainerConfig:
-    """Return the configuration with what the node's paths are.
+class Offered(NamedTuple):
+    """The offer of the node to flexvolumes: patterns of devices, and the file of its pools."""
 
-    `permitted` are patterns of the devices that flexvolumes may name.
-    """
+    devices: Sequence[str] = ()
+    pools_file: Path | None = None
+
+
+def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> ContainerConfig:
+    """Return the configuration with what the node's paths are, for a pod of a namespace."""
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
-    mounts = tuple(_inspected(one, memory, permitted) for one in config.mounts)
+    mounts = tuple(_inspected(one, memory, namespace, offered) for one in config.mounts)
     devices = tuple(
         one.model_copy(
             update={"block_path": _block_device(one.host_path) or _loop_device(one.host_path)}
@@ -46,7 +52,7 @@ def inspected(config: ContainerConfig, permitted: Sequence[str] = ()) -> Contain
     return config.model_copy(update={"mounts": mounts, "devices": devices})
 
 
-def _inspected(mount: Mount, memory: frozenset[str], permitted: Sequence[str]) -> Mount:
+def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Offered) -> Mount:
     path, options = Path(mount.host_path), None
     if kind(mount) == FLEXVOLUME:  # anybody may write such a file into another volume
         options = _options(path)
@@ -59,9 +65,44 @@ def _inspected(mount: Mount, memory: frozenset[str], permitted: Sequence[str]) -
             "memory": mount.host_path.rstrip("/") in memory,
             "options": options,
             "block_path": device,
-            "permitted": bool(device) and _is_permitted(device, permitted),
+            "permitted": bool(device) and _is_permitted(device, offered.devices),
+            "assigned": _assigned(options or {}, namespace, offered.pools_file),
         }
     )
+
+
+def _assigned(
+    options: Mapping[str, str], namespace: str, pools_file: Path | None
+) -> tuple[str, str] | None:
+    """Return the pool and the name of the volume that has a disk of Ceph; None if none has it.
+
+    The node's operator assigns images to volumes by namespace. The login is the pool's.
+    """
+    if options.get("type") != CEPH or pools_file is None:
+        return None
+    hosts = _hosts(options.get("monitor", ""))
+    image = f"{options.get('pool', '')}/{options.get('volume', '')}"
+    for name, pool in load_pools(pools_file).items():
+        if isinstance(pool, RbdPool) and not hosts.isdisjoint(pool.monitors):
+            for key, place in pool.volumes.items():
+                home, _, volume = key.partition(".")
+                if place == image and home == namespace:
+                    return name, volume
+    return None
+
+
+def _hosts(monitors: str) -> frozenset[str]:
+    """Return the hosts of a list such as `192.0.2.1:6789,[2001:db8::1]:6789`; ports are optional.
+
+    Without brackets, several colons are those of an IPv6 address.
+    """
+    found = set()
+    for one in monitors.split(","):
+        host, bracket, _ = one.strip().partition("]")
+        if not bracket and host.count(":") == 1:
+            host = host.partition(":")[0]
+        found.add(host.removeprefix("["))
+    return frozenset(found)
 
 
 def _is_permitted(device: str, patterns: Sequence[str]) -> bool:
@@ -112,7 +153,10 @@ def _options(folder: Path) -> dict[str, str] | None:
         value = decode(content, OPTIONS_BYTES)
     except (OSError, ValueError, VirtbusError):
         return None
-    return {str(key): str(one) for key, one in value.items()} if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    # the login of a disk of Ceph is that of the node's pool, so nothing needs this one
+    return {str(key): str(one) for key, one in value.items() if key != "secret"}
 
 
 def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:

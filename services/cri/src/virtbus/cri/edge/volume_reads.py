@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 from virtbus.cri.core.configs import ContainerConfig
 from virtbus.cri.core.pod_volumes import as_files
 from virtbus.cri.edge import volume_files
+from virtbus.cri.edge.volume_files import Offered
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 
@@ -26,18 +27,20 @@ class VolumeReads:
     The threads are daemons: one that hangs in the kernel does not delay the end of the process.
     """
 
-    def __init__(
-        self, flexvolume_devices: Callable[[], Sequence[str]] = tuple, limit_s: float = LIMIT_S
-    ) -> None:
-        """`flexvolume_devices` returns patterns of the devices that flexvolumes may name."""
-        self._flexvolume_devices = flexvolume_devices
+    def __init__(self, offered: Callable[[], Offered] = Offered, limit_s: float = LIMIT_S) -> None:
+        """`offered` returns what the node offers to flexvolumes."""
+        self._offered = offered
         self._limit_s = limit_s
         self._reading: set[str] = set()
 
-    async def inspected(self, pod: str, config: ContainerConfig) -> ContainerConfig:
-        """Return `volume_files.inspected`; raises VirtbusError 503 `volume_stuck`."""
-        permitted = self._flexvolume_devices()
-        return await self._run(pod, lambda: volume_files.inspected(config, permitted))
+    async def inspected(self, pod: str, namespace: str, config: ContainerConfig) -> ContainerConfig:
+        """Return `volume_files.inspected`.
+
+        Raises:
+            VirtbusError: 503 `volume_stuck`; 400: the file of the pools is invalid.
+        """
+        offered = self._offered()
+        return await self._run(pod, lambda: volume_files.inspected(config, namespace, offered))
 
     async def files(self, pod: str, config: ContainerConfig) -> tuple[GuestFile, ...]:
         """Return the files for a pod's guest; errors as `read_files`, and 503 `volume_stuck`."""

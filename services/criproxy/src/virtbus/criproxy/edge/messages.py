@@ -4,6 +4,7 @@ Messages of either side pass through the proxy as bytes. A message is read here 
 and written again only if it is merged; protobuf keeps fields that these stubs do not know.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from cri_api.v1 import api_pb2
 from google.protobuf.message import DecodeError, Message
 
 from virtbus.criproxy.core.conditions import Condition
-from virtbus.criproxy.core.entries import Entry, Wanted
+from virtbus.criproxy.core.entries import Entry, Wanted, framed
 from virtbus.criproxy.core.routing import ImageAsked, PodAsked
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -116,6 +117,19 @@ def entries(call: str, body: bytes) -> dict[str, Entry]:
     field, read = _LISTS[call]
     found = (read(one) for one in getattr(_answer(call, body), field))
     return {one.key: one for one in found}
+
+
+def digest(call: str, body: bytes) -> bytes:
+    """Return a digest of a list; it is equal for the same elements, in any order.
+
+    Runtimes in Go write the elements, and the maps in them, in another order each time.
+
+    Raises:
+        UnreadableError: the answer is no such list.
+    """
+    found = getattr(_answer(call, body), _LISTS[call][0])
+    raws = sorted(_canonical(one) for one in found)
+    return hashlib.blake2b(b"".join(map(framed, raws))).digest()
 
 
 def stored(call: str, raw: bytes) -> Entry:

@@ -18,7 +18,6 @@ from virtbus.imaged.core.name_rules import (
     rules_from,
 )
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.yaml_text import YamlError, read_yaml
 
 MAX_VALUES = 8 * MAX_RULES
 _Config = tuple[str, Any, Layer]
@@ -34,6 +33,8 @@ _NO_TLS = (
 
 def read_mappings(text: str, origin: str) -> RuleFile:
     """Return the rules and problems of a YAML text; `origin` is the file's name."""
+    from virtbus.schemas.yaml_text import YamlError, read_yaml  # 0.6 MiB; few hosts have mappings
+
     try:
         value = read_yaml(text, max_values=MAX_VALUES)
     except YamlError as error:
@@ -74,6 +75,8 @@ def _of_list(items: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
 
 
 def _of_config_map(data: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
+    from virtbus.schemas.yaml_text import YamlError, read_yaml
+
     texts = data if isinstance(data, dict) else {}
     for name in sorted(texts, key=str):
         where = f"{origin}: data.{name}"

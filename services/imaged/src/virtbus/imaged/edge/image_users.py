@@ -1,6 +1,7 @@
 """Finds the disks of a node and the images that they use. All methods block on the disk."""
 
 import itertools
+import time
 from collections.abc import Iterator
 
 from virtbus.imaged.edge.disk_files import FoundDisk
@@ -25,6 +26,11 @@ class ImageUsers:
             if found.digest:
                 used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
         return used
+
+    def used_since(self) -> tuple[dict[str, set[str]], int]:
+        """Return `used`, and the time at which the search began, by time.monotonic_ns()."""
+        began_ns = time.monotonic_ns()
+        return self.used(), began_ns
 
     def images_in_use(self) -> frozenset[str] | None:
         """Return the images of disks; None if that of any disk is unknown. In a disk thread."""

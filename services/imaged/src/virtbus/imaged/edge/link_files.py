@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 def read_link(file: str, folder: int, there: frozenset[str]) -> NameLink | None:
     """Return the link in a file of the open `folder`; None if it is damaged or ends here.
 
-    It ends if an image that is not `there` was its target: a crash has ended the delete of both.
+    It ends if its image is not `there`: a crash has interrupted the delete of both. If no image is
+    there, the folder of images may be a mount that is missing, so the file stays.
     """
     if file.startswith(".tmp-"):
         openat2.remove(file, folder)
@@ -26,7 +27,7 @@ def read_link(file: str, folder: int, there: frozenset[str]) -> NameLink | None:
         return None
     # An old version stored the query, which is a secret.
     secret = sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]
-    if secret or hex_of(link.digest) not in there:
+    if secret or (there and hex_of(link.digest) not in there):
         openat2.remove(file, folder)
         return None
     return link if file_name(link.name) == file else None

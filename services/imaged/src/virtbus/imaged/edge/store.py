@@ -104,14 +104,12 @@ class ImageStore:
 
     # --- content -----------------------------------------------------------------------------
     def _scan(self) -> None:
-        there = openat2.names(self._data_fd)
+        there = frozenset(openat2.names(self._data_fd))
         for name in there:
-            image = self._read_image(name)
-            if image is not None:
+            if (image := self._read_image(name)) is not None:
                 self._images[image.digest] = image
         for name in openat2.names(self._links_fd):
-            link = read_link(name, self._links_fd, frozenset(there))
-            if link is not None:
+            if (link := read_link(name, self._links_fd, there)) is not None:
                 self._names_used_s[link.name] = self._age_mark(name)
                 if link.digest in self._images:
                     self._links[link.name] = link
@@ -143,9 +141,8 @@ class ImageStore:
             finally:
                 os.close(descriptor)
         except (OSError, VirtbusError) as error:
-            log.warning(
-                "image data/%s is not usable: %s", name, error, extra={"code": "image_damaged"}
-            )
+            extra = {"code": "image_damaged"}
+            log.warning("image data/%s is not usable: %s", name, error, extra=extra)
             return None
         return _info(name, size, header)
 
@@ -345,12 +342,12 @@ class ImageStore:
         `grace_s`. `among` limits the search. Call it on the event loop, so that no task is between
         `cached` and `lease`.
         """
-        newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
+        now_ns = time.monotonic_ns()
         held = used | {link.digest for link in self._links.values()} | set(+self._leases)
         found = []
         for digest in (set(self._images) if among is None else set(self._images) & among) - held:
             # An image without a use since the start counts as used at the first check.
-            if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
+            if self._used_ns.setdefault(digest, now_ns) <= now_ns - int(grace_s * 1e9):
                 del self._images[digest]
                 found.append(digest)
         return tuple(sorted(found))
@@ -361,10 +358,13 @@ class ImageStore:
 
     def busy(self, since_ns: int) -> frozenset[str]:
         """Return the images that leases, ending transfers, or uses since then need."""
-        landing_ns = time.monotonic_ns() - LANDING_NS
-        landing = {digest for digest, at_ns in list(self._landed_ns.items()) if at_ns > landing_ns}
-        used = {digest for digest, at_ns in list(self._used_ns.items()) if at_ns >= since_ns}
-        return frozenset(landing | used | set(+self._leases))
+        from_ns, landed = time.monotonic_ns() - LANDING_NS, list(self._landed_ns.items())
+        landing = {digest for digest, at_ns in landed if at_ns > from_ns}
+        return self.used_since(since_ns) | landing | set(+self._leases)
+
+    def used_since(self, since_ns: int) -> frozenset[str]:
+        """Return the images with a use since then, by time.monotonic_ns()."""
+        return frozenset(at for at, at_ns in list(self._used_ns.items()) if at_ns >= since_ns)
 
     def forget(self, digests: tuple[str, ...]) -> None:
         """Take images out of the index; pass them to `discard`."""

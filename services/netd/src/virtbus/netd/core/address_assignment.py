@@ -1,12 +1,13 @@
 """Assigns addresses and MACs to a plan, or refuses it."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.core.subnet import choose_address
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.schemas.address_pool import AddressPool, pool_of
 from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
 from virtbus.schemas.network_object import BRIDGE_MTU
@@ -14,15 +15,14 @@ from virtbus.schemas.network_object import BRIDGE_MTU
 Gateway = IPv4Interface | IPv6Interface
 
 
-def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
+def check_macs(attachment: Attachment, used: UsedNics) -> None:
     """Refuse a MAC that another VM has (NET-04).
 
     Raises:
         VirtbusError: 409 `mac_in_use`.
     """
-    used = {nic.mac for nic in others}
     for nic in attachment.nics:
-        if nic.mac in used:
+        if used.has_mac(nic.mac, but=attachment.uid):
             raise VirtbusError(
                 Code.CONFLICT,
                 "mac_in_use",

@@ -221,9 +221,9 @@ def list_rules(tap: Tap) -> NetlinkCall:
     return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap))
 
 
-def rule_count(tap: Tap) -> int:
-    """Return the number of rules that the filter of `tap` has."""
-    return len(_rules(tap))
+def sent_rules(tap: Tap) -> list[bytes]:
+    """Return the expressions of each rule of the filter of `tap`, as they are sent."""
+    return [b"".join(expressions) for _, expressions in _rules(tap)]
 
 
 def has_table() -> NetlinkCall:

@@ -130,6 +130,11 @@ class Nic(LenientModel):
         return self.target.uid if self.target is not None else ""
 
     @property
+    def is_macvlan(self) -> bool:
+        """Return True if its link is one of the host's interface, which bounds its MTU."""
+        return self.kind is NicKind.MACVTAP or self.on_macvlan
+
+    @property
     def host_place(self) -> str:
         """Return what identifies the host's bridge or interface that it is on; empty for CNI."""
         if self.kind is NicKind.CNI:

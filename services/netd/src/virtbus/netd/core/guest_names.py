@@ -1,10 +1,9 @@
 """Holds the VMs of this host by name and by address."""
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_interface
+from ipaddress import IPv4Address, IPv6Address
 
-from virtbus.netd.core.attachment import WITH_NAMES, Attachment, Nic, NicKind
-from virtbus.schemas.address_pool import Address
+from virtbus.schemas.ip_types import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +43,6 @@ class NamedVm:
         return (*found, *own)
 
 
-def vm_of(attachment: Attachment) -> NamedVm:
-    """Return the names and addresses of an attachment."""
-
-    def addresses(kind: NicKind) -> list[Address]:
-        nics = (nic for nic in attachment.nics if nic.kind is kind)
-        return [ip_interface(text).ip for nic in nics for text in nic.addresses]
-
-    built_in = addresses(NicKind.BRIDGE)
-
-    return NamedVm(
-        uid=attachment.uid,
-        namespace=attachment.namespace,
-        name=attachment.vm_name,
-        built_in=tuple(one for one in built_in if isinstance(one, IPv4Address)),
-        others=tuple(addresses(NicKind.CNI)),
-        built_in6=tuple(one for one in built_in if isinstance(one, IPv6Address)),
-        overlays=tuple(
-            (nic.place, ip_interface(text).ip)
-            for nic in attachment.nics
-            if nic.kind is NicKind.OVERLAY
-            for text in nic.addresses
-        ),
-        gateways=tuple(
-            (address, IPv4Address(nic.gateway))
-            for nic in attachment.nics
-            if nic.kind in WITH_NAMES and nic.gateway
-            for address in _addresses(nic)
-        ),
-    )
-
-
-def _addresses(nic: Nic) -> list[IPv4Address]:
-    found = (ip_interface(text).ip for text in nic.addresses)
-    return [one for one in found if isinstance(one, IPv4Address)]
-
-
 class GuestNames:
     """The VMs of this host. If two VMs have one name, the name belongs to the younger VM."""
 
@@ -87,6 +50,11 @@ class GuestNames:
         self._by_uid: dict[str, NamedVm] = {}
         self._by_name: dict[tuple[str, str], set[str]] = {}
         self._by_address: dict[object, str] = {}
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Return the uids of the VMs."""
+        return frozenset(self._by_uid)
 
     def put(self, vm: NamedVm) -> None:
         """Add a VM, in place of an earlier one with its uid."""

@@ -21,7 +21,8 @@ from virtbus.netd.core.netlink import (
 _LINK = bytes(16)
 """A `struct ifinfomsg` without any values."""
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_IFALIAS = 1, 3, 4, 10, 20
-IFLA_STATS64 = 23
+IFLA_STATS64, IFLA_LINKINFO = 23, 18
+_SLAVE_DATA, _PORT_ISOLATED = 5, 33
 """Numbers of attributes (`linux/if_link.h`)."""
 
 
@@ -36,6 +37,12 @@ def read_attribute(message: bytes, kind: int) -> bytes:
     pyroute2 decodes every attribute of a link, which takes 0.15 ms on a quiet machine.
     """
     return find_attr(message, HEADER_BYTES + len(_LINK), kind)
+
+
+def is_isolated(message: bytes) -> bool:
+    """Return True if the link is an isolated port of a bridge: other isolated ports miss it."""
+    info = read_attribute(message, IFLA_LINKINFO)
+    return find_attr(find_attr(info, 0, _SLAVE_DATA), 0, _PORT_ISOLATED) == b"\1"
 
 
 def new_veth(

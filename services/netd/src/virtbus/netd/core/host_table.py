@@ -50,8 +50,9 @@ def host_table(
     is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
     addresses that a setting closes.
 
-    While netd restarts, nobody listens at the resolver's port. Guests do not get the kernel's error
-    about that: it would end a lookup, but without an answer a guest repeats its query.
+    While the resolver is replaced, or started again, nobody listens at its port. Guests do not get
+    the kernel's error about that: it would end a lookup, but without an answer a guest repeats its
+    query.
     """
     if kind is NicKind.ISOLATED:
         return _isolated(bridge)

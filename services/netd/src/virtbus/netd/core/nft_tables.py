@@ -92,9 +92,9 @@ def replace_table(
     return batch([*ended(family, name), *contents(family, name, chains, rules, sets)])
 
 
-def rules_in(calls: Sequence[NetlinkCall]) -> int:
-    """Return the number of rules that a transaction adds."""
-    return sum(call.type == _SUBSYSTEM << 8 | _NEWRULE for call in calls)
+def rules_in(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
+    """Return the calls of a transaction that add rules."""
+    return [call for call in calls if call.type == _SUBSYSTEM << 8 | _NEWRULE]
 
 
 def ended(family: Family, name: str) -> list[NetlinkCall]:

@@ -12,7 +12,10 @@ _WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
 RESTART = "`virtbus vm restart` gives the guest its network again"
 OF_HOST_DOWN = "of the host is down"
 """The end of a message about a link that virtbus does not change."""
+OF_MTU = "has the MTU"
+"""Begins the part of a message about a link with a smaller MTU than the guest's network."""
 _SET_UP = "set the link up on the host"
+_RAISE_MTU = "set the MTU of the host's link again; netd then restores the guest's"
 MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
 
 
@@ -55,15 +58,24 @@ def _limits(nic: Nic) -> dict[str, int]:
 
 def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -> list[PathFault]:
     """Return messages about links as faults, with the interface whose link they name."""
-    step = MENDED if mendable else RESTART
+    owned = [(what, _owner(attachment, what)) for what in found]
     return [
         PathFault(
-            interface=_owner(attachment, what),
+            interface=name,
             what=what,
-            next_step=_SET_UP if what.endswith(OF_HOST_DOWN) else step,
+            next_step=_step_of_host(attachment, what, name) or (MENDED if mendable else RESTART),
         )
-        for what in found
+        for what, name in owned
     ]
+
+
+def _step_of_host(attachment: Attachment, what: str, name: str) -> str:
+    """Return the next step if the cause is a link of the host, which virtbus does not change."""
+    if what.endswith(OF_HOST_DOWN):
+        return _SET_UP
+    on_host = {nic.name: nic.eth for nic in attachment.nics if nic.is_macvlan}
+    eth = on_host.get(name)
+    return _RAISE_MTU if eth is not None and what.startswith(f"{eth} {OF_MTU}") else ""
 
 
 def _owner(attachment: Attachment, what: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
-from virtbus.schemas.address_pool import Address as Address
-from virtbus.schemas.address_pool import Net
+from virtbus.schemas.ip_types import Address as Address
+from virtbus.schemas.ip_types import Net
 
 METADATA = IPv4Address("169.254.169.254")
 """Address of the host's own cloud metadata, which contains credentials that no guest may read."""

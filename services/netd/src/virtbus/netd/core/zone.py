@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from virtbus.netd.core.reach import Address
-from virtbus.schemas.ids import is_id
+from virtbus.schemas.id_grammar import is_id
 
 _REVERSE_4, _REVERSE_6 = ("in-addr", "arpa"), ("ip6", "arpa")
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.cni import planned
 from virtbus.netd.core.published import check_ports
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridges import HostBridges
@@ -25,10 +26,10 @@ from virtbus.netd.edge.tunnels import Tunnels
 class Attacher(Protocol):
     """Connects the interfaces of one kind. Each method blocks, and can be repeated."""
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Return the interface with its address, or with what its plugins need.
 
-        `others` are all other interfaces on the host. Nothing is made. Raises VirtbusError.
+        `used` has all other interfaces on the host. Nothing is made. Raises VirtbusError.
         """
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
@@ -56,8 +57,8 @@ class CniAttacher:
 
     cni: Cni
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
-        del others
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
+        del used
         if nic.target is None or nic.target.spec.conflist is not None:
             name = nic.target.spec.conflist if nic.target is not None else None
             conflist = self.cni.load(name or nic.network, vm.namespace)
@@ -107,15 +108,18 @@ class Attachers:
         link = nic.target.spec.link if nic.target is not None else None
         return link or self.bridges.name_of(nic)
 
-    def plan(self, vm: Attachment, others: Sequence[Nic]) -> Attachment:
+    def plan(self, vm: Attachment, used: UsedNics, own: Sequence[Nic] = ()) -> Attachment:
         """Return the attachment with an address or a conflist for each interface.
 
-        Raises VirtbusError for what a network does not give, or another interface has.
+        `own` are further interfaces of the VM, which are not planned. Raises VirtbusError for what
+        a network does not give, or another interface has.
         """
-        check_ports(vm, others)
+        check_ports(vm, [*used.publishing(but=vm.uid), *own])
         nics: list[Nic] = []
-        for nic in vm.nics:
-            nics.append(self._of[nic.kind].plan(nic, vm, [*others, *nics]))
+        with used.without(vm.uid) as others:
+            for nic in vm.nics:
+                others.put(vm.uid, [*own, *nics])
+                nics.append(self._of[nic.kind].plan(nic, vm, others))
         return vm.model_copy(update={"nics": tuple(nics)})
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:

@@ -14,6 +14,7 @@ from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.bridge_ports import bridge_full, refuse_full
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.paths import OF_HOST_DOWN
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import links
 from virtbus.netd.edge.host_ends import wrong_end
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
@@ -27,12 +28,12 @@ class HostBridgeAttacher:
 
     segments: Segments
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Check the link, its VLANs, its ports and its MTU. Raises VirtbusError."""
         del vm
         with Netlink() as host:
             link = self.segments.of(host, nic)
-        refuse_full(nic, sum(other.host_place == link.name for other in others))
+        refuse_full(nic, len(used.on_host_link(link.name)))
         return on_segment(nic, link.mtu)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
@@ -68,6 +69,8 @@ class HostBridgeAttacher:
                 end = links.find(host, nic.host_link)
                 if mend and wrong and end is not None:
                     _plug(host, end.alias, nic, link)
+                    if end.isolated:
+                        host.do([links.open_port(nic.host_link)])
                 elif wrong:
                     found.append(f"{nic.host_link}: {wrong}")
         return [] if mend else found

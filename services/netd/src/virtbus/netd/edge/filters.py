@@ -11,9 +11,10 @@ from virtbus.netd.core.antispoof import (
     has_table,
     list_rules,
     refusals,
-    rule_count,
+    sent_rules,
 )
 from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.nft_comparison import are_equal, listed_rule
 from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
@@ -41,11 +42,14 @@ def faults(nics: Sequence[Nic], reach: ReachRules) -> list[str]:
 
 
 def _wrong(filters: Netlink, tap: Tap) -> str:
-    """Return what is wrong with the filter of a tap, in words; rules are counted only."""
+    """Return what is wrong with the filter of a tap, in words."""
     if filters.ask(has_chain(tap)) is None:
         return "is gone"
-    count = len(filters.dump(list_rules(tap)))
-    return "" if count == rule_count(tap) else f"has {count} rules of {rule_count(tap)}"
+    sent = sent_rules(tap)
+    listed = [listed_rule(one.message)[1] for one in filters.dump(list_rules(tap))]
+    if len(listed) != len(sent):
+        return f"has {len(listed)} rules of {len(sent)}"
+    return "" if are_equal(sent, listed) else "has other rules"
 
 
 def refused(nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:

@@ -17,6 +17,7 @@ from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.node_groups import NodeGroupBook
+from virtbus.netd.core.paths import OF_MTU
 from virtbus.netd.edge import filters, group_filters, links, neighbours, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.host_bridges import has_host_end
@@ -78,6 +79,8 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            if keeps_running:
+                inside.do([call for nic in attachment.nics for call in _opened_up(inside, nic)])
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
             self._guard_first(inside, attachment, keeps_running=keeps_running)
@@ -258,7 +261,7 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
-    mac, macvlan = names.wire_mac(uid, nic.index), _is_macvlan(nic)
+    mac, macvlan = names.wire_mac(uid, nic.index), nic.is_macvlan
     wire = mac if nic.kind is NicKind.CNI and not macvlan else None
     own = mac if macvlan else None
     # A bridge of plugins may return the guest's own broadcasts (hairpin mode: flannel, Weave). If
@@ -273,8 +276,16 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     ]
 
 
-def _is_macvlan(nic: Nic) -> bool:
-    return nic.kind is NicKind.MACVTAP or nic.on_macvlan
+def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
+    """Return the calls that undo what somebody changed: a lower MTU, an isolated port.
+
+    The MTU of a link on an interface of the host is at most the interface's, which stays.
+    """
+    there = [link for link in _links_of(inside, nic).values() if link is not None]
+    return [
+        *(links.open_port(link.name) for link in there if link.isolated),
+        *(links.raise_mtu(link.name, nic.mtu) for link in there if link.mtu < nic.mtu),
+    ]
 
 
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
@@ -282,7 +293,7 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
     A bridge keeps frames for the MAC of a port otherwise.
     """
-    if not _is_macvlan(nic):
+    if not nic.is_macvlan:
         return []
     eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
     if eth is None or tap is None or eth.mac != nic.mac:
@@ -309,12 +320,20 @@ def _refuse_busy(nic: Nic) -> None:
 
 
 def _faults(inside: Netlink, nic: Nic) -> list[str]:
-    bridge = links.find(inside, nic.bridge)
+    found = _links_of(inside, nic)
+    bridge = found[nic.bridge]
     if bridge is None:
         return [f"{nic.bridge} is gone"]
-    found = {name: links.find(inside, name) for name in (nic.eth, nic.tap)}
-    wrong = {name: _wrong(link, bridge) for name, link in found.items()}
-    return [f"{name} is {what}" for name, what in wrong.items() if what]
+    wrong = {name: _wrong(found[name], bridge) for name in (nic.eth, nic.tap)}
+    low = [
+        link
+        for name, link in found.items()
+        if link is not None and link.mtu < nic.mtu and not wrong.get(name)
+    ]
+    return [
+        *(f"{name} is {what}" for name, what in wrong.items() if what),
+        *(f"{link.name} {OF_MTU} {link.mtu} instead of {nic.mtu}" for link in low),
+    ]
 
 
 def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
@@ -322,7 +341,14 @@ def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
         return "gone"
     if link.master != bridge.index:
         return f"not on {bridge.name}"
+    if link.isolated:
+        return "an isolated port"
     return "" if link.up else "down"
+
+
+def _links_of(inside: Netlink, nic: Nic) -> dict[str, links.KernelLink | None]:
+    """Return the links of an interface by name; None for a missing one."""
+    return {name: links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge)}
 
 
 def _running(netlink: Netlink, name: str) -> bool:

@@ -23,6 +23,12 @@ from virtbus.netd.core.host_table import (
     no_host_table,
     table_of,
 )
+from virtbus.netd.core.nft_comparison import (
+    by_chain,
+    have_equal_rules,
+    listed_rule,
+    sent_rule,
+)
 from virtbus.netd.core.nft_tables import rules_in
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import forwarding, links
@@ -39,14 +45,18 @@ class _Written(NamedTuple):
     """The table that this netd has written last."""
 
     reach: ReachRules
-    rules: int
+    rules: dict[str, list[bytes]]
+    """The expressions of the rules of each chain."""
 
 
 def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
-    """Return True if the table has the number of rules that this netd has written."""
+    """Return True if the table has the rules that this netd has written."""
     if filters.ask(has_host_table(bridge)) is None:
         return False
-    return written is None or written.rules == len(filters.dump(list_host_rules(bridge)))
+    if written is None:
+        return True
+    listed = by_chain(listed_rule(one.message) for one in filters.dump(list_host_rules(bridge)))
+    return have_equal_rules(written.rules, listed)
 
 
 class HostBridge:
@@ -139,7 +149,7 @@ class HostBridge:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
         gone = [f"{what}: gone" for what, there in has.items() if not there]
         if table and not whole:
-            gone.append(f"rules of nftables {table_of(self.name)}: gone or added")
+            gone.append(f"rules of nftables {table_of(self.name)}: gone, added or changed")
         if link is not None and not link.up:
             gone.append(f"bridge {self.name}: down")
         elif not connected:
@@ -204,7 +214,8 @@ class HostBridge:
     def mend(self) -> None:
         """Restore the address, table and forwarding if another program removed them.
 
-        The rules in an existing table are counted, and not compared.
+        The rules in an existing table are compared with those that this netd has written. If it has
+        written none yet, only the table is checked.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
@@ -239,7 +250,7 @@ class HostBridge:
         calls = host_table(self.name, self.gateway, self.reach, self.kind, self.gateways.six)
         with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(calls)
-        self._written = _Written(self.reach, rules_in(calls))
+        self._written = _Written(self.reach, by_chain(map(sent_rule, rules_in(calls))))
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
         """Return the addresses by which other hosts reach this host.

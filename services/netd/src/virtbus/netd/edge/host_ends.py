@@ -36,6 +36,8 @@ def wrong_end(host: Netlink, name: str, index: int, bridge: str) -> str:
         return "gone"
     if link.master != index:
         return f"not on {bridge}"
+    if link.isolated:
+        return "an isolated port"
     return "" if link.up else "down"
 
 
@@ -45,5 +47,9 @@ def replug(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> None:
     bridge.mend()
     for nic in nics:
         link = links.find(host, nic.host_link)
-        if link is not None and (link.master != index or not link.up):
+        if link is None:
+            continue
+        if link.master != index or not link.up:
             host.do([links.set_link(nic.host_link, up=True, master=index)])
+        if link.isolated:
+            host.do([links.open_port(nic.host_link)])

@@ -4,7 +4,7 @@ import errno
 import functools
 import struct
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
@@ -64,6 +64,11 @@ class KernelLink:
     @property
     def mtu(self) -> int:
         return self._number(host_end.IFLA_MTU)
+
+    @property
+    def isolated(self) -> bool:
+        """Return True for a port of a bridge that other isolated ports do not reach."""
+        return host_end.is_isolated(self._message)
 
     @property
     def counted(self) -> dict[str, int]:
@@ -153,6 +158,15 @@ def set_link(
     return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
 
 
+def raise_mtu(name: str, mtu: int) -> NetlinkCall:
+    """Return the call that sets an MTU. It tolerates that the link below has a smaller one.
+
+    The kernel refuses it then, with EINVAL for a macvlan link and ERANGE for one of a VLAN.
+    """
+    call = set_link(name, mtu=mtu)
+    return replace(call, tolerated=(errno.EINVAL, errno.ERANGE))
+
+
 def new_macvlan(
     name: str, lower: int, mode: str, netns_fd: int, *, mac: str | None, mtu: int
 ) -> NetlinkCall:
@@ -206,6 +220,11 @@ def quiet_port(name: str) -> NetlinkCall:
 def deaf_port(name: str) -> NetlinkCall:
     """Return the call that ends learning from a bridge's port."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0))
+
+
+def open_port(name: str) -> NetlinkCall:
+    """Return the call that ends the isolation of a bridge's port."""
+    return _port(name, ("IFLA_BRPORT_ISOLATED", 0))
 
 
 def _port(name: str, *data: Attribute) -> NetlinkCall:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from virtbus.netd.core.address_assignment import on_segment
 from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import links
 from virtbus.netd.edge.bridge_attacher import is_down
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
@@ -24,14 +25,14 @@ class MacvtapAttacher:
 
     segments: Segments
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Check the link, its mode and its MTU. Raises VirtbusError."""
         del vm
         with Netlink() as host:
             link = self.segments.of(host, nic)
         if any(
-            other.host_place == link.name and MacvtapMode.PASSTHRU in {mode_of(nic), mode_of(other)}
-            for other in others
+            MacvtapMode.PASSTHRU in {mode_of(nic), mode_of(other)}
+            for other in used.on_host_link(link.name)
         ):
             raise _taken(nic, link.name)
         return on_segment(nic, link.mtu)

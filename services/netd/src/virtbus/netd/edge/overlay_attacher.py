@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
 from virtbus.netd.edge.tunnels import Tunnels
@@ -19,13 +20,13 @@ class OverlayAttacher:
     bridged: OwnBridgeAttacher
     tunnels: Tunnels
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Return the interface with its addresses, and with the MTU of tunnels of this host.
 
         Raises VirtbusError.
         """
         most = min(self.tunnels.plan(nic).mtu - ENCAPSULATION_BYTES, BRIDGE_MTU)
-        return self.bridged.plan(nic, vm, others, most)
+        return self.bridged.plan(nic, vm, used, most)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Ensure the bridges and the tunnels. Other hosts may be missing in these yet."""

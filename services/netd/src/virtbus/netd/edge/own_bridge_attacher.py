@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.bridge_ports import refuse_full
+from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_ends import plug, replug, unplugged
@@ -19,16 +20,14 @@ class OwnBridgeAttacher:
 
     bridges: HostBridges
 
-    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic], most: int = BRIDGE_MTU) -> Nic:
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics, most: int = BRIDGE_MTU) -> Nic:
         """Return the interface with its addresses; `most` is the largest MTU of the network.
 
         Raises VirtbusError.
         """
         bridge = self.bridges.of(nic)
-        ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
-        refuse_full(nic, len(ports))
-        taken = {address.partition("/")[0] for one in ports for address in one.addresses}
-        return addressed(nic, vm.uid, bridge.gateways.all, taken, most)
+        refuse_full(nic, used.ports(nic))
+        return addressed(nic, vm.uid, bridge.gateways.all, used.addresses(nic), most)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Ensure the bridges. Raises VirtbusError."""

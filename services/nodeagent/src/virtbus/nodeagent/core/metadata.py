@@ -28,7 +28,7 @@ def domain_hash(record: VmRecord) -> str:
     own = volume_names(record)
     disks = tuple(_still(disk) for disk in devices.disks if disk.name not in own)
     devices = devices.model_copy(update={"disks": disks, "interfaces": ()})
-    return spec_hash(domain.model_copy(update={"devices": devices}))
+    return spec_hash(domain.model_copy(update={"devices": devices, "resources": None}))
 
 
 def disk_hashes(record: VmRecord) -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Protocol
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.live_devices import LiveDevices
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm
+from virtbus.schemas.resources import Resources
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 NO_FILES: Mapping[str, int] = MappingProxyType({})
@@ -181,6 +183,13 @@ class Hypervisor(Protocol):
         """Set those limits of a guest's disks that differ, by target and libvirt's names.
 
         Return libvirt's figures afterwards, by target; None if no guest runs.
+        """
+
+    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
+        """Set those limits of a guest that differ, also if one of them cannot be set.
+
+        The guest's memory follows later, when its balloon has changed. An error that concerns all
+        of them is raised.
         """
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:

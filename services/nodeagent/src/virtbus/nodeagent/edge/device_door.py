@@ -7,7 +7,6 @@ refusal. Only root and the owner of the disks' folder get an answer.
 
 import asyncio
 import json
-import logging
 import os
 import socket
 import stat
@@ -16,15 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from virtbus.bus.client.accept_loop import accepted
 from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
 from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
 from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
 
-log = logging.getLogger(__name__)
-
-PAUSE_S = 0.1
-"""Delay after a refused accept: the process is out of descriptors until some are closed."""
 TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
 _PEER = struct.Struct("3i")
 _REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError
@@ -52,7 +48,6 @@ class DeviceDoor:
         """Serve until cancelled. Without any device there is no socket."""
         if not self._pools and not self._devices_allowed:
             return
-        loop = asyncio.get_running_loop()
         self._path.unlink(missing_ok=True)
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listening:
             listening.setblocking(False)
@@ -64,12 +59,7 @@ class DeviceDoor:
                 os.chown(self._path, imaged.st_uid, imaged.st_gid)
                 async with asyncio.TaskGroup() as group:
                     while True:
-                        try:
-                            peer, _ = await loop.sock_accept(listening)
-                        except OSError as error:
-                            log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
-                            await asyncio.sleep(PAUSE_S)
-                            continue
+                        peer, _ = await accepted(listening)
                         group.create_task(self._answer(peer))
             finally:
                 self._path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import libvirt
 
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.core.resource_values import ResourcesSet
 from virtbus.nodeagent.edge.libvirt_backups import LibvirtBackups
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_devices import LibvirtDevices
@@ -29,10 +30,12 @@ from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
+from virtbus.nodeagent.edge.libvirt_resources import DOING, pretended_resources, set_resources
 from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.resources import Resources
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +208,12 @@ class LibvirtHypervisor:
         self, uid: str, wanted: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Mapping[str, int]] | None:
         return await self._ask(uid, partial(set_limits, wanted), "limit the disks")
+
+    async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
+        set_them = partial(set_resources, wanted)
+        if self._in_process:  # the test driver has no cgroups
+            set_them = partial(pretended_resources, wanted)
+        return await self._ask(uid, set_them, DOING) or ResourcesSet(None)
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
         await self._ask(uid, partial(set_drives, wanted), "change the medium")

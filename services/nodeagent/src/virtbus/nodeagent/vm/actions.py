@@ -5,16 +5,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
-from virtbus.bus.errors import BusError
-from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.vm import live_changes
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
-from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
+from virtbus.nodeagent.vm.operations.outcome import Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare, without_guest
 from virtbus.nodeagent.vm.operations.release import Leaving, release
@@ -27,6 +27,7 @@ from virtbus.nodeagent.vm.operations.start import (
     verify_running,
 )
 from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
+from virtbus.nodeagent.vm.repeated_steps import Work, until_done
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
@@ -37,15 +38,15 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "disks", "limits", "drives", "links", "nics")
+SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
+
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
 
-Work = Callable[[], Awaitable[None]]
-"""A function that its task calls, so that a task cancelled before it ran leaves nothing behind."""
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 """A step whose result is posted: an event, or an `Outcome` with its event."""
+Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
 
 
 class Tasks:
@@ -112,36 +113,6 @@ class Tasks:
         if self._writing:
             await asyncio.wait(self._writing)
 
-    async def until_done(
-        self,
-        work: Work,
-        vm: ActorState,
-        report: Callable[[], None],
-        over: asyncio.Event | None = None,
-    ) -> None:
-        """Repeat an idempotent step until it succeeds. The status shows the last error.
-
-        If `over` is set, the goal was reached by other means, and the step is not repeated.
-        """
-        over = over or asyncio.Event()
-        delay_s, reported = RETRY_S[0], ""
-        while not over.is_set():
-            try:
-                await work()
-            except* (VirtbusError, BusError) as group:
-                error = group.exceptions[0]
-                vm.observed.message = reported = f"the agent retries: {error}"
-                report()
-                extra = {"code": "step_retry", "uid": self._uid}
-                log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
-            else:
-                break
-            await wait_for_event(over, delay_s)
-            delay_s = min(delay_s * 2, RETRY_S[1])
-        if reported and vm.observed.message == reported:  # the step succeeded after an error
-            vm.observed.message = ""
-            report()
-
 
 class Actions:
     """The actions of one VM. Their results are posted as events."""
@@ -153,45 +124,14 @@ class Actions:
         post: Callable[[MachineEvent | None], None],
         report: Callable[[], None],
     ) -> None:
-        self._vm = vm
-        self._tools = tools
-        self._post = post
-        self._report = report
+        self._vm, self._tools = vm, tools
+        self._post, self._report = post, report
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
-        self._ended = asyncio.Event()
+        self._again: dict[str, SmallEvent] = {}
+        self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
-        self.table: dict[Action, Callable[[], None]] = {
-            "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
-            "save": self.save,
-            "start": self._start,
-            "await start": lambda: self._run(
-                "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
-            ),
-            "sync pause": self._sync_pause,
-            "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
-            "sync limits": partial(
-                self._sync, "limits", partial(live_changes.set_limits, vm, tools)
-            ),
-            "sync drives": partial(
-                self._sync, "drives", partial(live_changes.change_media, vm, tools)
-            ),
-            "sync nics": partial(
-                self._sync, "nics", partial(live_changes.change_nics, vm, tools, self.sync_links)
-            ),
-            "shutdown": self._shutdown,
-            "destroy": self._destroy,
-            "release": self._release,
-            "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
-            "retry backed off": self._retry_backed_off,
-            "reset attempts": partial(setattr, vm.observed, "attempt", 0),
-            "verify running": partial(self._run, "confirm", self._verify_running),
-            "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
-            "watch": self.watch,
-            "unwatch": partial(self.tasks.stop, "ready", "confirm", *SYNCS),
-            "stop ending": lambda: self._ended.set(),
-        }
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -211,12 +151,18 @@ class Actions:
         failed = None if broken is None else partial(self._post, broken)
         self.tasks.run(name, self._work(operation), failed)
 
-    def _until_done(
-        self, name: str, operation: Operation, over: asyncio.Event | None = None
-    ) -> None:
+    def _until_done(self, name: str, operation: Operation, over: SmallEvent | None = None) -> None:
         """Run `operation` as the child task `name`, and repeat it until it succeeds."""
+        again = self._again[name] = SmallEvent()
         work = self._work(operation)
-        self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
+        self.tasks.run(name, partial(until_done, work, self._vm, self._report, over, again))
+
+    def _keep(self, name: str, operation: Operation) -> None:
+        """Like `_until_done`, but keep a task that runs; one that waits tries again now."""
+        if self.tasks.running(name) is None:
+            self._until_done(name, operation)
+        else:
+            self._again[name].set()
 
     def _explain(self, outcome: Outcome) -> None:
         """Record the error of an operation in the status, emit it as an event, and log it."""
@@ -316,12 +262,8 @@ class Actions:
         """Set the links of the guest's NICs as the record says, in the background."""
         seen = self._vm.observed
         due = due_links(self._vm.record, seen.nics, seen.links)
-        if due and self.tasks.running("links") is None:
-            self._until_done("links", partial(live_changes.set_links, self._vm, self._tools))
-
-    def _sync_pause(self) -> None:
-        if self.tasks.running("pause") is None:
-            self._until_done("pause", self._pause)
+        if due:
+            self._keep("links", partial(live_changes.set_links, self._vm, self._tools))
 
     async def _pause(self) -> None:
         """Pause or resume the guest until it agrees with the record.
@@ -334,36 +276,34 @@ class Actions:
             facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
             self._post(missed(self._vm.phase, facts))
 
-    def _sync(self, name: str, apply: Callable[[VmRecord], Awaitable[None]]) -> None:
+    def _sync(self, name: str, apply: Change) -> None:
         """Run `apply` until it ran with the latest record; one task does this, as with pauses."""
 
         async def until_same() -> None:
             record: VmRecord | None = None
             while record is not self._vm.record:
                 record = self._vm.record
-                await apply(record)
+                await apply(self._vm, self._tools, record)
                 self._report()
 
-        if self.tasks.running(name) is None:
-            self._until_done(name, until_same)
+        self._keep(name, until_same)
 
     def _shutdown(self) -> None:
-        record = self._vm.record
+        record, tools = self._vm.record, self._tools
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
-        self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
+        tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
-            tools, uid = self._tools, record.uid
             if self.tasks.running("destroy") is None:
-                self._ended = asyncio.Event()
-            ended = self._ended
-            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes, ended))
+                self._ended = SmallEvent()
+            end = partial(shutdown, record.uid, tools.hypervisor, tools.freezes, self._ended)
+            self._run("shutdown", end)
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
     def _destroy(self) -> None:
         self._ended.set()  # the guest is not asked again
-        self._ended = asyncio.Event()
+        self._ended = SmallEvent()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
             "destroy",
@@ -389,6 +329,36 @@ class Actions:
     def _retry_backed_off(self) -> None:
         self._vm.observed.attempt += 1
         self.tasks.set_timer(backoff_s(self._vm.observed.attempt), partial(self._post, "retry"))
+
+    TABLE: ClassVar[dict[Action, Callable[["Actions"], None]]] = {
+        "prepare": lambda self: self._run("prepare", self._prepare, "dependencies failed"),
+        "save": save,
+        "start": _start,
+        "await start": lambda self: self._run(
+            "start",
+            partial(await_start, self._vm.record.uid, self._tools.hypervisor),
+            "start later",
+        ),
+        "sync pause": lambda self: self._keep("pause", self._pause),
+        "sync disks": lambda self: _sync_disks(self._vm, self._tools, self._report, self.tasks),
+        "sync limits": lambda self: self._sync("limits", live_changes.set_limits),
+        "sync resources": lambda self: self._sync("resources", live_changes.set_resources),
+        "sync drives": lambda self: self._sync("drives", live_changes.change_media),
+        "sync nics": lambda self: self._sync(
+            "nics", partial(live_changes.change_nics, changed=self.sync_links)
+        ),
+        "shutdown": _shutdown,
+        "destroy": _destroy,
+        "release": _release,
+        "retry soon": lambda self: self.tasks.set_timer(SOON_S, partial(self._post, "retry")),
+        "retry backed off": _retry_backed_off,
+        "reset attempts": lambda self: setattr(self._vm.observed, "attempt", 0),
+        "verify running": lambda self: self._run("confirm", self._verify_running),
+        "await stable": lambda self: self.tasks.set_timer(STABLE_S, partial(self._post, "stable")),
+        "watch": watch,
+        "unwatch": lambda self: self.tasks.stop("ready", "confirm", *SYNCS),
+        "stop ending": lambda self: self._ended.set(),
+    }
 
 
 def _sync_disks(

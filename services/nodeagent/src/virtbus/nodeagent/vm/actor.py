@@ -6,10 +6,11 @@ while an operation waits.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from typing import ClassVar
 
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.guest_nics import at_start, numbered
 from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
@@ -68,31 +69,14 @@ class VmActor:
         self.vm.observed.frozen = tools.freezes.of(record.uid)
         self._tools = tools
         self._first: MachineEvent | None = None
-        self._events: asyncio.Queue[MachineEvent] = asyncio.Queue()
+        self._events: list[MachineEvent] = []
+        self._posted = SmallEvent()
         self._deferred: list[MachineEvent] = []
         self._queued_requests = 0
         self._unreported = False
         self._status = StatusWriter(tools.bus)
         self._writer: asyncio.Task[None] | None = None
         self._does = Actions(self.vm, tools, self.post, self.report)
-        self._actions: dict[Action, Callable[[], Awaitable[None] | None]] = {
-            **self._does.table,
-            "purge status": self._purge_status,
-            "defer purge": lambda: self._deferred.append("purged"),
-            "replay": self._replay,
-            "report": self.report,
-            "settle": partial(self._signal, "settled"),
-        }
-        self._effects: dict[Effect, Callable[[], object]] = {
-            "apply": self._apply,
-            "apply or report": partial(self._apply, or_report=True),
-            "report": self.report,
-            "save": self._does.save,
-            "replay": self._replay,
-            "discard": self._deferred.clear,
-            "delete": partial(self.post, "delete"),
-            "purge": partial(self.post, "purged"),
-        }
 
     # --- the second table ------------------------------------------------------------------------
     def _signal(self, signal: Signal) -> None:
@@ -100,7 +84,7 @@ class VmActor:
         if self.vm.control not in ON_HOLD and self.vm.reasons.held:
             self.vm.reasons = replace(self.vm.reasons, held="")
         for effect in effects:
-            self._effects[effect]()
+            self._EFFECTS[effect](self)
 
     def begin(self, facts: DomainFacts | None, first: MachineEvent | None) -> None:
         """Begin with the host's state. `first` is the event for the domain's state, if any."""
@@ -185,7 +169,8 @@ class VmActor:
 
     def _enqueue(self, event: MachineEvent) -> None:
         self._queued_requests += event in REQUESTS
-        self._events.put_nowait(event)
+        self._events.append(event)
+        self._posted.set()
 
     def on_dependency(self, ready: ImageReady | NetReady) -> None:
         """Handle a ready event of imaged or netd."""
@@ -229,7 +214,10 @@ class VmActor:
                 # start only after _recall(), so it cannot overwrite the restored status
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase != "gone":
-                    await self._take(await self._events.get())
+                    if not self._events:
+                        self._posted.clear()
+                        await self._posted.wait()
+                    await self._take(self._events.pop(0))
                     if self._unreported:
                         self.report()
             finally:
@@ -270,8 +258,9 @@ class VmActor:
         vm.applied.taken(event, before)
         observation.note(event, before, vm.phase, vm.record, vm.observed, self._tools)
         for action in actions:
-            waits = self._actions[action]()
-            if waits is not None:
+            if action not in self._ACTIONS:
+                Actions.TABLE[action](self._does)
+            elif (waits := self._ACTIONS[action](self)) is not None:
                 await waits
 
     async def _purge_status(self) -> None:
@@ -291,3 +280,22 @@ class VmActor:
     def status(self) -> VmStatus:
         """Return the VM's current status."""
         return status(self.vm, self._tools.bus.sources.time_ns())
+
+    _ACTIONS: ClassVar[Mapping[Action, Callable[["VmActor"], Awaitable[None] | None]]] = {
+        "purge status": _purge_status,
+        "defer purge": lambda self: self._deferred.append("purged"),
+        "replay": _replay,
+        "report": report,
+        "settle": lambda self: self._signal("settled"),
+    }
+    """The actor's own actions; `Actions` has the others. One table for all VMs."""
+    _EFFECTS: ClassVar[Mapping[Effect, Callable[["VmActor"], None]]] = {
+        "apply": _apply,
+        "apply or report": lambda self: self._apply(or_report=True),
+        "report": report,
+        "save": lambda self: self._does.save(),
+        "replay": _replay,
+        "discard": lambda self: self._deferred.clear(),
+        "delete": lambda self: self.post("delete"),
+        "purge": lambda self: self.post("purged"),
+    }

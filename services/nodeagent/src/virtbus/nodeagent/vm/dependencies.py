@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.core.disks import media
 from virtbus.nodeagent.core.reported_status import contradiction
 from virtbus.schemas import subjects
@@ -47,7 +48,7 @@ class Dependency(Generic[Part]):
         self._service = service
         self._model: type[Part] = model
         self._part: Part | None = None
-        self._arrived = asyncio.Event()
+        self._arrived = SmallEvent()
         self.silence = ""
         """The reason why the part is missing, for the status; empty if none is known."""
 

@@ -11,6 +11,7 @@ from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
 from virtbus.schemas.disk import DiskLimits
 from virtbus.schemas.network import LinkState
+from virtbus.schemas.resources import NO_LIMITS, Resources
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
@@ -41,12 +42,17 @@ class Applied:
     disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
     """The guest's disks; None: the agent does not know them."""
 
+    resources: Resources | None = NO_LIMITS
+    """The limits of the guest on its host; None: the agent does not know them."""
+
     def started(self, record: VmRecord) -> None:
         """Note that a guest was started with `record`."""
         disks = record.spec.domain.devices.disks
         self.runs_for = record.power_epoch
         limited = any(disk.limits for disk in disks)
         self.limits = None if limited else {}  # None: read libvirt's figures
+        # they are set after the start, so that a host without cgroups can start the guest
+        self.resources = NO_LIMITS
         self.media = media(record)
         self.disks, self.nics = disks_wanted(record), nic_set(record)
 
@@ -81,6 +87,7 @@ class Applied:
             disks = record.spec.domain.devices.disks
             self.limits, self.media = disk_limits(disks), media(record)
             self.disks, self.nics = disks_wanted(record), nic_set(record)
+            self.resources = resources(record)
         return [one for one in (event, pause, update) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
@@ -126,6 +133,8 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         media=media(record) if same else None,
         disks=disks_wanted(record) if same else None,
         nics=nic_set(record) if same else None,
+        # the limits in force are read again, if the record has any
+        resources=NO_LIMITS if same else None,
     )
 
 
@@ -165,7 +174,7 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
     """Return "update" if a guest, or the preparation of its start, differs from the record.
 
-    A guest differs by its disks, limits, media or NICs, also by unknown ones.
+    A guest differs by its disks, limits, media, NICs or resources, also by unknown ones.
     """
     if record.ending or not record.powered:
         return None
@@ -176,7 +185,13 @@ def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEve
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and media(record) == before.media
     known = before.disks is not None and before.disks == disks_wanted(record)
-    return None if same and known and nic_set(record) == before.nics else "update"
+    same = same and nic_set(record) == before.nics and resources(record) == before.resources
+    return None if same and known else "update"
+
+
+def resources(record: VmRecord) -> Resources:
+    """Return the limits of the record's guest on its host."""
+    return record.spec.domain.resources or NO_LIMITS
 
 
 def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:

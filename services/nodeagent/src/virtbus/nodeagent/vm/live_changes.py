@@ -4,20 +4,26 @@ Each function is safe to repeat. After an error the caller repeats it, with the 
 `keep_disks` repeats its steps by itself.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.vm.intent import due_links
+from virtbus.nodeagent.core.resource_values import first_to_repeat
+from virtbus.nodeagent.vm.intent import due_links, resources
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.nics import sync_nics
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S
 from virtbus.nodeagent.vm.operations.plug import change_disks
 from virtbus.nodeagent.vm.state import ActorState
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import LinkState
+from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
+
+BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
+"""A guest's driver changes the balloon within this time, if it runs."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
@@ -45,6 +51,52 @@ async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> Non
     vm.observed.disk_limits = await limit(record, tools.hypervisor, vm.observed.disks)
 
 
+async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    """Set the limits on the host; a guest gives memory back when its balloon's driver runs.
+
+    A guest that neither has nor had a limit is left alone: others may have set some.
+
+    Raises:
+        VirtbusError: libvirt does not answer; 503 `memory_kept`. The status shows it meanwhile.
+    """
+    seen, wanted = vm.observed, resources(record)
+    ours = seen.resources_error is not None or seen.resources not in {None, ResourcesInForce()}
+    if wanted == NO_LIMITS and not ours:
+        return
+    try:
+        error = await _set_resources(vm, tools, record, wanted)
+    except VirtbusError as failure:
+        error = failure
+    seen.resources_error = error.body if error is not None else None
+    if error is not None and error.code != Code.UNSUPPORTED:  # this host cannot, also later
+        raise error
+
+
+async def _set_resources(
+    vm: ActorState, tools: AgentPorts, record: VmRecord, wanted: Resources
+) -> VirtbusError | None:
+    """Set the limits; return the error of one of them. A balloon has a moment to follow."""
+    seen, loop = vm.observed, asyncio.get_running_loop()
+    known = seen.resources_error is not None and seen.resources_error.reason == "memory_kept"
+    limit_s = loop.time() + (0 if known else BALLOON_S)
+    while True:
+        seen.resources, error = await tools.hypervisor.set_resources(record.uid, wanted)
+        kept = _memory_kept(wanted, seen.resources) if record is vm.record else None
+        if kept is None or loop.time() >= limit_s:
+            return first_to_repeat([one for one in (error, kept) if one is not None])
+        await asyncio.sleep(BALLOON_POLL_S)
+
+
+def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
+    if found is None or found.memory_bytes in {None, wanted.memory_bytes}:  # None: not read
+        return None
+    message = (
+        f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "
+        "with the driver virtio_balloon and free memory"
+    )
+    return VirtbusError(Code.UNAVAILABLE, "memory_kept", message)
+
+
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     """Eject and insert media. Raises VirtbusError, which the status shows meanwhile."""
     try:
@@ -56,7 +108,7 @@ async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> N
 
 
 async def change_nics(
-    vm: ActorState, tools: AgentPorts, changed: Callable[[], None], record: VmRecord
+    vm: ActorState, tools: AgentPorts, record: VmRecord, *, changed: Callable[[], None]
 ) -> None:
     """Plug and unplug NICs; call `changed` when the guest has those of the record.
 

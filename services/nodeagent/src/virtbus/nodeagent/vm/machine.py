@@ -66,6 +66,7 @@ Action = Literal[
     "sync pause",  # pause or resume the guest's CPUs as the record says
     "sync disks",  # attach, detach and grow its volumes as the record says
     "sync limits",  # set the limits of its disks as the record says
+    "sync resources",  # set its limits on the host as the record says
     "sync drives",  # eject and insert media as the record says
     "sync nics",  # plug and unplug NICs as the record says
     "shutdown",  # ask the guest by ACPI, and set the grace timer
@@ -125,11 +126,13 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("paused", "run"): ("paused", ("verify running",)),
     ("running", "pause"): ("running", ("sync pause",)),
     ("paused", "unpause"): ("paused", ("sync pause",)),
-    ("running", "update"): (
-        "running",
-        ("sync disks", "sync limits", "sync drives", "sync nics"),
-    ),
-    ("paused", "update"): ("paused", ("sync disks", "sync limits", "sync drives", "sync nics")),
+    **{
+        (phase, "update"): (
+            phase,
+            ("sync disks", "sync limits", "sync resources", "sync drives", "sync nics"),
+        )
+        for phase in ("running", "paused")
+    },
     ("paused", "resumed"): ("running", ("await stable",)),
     ("paused", "started"): ("running", ()),
     ("running", "restart"): ("stopping", ("shutdown",)),
@@ -140,8 +143,6 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("stopping", "shut down"): ("stopped", ()),
     ("stopping", "ended"): ("stopped", ()),
     ("stopping", "crashed"): ("stopped", ()),
-    ("stopping", "start failed"): ("stopped", ()),
-    ("stopping", "start later"): ("stopped", ()),
     ("stopped", "run"): ("preparing", ("reset attempts", "prepare")),
     ("stopped", "started"): ("running", ()),
     ("succeeded", "run"): ("preparing", ("reset attempts", "prepare")),

@@ -15,6 +15,7 @@ from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus, LinkState
+from virtbus.schemas.resources import ResourcesInForce
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
@@ -75,6 +76,8 @@ class Observed:
     rebooted: bool = False
     """True after a reboot. Then earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
+    ran: bool = False
+    """True if a guest was up since the last end. Otherwise a stop ends no guest."""
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure that explains a crash of this run."""
     end_reported: bool = False
@@ -104,6 +107,10 @@ class Observed:
     """The tags of directories whose virtiofsd has ended under the running guest."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
+    resources: ResourcesInForce | None = None
+    """The guest's limits on the host in force."""
+    resources_error: ErrorBody | None = None
+    """The error of the last change of the limits on the host."""
     disks: GuestDisks = field(default_factory=GuestDisks)
     """The addresses and volumes of this run, or of the last one, and what waits."""
     drives_error: ErrorBody | None = None
@@ -143,7 +150,9 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
+        seen.ran = False
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
+        seen.resources, seen.resources_error = None, None
         seen.directories_lost = ()
         seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
@@ -155,6 +164,8 @@ def note(
     elif phase in UP and before in UP and phase != before:
         paused = phase == "paused"
         tools.events.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
+    if phase in UP or event in {"started", "paused"}:  # also a guest that is being stopped
+        seen.ran = True
     if event in ENDINGS:
         _note_ending(event, before, phase, record, seen, tools)
 
@@ -174,10 +185,12 @@ def _note_ending(
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
-    if before != "new" or not seen.end_reported:
+    no_run = before in WAY_DOWN and not seen.ran
+    if not (seen.end_reported if before == "new" else no_run):
         tools.events.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
         at_ns = tools.bus.sources.time_ns()
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
+    seen.ran = False
     if phase == "waiting":
         seen.restarts += 1
         seen.failed("guest", GUEST_ENDED, f"the guest {words}; restarting")
@@ -278,7 +291,7 @@ def recall_run(last_status: VmStatus, seen: Observed) -> None:
     """Restore the state of a guest that was up, from the last status."""
     seen.reboots, seen.rebooted_ns = last_status.reboots, last_status.rebooted_ns
     seen.started_ns, seen.restarts = last_status.started_ns, last_status.restarts
-    seen.accelerator = last_status.accelerator
+    seen.accelerator, seen.resources = last_status.accelerator, last_status.resources
     seen.interfaces, seen.image_digest = last_status.interfaces, last_status.image_digest
     for condition in last_status.conditions:
         if condition.type == READY and condition.status:

@@ -1,9 +1,9 @@
 """Defines the state of one VM in the agent, apart from running tasks."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.intent import Applied, forced
@@ -49,7 +49,7 @@ class ActorState:
     phase: VmPhase = "new"
     observed: Observed = field(default_factory=Observed)
     applied: Applied = field(default_factory=Applied)
-    disks_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    disks_changed: SmallEvent = field(default_factory=SmallEvent)
     """Set when the disks of the running guest should change."""
 
     @property

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.core.freezes import Frozen
 from virtbus.nodeagent.core.lost_guests import lost_message
 from virtbus.nodeagent.vm.machine import UP, VmPhase
@@ -37,6 +38,7 @@ MEDIA_PENDING = "MediaChangePending"
 NICS_PENDING = "NicChangePending"
 NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
 """Reasons of NICS_PENDING, by the error's."""
+RESOURCES_PENDING = "ResourcesPending"
 DISKS_PENDING = "DisksPending"
 DISK_STALLED = "DiskStalled"
 DIRECTORY_LOST = "DirectoryLost"
@@ -86,6 +88,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
         disk_limits=observed.disk_limits if phase in UP else {},
+        resources=observed.resources if phase in UP else None,
         disks_pending=dict(observed.disks.pending) if phase in UP else {},
         detached=_detached(vm),
         image_digest=image.digest if image else earlier.image_digest,
@@ -141,6 +144,10 @@ def _of_guest(observed: Observed) -> Iterator[Condition]:
         yield _disks_pending(observed.disks.pending)
     if observed.drives_error is not None:
         yield _media_pending(observed.drives_error)
+    if observed.resources_error is not None:
+        why = observed.resources_error
+        reason = "GuestKeepsMemory" if why.reason == "memory_kept" else "NotChanged"
+        yield Condition(type=RESOURCES_PENDING, status=True, reason=reason, message=why.message)
     if observed.nics_error is not None:
         yield _nics_pending(observed.nics_error)
 
@@ -232,7 +239,7 @@ class StatusWriter:
         A put that hangs in a broken connection may arrive late, even after the status was purged.
         Then the server refuses it, because the revision has changed.
         """
-        self._dirty = asyncio.Event()
+        self._dirty = SmallEvent()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
         """Locked during a put.

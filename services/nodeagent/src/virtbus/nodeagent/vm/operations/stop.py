@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from virtbus.bus.client import tracing
+from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
@@ -22,7 +23,7 @@ PRESS_S = 5.0
 
 
 async def shutdown(
-    uid: str, hypervisor: Hypervisor, freezes: Freezes, ended: asyncio.Event
+    uid: str, hypervisor: Hypervisor, freezes: Freezes, ended: SmallEvent
 ) -> MachineEvent | None:
     """Request a shutdown by ACPI until `ended`; return "ended" if no guest runs, otherwise None.
 

@@ -1,0 +1,40 @@
+"""An event that takes little memory, for objects of which a process has thousands."""
+
+import asyncio
+
+
+class SmallEvent:
+    """`asyncio.Event` in 100 bytes instead of 800: no deque is made for those who wait."""
+
+    __slots__ = ("_set", "_waiting")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiting: tuple[asyncio.Future[None], ...] = ()
+
+    def is_set(self) -> bool:
+        """Return True if the event is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Set the event, and wake all who wait."""
+        self._set = True
+        waiting, self._waiting = self._waiting, ()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def clear(self) -> None:
+        """Reset the event."""
+        self._set = False
+
+    async def wait(self) -> bool:
+        """Return True once the event was set."""
+        if not self._set:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting = (*self._waiting, future)
+            try:
+                await future
+            finally:
+                self._waiting = tuple(one for one in self._waiting if one is not future)
+        return True

@@ -1,0 +1,6 @@
+"""Types of IP addresses and networks. It imports no library, for processes that must be small."""
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Address = IPv4Address | IPv6Address
+Net = IPv4Network | IPv6Network

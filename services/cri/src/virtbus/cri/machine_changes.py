@@ -1,0 +1,90 @@
+"""Changes the records of pods' VMs: their labels, and the resources of running guests."""
+
+from virtbus.cri.core import observation, pod_resources, virtlet
+from virtbus.cri.core.configs import LinuxResources
+from virtbus.cri.core.pod import Pod
+from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.pods import Pods
+from virtbus.schemas.api import VmRef, VmUpdate
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.wire import validate
+
+
+class MachineChanges:
+    """Reads and updates VMs by requests to the bus."""
+
+    def __init__(self, pods: Pods, link: BusLink) -> None:
+        self._pods = pods
+        self._link = link
+
+    async def view(self, uid: str) -> VmView:
+        """Return the current view of a VM; raises the errors of `vm.get`."""
+        return validate(VmView, await self._link.ask("vm", "get", VmRef(uid=uid)))
+
+    async def update(self, view: VmView, spec: VmSpec, labels: dict[str, str]) -> VmView:
+        """Change the spec and labels of a VM, as far as they differ."""
+        want = VmUpdate(
+            uid=view.uid,
+            revision=view.revision,
+            spec=None if spec == view.spec else spec,
+            labels=None if labels == view.labels else labels,
+        )
+        return validate(VmView, await self._link.ask("vm", "update", want))
+
+    async def resize(self, key: str, uid: str, after: LinuxResources) -> int:
+        """Change the limits in the record of a pod's VM; return the generation that has them.
+
+        Raises:
+            VirtbusError: 422 `resize_unsupported`; 503 `bus_away`; the errors of
+                `vm.update`.
+        """
+        view = await self.view(uid)
+        pod = self._pods.all[key]
+        wanted = pod_resources.limits(after)
+        notes = pod.sandboxes[-1].config.annotations
+        fixed = virtlet.wishes(notes)[0].vcpus is not None
+        pod_resources.check_running(after, view.spec.domain, fixed_cpus=fixed)
+        domain = view.spec.domain.model_copy(update={"resources": wanted})
+        if domain != view.spec.domain:
+            spec = view.spec.model_copy(update={"domain": domain})
+            view = await self.update(view, spec, view.labels)
+        await self.answered(key, view)
+        return view.generation
+
+    async def until_resized(
+        self, key: str, after: LinuxResources, generation: int, timeout_s: float
+    ) -> None:
+        """Wait until the node enforces the limits of a running guest; one that is off has none.
+
+        Raises:
+            VirtbusError: 503 `resize_waits`, with the reason.
+        """
+        wanted = pod_resources.limits(after)
+
+        def done(pod: Pod | None) -> bool:
+            if pod is None or pod.machine is None or pod.active is None:
+                return True
+            late = pod.machine.observed_generation < generation
+            return not late and pod_resources.reached(wanted, pod.machine.resources)
+
+        if not await self._pods.until(key, done, timeout_s):
+            raise self._waits(key)
+
+    def _waits(self, key: str) -> VirtbusError:
+        machine = self._pods.all[key].machine
+        why = machine.resources_wait if machine is not None else ""
+        message = (
+            f"the node has not set the resources yet: {why or 'its agent did not report them'}; "
+            "kubelet repeats the resize"
+        )
+        return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
+
+    async def answered(self, key: str, view: VmView) -> None:
+        """Note an answer to the CRI's own change: views before it do not count any more."""
+        pod = self._pods.all.get(key)
+        if pod is None or pod.machine is None or pod.machine.uid != view.uid:
+            return
+        pod = pod.with_machine(made=True, revision=view.revision)
+        await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))

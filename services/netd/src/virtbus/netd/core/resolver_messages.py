@@ -1,0 +1,120 @@
+"""The values that netd and the resolver's process send each other, as JSON.
+
+Both run as root on one host, and netd replaces a process of other code. So the messages have no
+versions and no checks. The module imports no library: the process is small.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
+
+from virtbus.netd.core.guest_names import NamedVm
+
+Message = Mapping[str, Any]
+"""One message. Its first key says what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverSite:
+    """The settings of one process. netd adopts a process only if all of them are its own."""
+
+    version: str
+    code: str
+    """The digest of the process' source files: a version may be deployed again with other code."""
+    node: str
+    domain: str
+    gateway: str
+    """The gateway of the built-in network with its prefix length, such as 10.127.0.1/16."""
+    gateway6: str
+    servers: tuple[str, ...]
+    socket: str
+    """The path at which a later netd finds the process."""
+
+    def text(self) -> str:
+        """Return it as the argument of a process."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def site_of(text: str) -> ResolverSite:
+    """Return the site whose `text` this is."""
+    found = json.loads(text)
+    return ResolverSite(**(found | {"servers": tuple(found["servers"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A question of a guest: a VM by `vm` and its namespace, or by its address.
+
+    `asker` is the namespace of the guest, because the answer depends on it.
+    """
+
+    asker: str
+    namespace: str = ""
+    vm: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundName:
+    """The answer of a controller (`schemas.names.NameAnswer`)."""
+
+    found: bool = False
+    node: str = ""
+    namespace: str = ""
+    name: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+class NobodyAnswersError(Exception):
+    """No controller can be asked now."""
+
+
+def answer_message(number: int, found: FoundName | None, *, silent: bool = False) -> Message:
+    """Return the answer to the question `number`; None: refused; `silent`: nobody answers."""
+    return {
+        "answer": number,
+        "silent": silent,
+        "found": asdict(found) if found is not None else None,
+    }
+
+
+def answer_of(message: Message) -> FoundName | None:
+    """Return the content of an answer. Raises NobodyAnswersError."""
+    if message["silent"]:
+        raise NobodyAnswersError
+    found = message["found"]
+    return FoundName(**(found | {"addresses": tuple(found["addresses"])})) if found else None
+
+
+def vm_message(vm: NamedVm) -> Message:
+    """Return the message that the VM has this name and these addresses."""
+    return {
+        "put": vm.uid,
+        "namespace": vm.namespace,
+        "name": vm.name,
+        "built_in": _texts(vm.built_in),
+        "built_in6": _texts(vm.built_in6),
+        "others": _texts(vm.others),
+        "overlays": [(network, str(address)) for network, address in vm.overlays],
+        "gateways": [(str(address), str(gateway)) for address, gateway in vm.gateways],
+    }
+
+
+def vm_of_message(message: Message) -> NamedVm:
+    """Return the VM of a `vm_message`."""
+    return NamedVm(
+        uid=message["put"],
+        namespace=message["namespace"],
+        name=message["name"],
+        built_in=tuple(IPv4Address(one) for one in message["built_in"]),
+        built_in6=tuple(IPv6Address(one) for one in message["built_in6"]),
+        others=tuple(ip_address(one) for one in message["others"]),
+        overlays=tuple((network, ip_address(one)) for network, one in message["overlays"]),
+        gateways=tuple((IPv4Address(one), IPv4Address(gw)) for one, gw in message["gateways"]),
+    )
+
+
+def _texts(addresses: tuple[object, ...]) -> list[str]:
+    return [str(address) for address in addresses]

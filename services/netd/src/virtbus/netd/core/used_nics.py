@@ -1,0 +1,99 @@
+"""Counts what the interfaces of a host's VMs use, so that no attach looks at all of them."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from virtbus.netd.core.attachment import Nic
+
+
+class UsedNics:
+    """The interfaces of all VMs of a host, and the addresses, MACs and ports that they have."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[Nic, ...]] = {}
+        self._macs: dict[str, list[str]] = {}
+        self._addresses: dict[tuple[str, str], Counter[str]] = {}
+        self._on_network: Counter[tuple[str, str]] = Counter()
+        self._on_host_link: dict[str, dict[tuple[str, int], Nic]] = {}
+        self._publishing: dict[str, list[Nic]] = {}
+
+    def put(self, uid: str, nics: Sequence[Nic]) -> None:
+        """Set the interfaces of a VM."""
+        before = self._of.get(uid)
+        if before == tuple(nics):
+            return
+        self.drop(uid)
+        self._of[uid] = tuple(nics)
+        for nic in nics:
+            key = _network(nic)
+            self._macs.setdefault(nic.mac, []).append(uid)
+            self._addresses.setdefault(key, Counter()).update(_plain(nic))
+            self._on_network[key] += 1
+            self._on_host_link.setdefault(nic.host_place, {})[(uid, nic.index)] = nic
+        if publishing := [nic for nic in nics if nic.publish]:
+            self._publishing[uid] = publishing
+
+    def drop(self, uid: str) -> None:
+        """Forget a VM."""
+        self._publishing.pop(uid, None)
+        for nic in self._of.pop(uid, ()):
+            key, place = _network(nic), nic.host_place
+            self._macs[nic.mac].remove(uid)
+            if not self._macs[nic.mac]:
+                del self._macs[nic.mac]
+            self._on_host_link[place].pop((uid, nic.index))
+            if not self._on_host_link[place]:
+                del self._on_host_link[place]
+            for address in _plain(nic):
+                _less(self._addresses[key], address)
+            _less(self._on_network, key)
+            if key not in self._on_network:
+                del self._addresses[key]
+
+    @contextmanager
+    def without(self, uid: str) -> Iterator[Self]:
+        """Leave out a VM while it is planned. Its interfaces are as before at the end."""
+        before = self._of.get(uid)
+        self.drop(uid)
+        try:
+            yield self
+        finally:
+            self.drop(uid)
+            if before is not None:
+                self.put(uid, before)
+
+    def ports(self, nic: Nic) -> int:
+        """Return the number of interfaces on the network of `nic`."""
+        return self._on_network[_network(nic)]
+
+    def addresses(self, nic: Nic) -> Collection[str]:
+        """Return the addresses of the network of `nic`, without prefixes."""
+        return self._addresses.get(_network(nic), Counter())
+
+    def on_host_link(self, name: str) -> Collection[Nic]:
+        """Return the interfaces on a bridge or an interface of the host, by `Nic.host_place`."""
+        return self._on_host_link.get(name, {}).values()
+
+    def publishing(self, but: str) -> list[Nic]:
+        """Return the interfaces with published ports of all VMs except one."""
+        return [nic for uid, nics in self._publishing.items() if uid != but for nic in nics]
+
+    def has_mac(self, mac: str, but: str) -> bool:
+        """Return True if a VM other than `but` has the MAC."""
+        return any(uid != but for uid in self._macs.get(mac, ()))
+
+
+def _less(counts: Counter[Any], what: object) -> None:
+    counts[what] -= 1
+    if not counts[what]:
+        del counts[what]
+
+
+def _network(nic: Nic) -> tuple[str, str]:
+    return nic.kind, nic.place
+
+
+def _plain(nic: Nic) -> list[str]:
+    return [address.partition("/")[0] for address in nic.addresses]

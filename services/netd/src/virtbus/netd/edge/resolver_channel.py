@@ -1,0 +1,87 @@
+"""Carries messages between netd and the resolver's process: one line of JSON each."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from virtbus.netd.core.resolver_messages import Message
+
+FIRST_CHANNEL = 3
+"""The descriptor at which the process finds its first connection to netd."""
+LINE_BYTES = 4 * 1024 * 1024
+"""Maximum length of a message: the uids of all VMs of a host are one."""
+
+
+class ResolverChannel:
+    """One connection. `send` never waits; messages of a peer that is gone are dropped."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> Message | None:
+        """Return the next message; None after the peer's end."""
+        try:
+            line = await self._reader.readline()
+        except (OSError, ValueError):
+            return None
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """Close the connection after the messages that were sent."""
+        self._writer.close()
+
+
+async def channel_on(connection: socket.socket) -> ResolverChannel:
+    """Return a channel that owns a connected socket."""
+    connection.setblocking(False)
+    return ResolverChannel(*await asyncio.open_unix_connection(sock=connection, limit=LINE_BYTES))
+
+
+@asynccontextmanager
+async def listening(
+    path: Path, connected: Callable[[ResolverChannel], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Accept connections of root at `path`, in place of a process that was killed.
+
+    Raises:
+        OSError: the path cannot be used.
+    """
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await connected(ResolverChannel(reader, writer))
+
+    _make_way(path)
+    before = os.umask(0o177)
+    try:
+        server = await asyncio.start_unix_server(accept, path, limit=LINE_BYTES)
+    finally:
+        os.umask(before)
+    try:
+        yield
+    finally:
+        server.close()
+        _remove(path)
+
+
+def can_be_found(path: Path) -> bool:
+    """Return False after somebody removed the socket."""
+    return path.exists()
+
+
+def _make_way(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(path)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
