@@ -56,8 +56,8 @@ class Memory:
 
         async def keep() -> None:
             last, mark = self._lists.pop(key)
-            digest = messages.digest(call, last)
-            if self._digests.get(key) != (digest, mark) or not mark.quiet:
+            digest = b"" if call in calls.MEASURED else messages.digest(call, last)
+            if not digest or self._digests.get(key) != (digest, mark) or not mark.quiet:
                 await runtime.remember(call, messages.entries(call, last), mark)
             self._kept[key], self._digests[key] = (last, mark), (digest, mark)
 
