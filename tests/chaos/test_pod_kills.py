@@ -1,6 +1,7 @@
 """Pods are created and deleted under kill -9 of each service: nothing of them stays."""
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -26,6 +27,8 @@ CALL_S, END_S = 30.0, 300.0
 PAUSE_S = (1.0, 5.0)
 """The shortest and the longest time between two kills."""
 FINAL = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+ENDED = "create its next attempt"
+"""The text of a start whose guest did not start, or ended meanwhile."""
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -82,7 +85,7 @@ class Node:
                                 return answered.FromString(body)
                             except grpc.aio.AioRpcError as error:
                                 said = f"{error.code().name}: {error.details()}"
-                                if error.code() in FINAL:
+                                if error.code() in FINAL or ENDED in said:
                                     raise
                             await asyncio.sleep(0.5)
                 except TimeoutError:
@@ -104,22 +107,40 @@ async def _pod(call: Call, number: int, image: str, rng: random.Random) -> None:
     """Run one pod from its sandbox to its removal; some are stopped first, as kubelet does."""
     metadata = {"name": f"pod-{number}", "uid": f"uid-{number}", "namespace": "default"}
     config = {"metadata": metadata, "labels": {"io.kubernetes.pod.name": f"pod-{number}"}}
-    container = {
-        "metadata": {"name": "vm"},
-        "image": {"image": image},
-        "linux": {"resources": {"memory_limit_in_bytes": 64 * 1024**2}},
-    }
     ran = await call("RunPodSandbox", config=config)
-    whole = {"pod_sandbox_id": ran.pod_sandbox_id, "config": container, "sandbox_config": config}
-    made = await call("CreateContainer", **whole)
-    if rng.random() < 0.8:  # the others end before they start
-        await call("StartContainer", container_id=made.container_id)
-        await asyncio.sleep(rng.uniform(0, 1))
-    if rng.random() < 0.5:
-        await call("StopContainer", container_id=made.container_id, timeout=0)
-        await call("RemoveContainer", container_id=made.container_id)
+    starts, stops = rng.random() < 0.8, rng.random() < 0.5  # the others end before they start
+    attempts = itertools.count()
+
+    async def created() -> str:
+        container = {
+            "metadata": {"name": "vm", "attempt": next(attempts)},
+            "image": {"image": image},
+            "linux": {"resources": {"memory_limit_in_bytes": 64 * 1024**2}},
+        }
+        whole = {"pod_sandbox_id": ran.pod_sandbox_id, "sandbox_config": config}
+        made: str = (await call("CreateContainer", config=container, **whole)).container_id
+        return made
+
+    container_id = await created()
+    while starts and not await _started(call, container_id):
+        container_id = await created()
+    await asyncio.sleep(rng.uniform(0, 1))
+    if stops:
+        await call("StopContainer", container_id=container_id, timeout=0)
+        await call("RemoveContainer", container_id=container_id)
     await call("StopPodSandbox", pod_sandbox_id=ran.pod_sandbox_id)
     await call("RemovePodSandbox", pod_sandbox_id=ran.pod_sandbox_id)
+
+
+async def _started(call: Call, container_id: str) -> bool:
+    """Start a container; return False if its guest has ended, as kubelet then sees it."""
+    try:
+        await call("StartContainer", container_id=container_id)
+    except grpc.aio.AioRpcError as error:
+        if ENDED in (error.details() or ""):
+            return False
+        raise
+    return True
 
 
 async def _live(node: Node, count: int, image: str, seed: int) -> None:

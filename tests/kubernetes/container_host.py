@@ -31,6 +31,7 @@ ADDRESS = "10.99.0.1"
 """The node's address: kubelet refuses to be a node on loopback's own."""
 BOX, PAUSE = "test.local/box:1", "test.local/pause:1"
 BUSYBOX = Path("/usr/bin/busybox")
+CGROUPS = Path("/sys/fs/cgroup")
 
 OF_KUBELET = (
     Path("/var/lib/kubelet/device-plugins"),
@@ -160,6 +161,30 @@ class ContainerHost:
             self._import(PAUSE, "/bin/busybox", "sleep", "100000")
             self._import(BOX, "/bin/busybox", "sh", "-c")
             yield
+
+    @contextmanager
+    def pod_cgroups(self) -> Iterator[None]:
+        """Let kubelet make a cgroup for each pod, below one of this node; in-place resizes need it.
+
+        kubelet reads that at its next start. At the end it is stopped, and starts without it.
+        """
+        name = self.platform.base.name
+        roots = [one.parent / name for one in CGROUPS.glob("*/cgroup.procs")]
+        config = self.base / "kubelet.yaml"
+        plain = config.read_text()
+        try:
+            for root in roots:
+                root.mkdir()
+            pods = {"cgroupsPerQOS": True, "cgroupRoot": f"/{name}"}
+            config.write_text(json.dumps(json.loads(plain) | pods))
+            yield
+        finally:
+            self.kubelet.kill()
+            config.write_text(plain)
+            for root in roots:
+                inside = sorted(one for one in root.rglob("*") if one.is_dir())
+                for folder in (*reversed(inside), root):
+                    folder.rmdir()
 
     def power_off(self) -> None:
         """End all processes of the node's programs, its mounts and what is in memory only."""

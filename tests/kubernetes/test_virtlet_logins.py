@@ -3,6 +3,7 @@
 CirrOS is the guest `tiny`, and the other systems are the guest `debian`, by an image mapping.
 """
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,8 +94,9 @@ def node(pod_node: PodNode) -> Iterator[PodNode]:
 def _prepared(paths: Paths) -> Iterator[None]:
     """Make what the manifests' comments ask for."""
     with ExitStack() as stack:
-        for path in (paths.data, paths.folder):
-            stack.callback(subprocess.run, ["rm", "-rf", str(path)], check=True)
+        if not paths.data.parent.exists():
+            stack.callback(shutil.rmtree, paths.data.parent)
+        stack.callback(shutil.rmtree, paths.folder)
         paths.folder.mkdir(parents=True)
         (paths.folder / "shared").write_text("of the node")
         for path in (paths.data, paths.data.parent / "rawtest"):
@@ -137,11 +139,7 @@ def test_the_guest_of_an_example_lets_its_user_in(
 def _reaches_its_login(node: PodNode, login: Login, name: str, objects: list[Json]) -> None:
     pod: str = until(lambda: _pod_of(node, objects), f"{name} has a pod")
     node.wait("condition=Ready", f"pod/{pod}", within_s=BOOT_S)
-    until(
-        lambda: "login: " in node.kubectl("logs", pod),
-        lambda: node.kubectl("logs", pod)[-3000:],
-        within_s=BOOT_S,
-    )
+    node.logged(pod, b"login: ", within_s=BOOT_S)
     if name in NONE:
         _on_the_console(node, pod)
     elif name in PASSWORD:

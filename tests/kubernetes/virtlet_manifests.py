@@ -34,17 +34,19 @@ NODE = "kube-node-1"
 LABELS = {"extraRuntime": "virtlet", "kubernetes.io/hostname": NODE}
 """Labels of the node that manifests select."""
 MIB = 1024**2
+HOSTPATH = Path("/var/lib/virtlet/hostpath")
+"""The folder of the node in a manifest."""
 DOCKER = "/var/lib/docker"
 """The mount point of an example's disk."""
 
 
 class Paths:
-    """Paths of the node that manifests name. Those of Virtlet's own are fixed."""
+    """Paths of the node that manifests name. Those of Virtlet's own files are fixed."""
 
     def __init__(self, base: Path) -> None:
         self.rootdev = Path("/dev/rootdev") if GIVEN else base / "rootdev"
         self.data = Path("/var/lib/virtlet/looptest") if GIVEN else base / "looptest"
-        self.folder = Path("/var/lib/virtlet/hostpath") if GIVEN else base / "shared/hostpath"
+        self.folder = HOSTPATH if GIVEN else base / "shared/hostpath"
 
 
 def manifest(name: str, key: str, paths: Paths) -> list[Json]:
