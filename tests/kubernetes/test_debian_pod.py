@@ -55,6 +55,9 @@ def test_a_user_logs_in_by_ssh(full: Full) -> None:
     (vm,) = full.own.vms()
     assert full.login(vm, "id -un; sudo id -un; hostname").split() == ["debian", "root", POD]
     assert full.login(vm, "cloud-init status").split() == ["status:", "done"]
+    key = full.login.public_key.removesuffix(".pub")
+    words = (f"debian@{vm['name']}", "-n", vm["namespace"], "-i", key, "--", "id", "-un")
+    assert full.own.platform.cli("vm", "ssh", *words) == "debian\n"
 
 
 def test_exec_runs_programs_of_the_guest_as_root(full: Full) -> None:
