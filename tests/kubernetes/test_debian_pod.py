@@ -51,10 +51,11 @@ def full(pod_node: PodNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Full(own, login)
 
 
-def test_a_user_logs_in_by_ssh(full: Full) -> None:
+def test_a_user_logs_in_by_ssh(full: Full, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (vm,) = full.own.vms()
     assert full.login(vm, "id -un; sudo id -un; hostname").split() == ["debian", "root", POD]
     assert full.login(vm, "cloud-init status").split() == ["status:", "done"]
+    monkeypatch.setitem(full.own.platform.environ, "HOME", str(tmp_path))  # for its known hosts
     key = full.login.public_key.removesuffix(".pub")
     words = (f"debian@{vm['name']}", "-n", vm["namespace"], "-i", key, "--", "id", "-un")
     assert full.own.platform.cli("vm", "ssh", *words) == "debian\n"
