@@ -179,7 +179,7 @@ def test_a_list_in_another_order_is_the_same_list() -> None:
     one = api_pb2.Container(id="1", state=api_pb2.CONTAINER_RUNNING, labels=labels)
     two = api_pb2.Container(id="2", labels=dict(reversed(labels.items())))
 
-    def digest(*listed: api_pb2.Container) -> bytes:
+    def digest(*listed: api_pb2.Container) -> int:
         body = api_pb2.ListContainersResponse(containers=listed).SerializeToString()
         return messages.digest("ListContainers", body)
 
@@ -201,7 +201,7 @@ def test_each_list_that_is_kept_has_an_order_of_its_own(call: str, field: str, n
     key = "name" if name == "MetricDescriptor" else "id"
     listed = [getattr(api_pb2, name)(**{key: text}) for text in ("b", "a", "c")]
 
-    def digest(elements: list[Any]) -> bytes:
+    def digest(elements: list[Any]) -> int:
         answer = getattr(api_pb2, f"{call}Response")(**{field: elements})
         return messages.digest(call, answer.SerializeToString())
 
