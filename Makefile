@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LANES := --dist loadscope --no-loadscope-reorder
 WORKERS := $(LANES) --tx '3*popen//python=tools/in-own-host $(BIN)/python'
 GENERATE := $(BIN)/python -m virtbus.documents
-.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long critest hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools storage-servers install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long critest crictl hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools storage-servers install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ long: setup debian-image k8s-tools storage-servers ## the rest: 200 seeds, a ful
 
 critest: setup k8s-tools ## CRITEST=path, built elsewhere, against containerd and virtbus on one node (root)
 	@tools/in-own-host $(BIN)/python -m tests.critest $(CRITEST) $(ARGS)
+
+crictl: setup k8s-tools ## the commands of CRICTL=path, built elsewhere, on a node with both runtimes (root)
+	@tools/in-own-host $(BIN)/python -m tests.crictl $(CRICTL) $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
 	@VMS=$(or $(VMS),100) SEED=$(SEED) $(PYTEST) -s tests/hosts/test_hosts.py $(ARGS)

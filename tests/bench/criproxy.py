@@ -5,7 +5,9 @@ proxy's alone. A direct list has as many containers as both runtimes together.
 """
 
 import asyncio
+import itertools
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -20,10 +22,17 @@ import grpc
 from cri_api.v1 import api_pb2
 from tests.bench.figures import Figure
 
+from virtbus.criproxy.core.entries import framed
+
 PODS = 100
 """Containers of each runtime."""
 BOUND_MS = 1.0
 CALLS = ("Version", "ContainerStatus", "ListContainers")
+OTHER_ORDER = "ListContainers in another order"
+"""Runtimes in Go write a list, and the maps in it, in another order each time."""
+ORDERS = 16
+_ORDER = (("order", "another"),)
+"""The metadata that asks the fake for another order; the proxy passes it on."""
 EMPTY = ("ListPodSandbox", "ListImages", "ListContainerStats", "ListPodSandboxStats")
 """Lists of the fake that have nothing."""
 _START_S = 30.0
@@ -42,14 +51,15 @@ def _measure(pairs: int) -> list[Figure]:
             first: Any = channels["proxy"].unary_unary(_path("ListContainers"))
             first(b"", timeout=10)
             time.sleep(1)
-            return [_figure(call, channels, pairs) for call in CALLS]
+            return [_figure(call, channels, pairs) for call in (*CALLS, OTHER_ORDER)]
         finally:
             for channel in channels.values():
                 channel.close()
 
 
 def _figure(call: str, channels: dict[str, grpc.Channel], pairs: int) -> Figure:
-    path = _path(call)
+    path = _path(call.partition(" ")[0])
+    metadata = _ORDER if call == OTHER_ORDER else ()
     about = api_pb2.ContainerStatusRequest(container_id=f"{7:064x}").SerializeToString()
     body = about if call == "ContainerStatus" else b""
     direct: Any = channels["direct"].unary_unary(path)
@@ -57,9 +67,9 @@ def _figure(call: str, channels: dict[str, grpc.Channel], pairs: int) -> Figure:
     took: list[tuple[float, float]] = []
     for _ in range(pairs):
         begun = time.perf_counter()
-        direct(body, timeout=10)
+        direct(body, timeout=10, metadata=metadata)
         between = time.perf_counter()
-        proxied(body, timeout=10)
+        proxied(body, timeout=10, metadata=metadata)
         took.append((between - begun, time.perf_counter() - between))
     added = [(through - past) * 1000 for past, through in took]
     quarters = statistics.quantiles(added, n=4)
@@ -124,11 +134,15 @@ class _Fake(grpc.GenericRpcHandler):
         )
         self._answers = dict(zip(CALLS, (one.SerializeToString() for one in answers), strict=True))
         self._answers |= dict.fromkeys(EMPTY, b"")
+        rng = random.Random(1)
+        self._orders = itertools.cycle([_shuffled(listed, rng) for _ in range(ORDERS)])
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         answer = self._answers.get(str(handler_call_details.method).rpartition("/")[2])
         if answer is None:
             return None
+        if set(_ORDER) & set(handler_call_details.invocation_metadata or ()):
+            answer = next(self._orders)
 
         async def single(_: bytes, __: Any) -> bytes:
             return answer
@@ -150,6 +164,24 @@ def _container(number: int) -> api_pb2.Container:
         labels=kept,
         annotations=kept,
     )
+
+
+def _shuffled(listed: list[api_pb2.Container], rng: random.Random) -> bytes:
+    """Return a list as a runtime in Go may write it: elements and their maps in any order."""
+    answer = b""
+    for one in rng.sample(listed, len(listed)):
+        rest = api_pb2.Container()
+        rest.CopyFrom(one)
+        for name in ("labels", "annotations"):
+            rest.ClearField(name)
+        raw = rest.SerializeToString()
+        for name in ("labels", "annotations"):
+            entries = list(getattr(one, name).items())
+            for key, text in rng.sample(entries, len(entries)):
+                alone: Any = {name: {key: text}}
+                raw += api_pb2.Container(**alone).SerializeToString()
+        answer += framed(raw)
+    return answer
 
 
 async def _serve(path: str, first: int, count: int) -> None:

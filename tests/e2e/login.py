@@ -22,8 +22,17 @@ MIRROR = (
 class Login:
     """Commands in a guest, over ssh with a key from its seed."""
 
-    def __init__(self, folder: Path, user: str = "root", enter: Sequence[str] = ()) -> None:
-        """`enter` are words before each command, such as those of `nsenter`."""
+    def __init__(
+        self,
+        folder: Path,
+        user: str = "root",
+        enter: Sequence[str] = (),
+        key: Path | None = None,
+    ) -> None:
+        """Make a key in `folder`, or copy the private `key` and its public one to there.
+
+        `enter` are words before each command, such as those of `nsenter`.
+        """
         self._key = folder / "key"
         self._ssh = (*enter, "ssh")
         self._user = user
@@ -34,15 +43,20 @@ class Login:
             # a guest whose address answers is ready; its sshd may start a moment later
             *("-o", "ConnectionAttempts=15"),
         ]
-        host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
+        if key is None:
+            host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
+            return
+        host.run("install", "-m", "600", str(key), str(self._key))
+        host.run("install", "-m", "644", f"{key}.pub", self.public_key)
 
     @property
     def public_key(self) -> str:
         """The file for `--ssh-key`."""
         return f"{self._key}.pub"
 
-    def __call__(self, view: Json, command: str) -> str:
-        return host.run(*self._argv(view, command))
+    def __call__(self, view: Json, command: str, user: str = "") -> str:
+        """Return the output of a command, as `user` or the one of this object."""
+        return host.run(*self._argv(view, command, user))
 
     def give(self, view: Json, data: bytes, path: str) -> None:
         """Write a program to a path of the guest."""
@@ -54,5 +68,5 @@ class Login:
         argv, pipe = self._argv(view, command), subprocess.PIPE
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, text=True)
 
-    def _argv(self, view: Json, command: str) -> list[str]:
-        return [*self._ssh, *self._options, f"{self._user}@{address(view)}", command]
+    def _argv(self, view: Json, command: str, user: str = "") -> list[str]:
+        return [*self._ssh, *self._options, f"{user or self._user}@{address(view)}", command]

@@ -140,6 +140,7 @@ class Platform:
             "VIRTBUS_DEVICES_ALLOWED": '["/dev/loop*"]',
             "VIRTBUS_DIRECTORIES_ALLOWED": json.dumps({str(self.base / "shared"): ["default"]}),
             "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
+            "VIRTBUS_NAMES_DIR": str(self.base / "images.d"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
         }
@@ -148,6 +149,7 @@ class Platform:
         (self.base / "pools.toml").write_text(pools, encoding="utf-8")
         (self.base / "backups").mkdir()
         (self.base / "shared").mkdir()
+        (self.base / "images.d").mkdir()
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()

@@ -1,5 +1,6 @@
 """One control plane for all tests of this folder, and one node for those of VM pods."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.kubernetes.container_host import NAME, ContainerHost
 from tests.kubernetes.platform import Platform, bridged
 from tests.kubernetes.pod_node import NODE_LABEL, PodNode
 from tests.kubernetes.test_chart import helm
+from tests.kubernetes.virtlet_manifests import HOSTPATH
 
 HERE = Path(__file__).parent
 ENDS = ExitStack()
@@ -61,6 +63,8 @@ def pod_node(cluster: Cluster) -> PodNode:
     pair = cluster.authority.sign("node", f"system:node:{NAME}", groups=["system:nodes"])
     platform = Host()
     ENDS.callback(platform.wipe)
+    allowed = json.loads(platform.environ["VIRTBUS_DIRECTORIES_ALLOWED"])
+    platform.environ["VIRTBUS_DIRECTORIES_ALLOWED"] = json.dumps({**allowed, str(HOSTPATH): []})
     platform.start()
     login = cluster.kubeconfig_of("node", pair)
     authority = cluster.authority.certificate

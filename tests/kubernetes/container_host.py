@@ -31,6 +31,7 @@ ADDRESS = "10.99.0.1"
 """The node's address: kubelet refuses to be a node on loopback's own."""
 BOX, PAUSE = "test.local/box:1", "test.local/pause:1"
 BUSYBOX = Path("/usr/bin/busybox")
+CGROUPS = Path("/sys/fs/cgroup")
 
 OF_KUBELET = (
     Path("/var/lib/kubelet/device-plugins"),
@@ -95,8 +96,9 @@ class ContainerHost:
         self.containerd_socket = self.base / "containerd.sock"
         self.socket = platform.run_dir / "criproxy.sock"
         # What `virtbus cri install` writes; the command itself needs systemd.
-        HostFiles(self.base / "root").write(CONTAINERD)
-        shutil.copy(HostFiles(self.base / "root").runtime_class, self.base)
+        self._files = HostFiles(self.base / "root")
+        self._files.write(CONTAINERD)
+        shutil.copy(self._files.runtime_class, self.base)
         self._write_containerd()
         self._write_kubelet(kubeconfig, ca)
         environ = [f"{key}={value}" for key, value in platform.environ.items()]
@@ -159,6 +161,30 @@ class ContainerHost:
             self._import(PAUSE, "/bin/busybox", "sleep", "100000")
             self._import(BOX, "/bin/busybox", "sh", "-c")
             yield
+
+    @contextmanager
+    def pod_cgroups(self) -> Iterator[None]:
+        """Let kubelet make a cgroup for each pod, below one of this node; in-place resizes need it.
+
+        kubelet reads that at its next start. At the end it is stopped, and starts without it.
+        """
+        name = self.platform.base.name
+        roots = [one.parent / name for one in CGROUPS.glob("*/cgroup.procs")]
+        config = self.base / "kubelet.yaml"
+        plain = config.read_text()
+        try:
+            for root in roots:
+                root.mkdir()
+            pods = {"cgroupsPerQOS": True, "cgroupRoot": f"/{name}"}
+            config.write_text(json.dumps(json.loads(plain) | pods))
+            yield
+        finally:
+            self.kubelet.kill()
+            config.write_text(plain)
+            for root in roots:
+                inside = sorted(one for one in root.rglob("*") if one.is_dir())
+                for folder in (*reversed(inside), root):
+                    folder.rmdir()
 
     def power_off(self) -> None:
         """End all processes of the node's programs, its mounts and what is in memory only."""
@@ -288,7 +314,7 @@ endpoint = ["http://{server}"]
             "evictionHard": {"memory.available": "50Mi"},
             "registerNode": kubeconfig is not None,
             "enableServer": kubeconfig is not None,
-            "volumePluginDir": str(self.base / "plugins"),
+            "volumePluginDir": str(self._files.driver.parents[1]),
             "podLogsDir": str(self.base / "logs"),
             "syncFrequency": "5s",
             "fileCheckFrequency": "2s",

@@ -187,3 +187,22 @@ async def test_a_resize_while_the_bus_is_away_says_so(fleet: Fleet, kubelet: Kub
     )
     assert code is StatusCode.UNAVAILABLE
     assert (await shown(kubelet, container_id))[1] == 150_000
+
+
+async def test_the_resources_of_a_pod_are_those_of_its_container(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    """kubelet tells them before each resize, and then resizes the container."""
+    sandbox_id = await kubelet.sandbox()
+    told = {
+        "pod_sandbox_id": sandbox_id,
+        "resources": {"cpu_shares": 512, "memory_limit_in_bytes": 2**28},
+    }
+    await kubelet.call("UpdatePodSandboxResources", **told)
+    code, _ = await kubelet.refused("UpdatePodSandboxResources", pod_sandbox_id="f" * 64)
+    assert code == StatusCode.NOT_FOUND
+    container_id = await kubelet.container(sandbox_id, linux={"resources": GIVEN})
+    await kubelet.call("StartContainer", container_id=container_id)
+    await kubelet.call("UpdatePodSandboxResources", **told)
+    assert (await shown(kubelet, container_id))[3] == GIVEN["memory_limit_in_bytes"]
+    assert not fleet.asked("vm.update")

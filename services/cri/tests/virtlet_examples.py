@@ -15,9 +15,10 @@ USER = {
     "VirtletCloudInitUserData": (
         "ssh_pwauth: True\n"
         "users:\n"
-        "- name: somebody\n"
+        "- name: testuser\n"
         "  lock_passwd: false\n"
-        "  shell: /bin/sh\n"
+        "  plain_text_passwd: testuser\n"
+        "  shell: /bin/bash\n"
         "  sudo: ALL=(ALL) NOPASSWD:ALL\n"
     )
 }

@@ -1,6 +1,7 @@
 """Lists, statuses and events of both runtimes are those of one node."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -178,7 +179,7 @@ def test_a_list_in_another_order_is_the_same_list() -> None:
     one = api_pb2.Container(id="1", state=api_pb2.CONTAINER_RUNNING, labels=labels)
     two = api_pb2.Container(id="2", labels=dict(reversed(labels.items())))
 
-    def digest(*listed: api_pb2.Container) -> bytes:
+    def digest(*listed: api_pb2.Container) -> int:
         body = api_pb2.ListContainersResponse(containers=listed).SerializeToString()
         return messages.digest("ListContainers", body)
 
@@ -186,3 +187,34 @@ def test_a_list_in_another_order_is_the_same_list() -> None:
     assert digest(one, two) != digest(one)
     ended = api_pb2.Container(id="1", state=api_pb2.CONTAINER_EXITED, labels=labels)
     assert digest(one, two) != digest(ended, two)
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "name"),
+    [
+        ("ListPodSandbox", "items", "PodSandbox"),
+        ("ListImages", "images", "Image"),
+        ("ListMetricDescriptors", "descriptors", "MetricDescriptor"),
+    ],
+)
+def test_each_list_that_is_kept_has_an_order_of_its_own(call: str, field: str, name: str) -> None:
+    key = "name" if name == "MetricDescriptor" else "id"
+    listed = [getattr(api_pb2, name)(**{key: text}) for text in ("b", "a", "c")]
+
+    def digest(elements: list[Any]) -> int:
+        answer = getattr(api_pb2, f"{call}Response")(**{field: elements})
+        return messages.digest(call, answer.SerializeToString())
+
+    assert digest(listed) == digest(sorted(listed, key=lambda one: getattr(one, key)))
+    assert digest(listed) != digest(listed[1:])
+
+
+async def test_statistics_are_kept_without_a_comparison(node: Node) -> None:
+    """Each has a time of its own, so the last one is the one that is kept."""
+    _, container_id = await node.pod("a", vm=True)
+    for _ in range(2):
+        await node.call("ListContainerStats")
+        await node.proxy.memory.kept()
+    await node.vms.stop()
+    kept = (await node.call("ListContainerStats")).stats
+    assert [one.attributes.id for one in kept] == [container_id]

@@ -20,9 +20,7 @@ CRI_VERSION = "v1"
 KUBELET_VERSION = "0.1.0"
 """The version of kubelet's runtime API, which no client reads."""
 
-_LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
-    "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
 """Calls that are refused, with the reason."""
@@ -126,6 +124,7 @@ class RuntimeService:
                 "RemovePodSandbox": self._remove_sandbox,
                 "PodSandboxStatus": self._sandbox_status,
                 "ListPodSandbox": self._list_sandboxes,
+                "UpdatePodSandboxResources": self._update_sandbox,
                 "CreateContainer": self._create_container,
                 "StartContainer": self._start_container,
                 "StopContainer": self._stop_container,
@@ -184,6 +183,11 @@ class RuntimeService:
 
     async def _list_sandboxes(self, call: Call) -> Plain:
         return {"items": self._sandboxes.listed(call.request.get("filter", {}))}
+
+    async def _update_sandbox(self, call: Call) -> Plain:
+        """Accept the pod's resources: the VM has those of its container, and no others."""
+        self._sandboxes.status(call.request.get("pod_sandbox_id", ""), verbose=False)
+        return {}
 
     # --- containers -----------------------------------------------------------------------
     async def _create_container(self, call: Call) -> Plain:

@@ -28,7 +28,7 @@ class Memory:
         self._queue: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._lists: dict[tuple[str, str], tuple[bytes, Mark]] = {}
         self._kept: dict[tuple[str, str], tuple[bytes, Mark]] = {}
-        self._digests: dict[tuple[str, str], tuple[bytes, Mark]] = {}
+        self._digests: dict[tuple[str, str], tuple[int | None, Mark]] = {}
 
     async def run(self) -> None:
         """Keep answers until cancelled."""
@@ -56,8 +56,9 @@ class Memory:
 
         async def keep() -> None:
             last, mark = self._lists.pop(key)
-            digest = messages.digest(call, last)
-            if self._digests.get(key) != (digest, mark) or not mark.quiet:
+            digest = None if call in calls.MEASURED else messages.digest(call, last)
+            same = digest is not None and self._digests.get(key) == (digest, mark)
+            if not same or not mark.quiet:
                 await runtime.remember(call, messages.entries(call, last), mark)
             self._kept[key], self._digests[key] = (last, mark), (digest, mark)
 

@@ -61,6 +61,8 @@ LISTS: dict[str, str] = {
     "ListImages": IMAGES,
 }
 """Lists, which are those of both runtimes together, and their services."""
+MEASURED = frozenset({"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"})
+"""Lists with a time in each element, so no two of them are equal."""
 
 FIRST = ("Version", "RuntimeConfig")
 """Answered by the runtime of containers; its last answer is served while it is away."""

@@ -1,0 +1,1 @@
+"""Runs crictl, built elsewhere, on a node with both runtimes."""
