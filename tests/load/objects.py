@@ -27,7 +27,7 @@ from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import Code, VirtbusError
 
 NAMESPACES = 50
-PAGE = 500
+POLL_S = 2.0
 SETTLE_S = 4.0
 IDLE_S = 8.0
 STREAMS = ("KV_vm", "KV_st", "KV_node", "KV_sec", "EVT")
@@ -118,44 +118,51 @@ async def _idle(world: World, before: Reading) -> Figures:
 async def _create(client: NatsBus, number: int, nodes: int) -> None:
     asked = {
         "name": f"v{number}",
-        "namespace": f"ns{number % NAMESPACES}",
+        "namespace": _namespace(number),
         "uid": uuid7(),
         "node": f"{PREFIX}-{number % nodes:03d}",
         "spec": {"size": "1MiB", "source": {"image": "tiny", "full": True}},
     }
+    await _answer(client, "volume.create", asked)
+
+
+async def _answer(client: NatsBus, verb: str, asked: Figures) -> Figures:
+    """Ask until a controller has time for it."""
     while True:
         try:
-            await client.request("virtbus.api.v1.volume.create", asked, timeout_s=30)
+            answer: Figures = await client.request(f"virtbus.api.v1.{verb}", asked, timeout_s=30)
         except VirtbusError as error:
             if error.code != Code.UNAVAILABLE:
                 raise
             await asyncio.sleep(1)  # a controller without a CPU refuses what it would do too late
         else:
-            return
+            return answer
 
 
 async def _filled(world: World, numbers: range) -> None:
-    """Wait until the fleet has stored the end of each copy."""
+    """Wait until the fleet has stored the end of each copy.
+
+    Each volume is asked for by its name. A list of all volumes would cost more in each lot.
+    """
+    client = world.population.bus
     async with asyncio.timeout(world.shape.phase_s):
-        while True:
-            states = await _states(world)
-            if states.get("Bound", 0) >= numbers.stop:
-                return
-            assert not states.get("FillFailed"), states
-            await asyncio.sleep(2)
+        await closed_loop(
+            (partial(_bound, client, number) for number in numbers), world.shape.in_flight
+        )
 
 
-async def _states(world: World) -> dict[str, int]:
-    """Return the number of volumes by state."""
-    found: dict[str, int] = {}
-    asked: dict[str, Any] = {"limit": PAGE}
+async def _bound(client: NatsBus, number: int) -> None:
+    asked = {"name": f"v{number}", "namespace": _namespace(number)}
     while True:
-        page = await world.population.bus.request("virtbus.api.v1.volume.list", asked, timeout_s=30)
-        for one in page.get("items", ()):
-            found[one["state"]] = found.get(one["state"], 0) + 1
-        if not page.get("continue"):
-            return found
-        asked = {"limit": PAGE, "continue": page["continue"]}
+        view = await _answer(client, "volume.get", asked)
+        if view["state"] == "Bound":
+            return
+        assert view["state"] != "FillFailed", view
+        await asyncio.sleep(POLL_S)
+
+
+def _namespace(number: int) -> str:
+    return f"ns{number % NAMESPACES}"
 
 
 def verdicts(found: Sequence[Figures]) -> dict[str, bool]:

@@ -17,7 +17,13 @@ import pytest
 from services.nodeagent.tests.pretended_node import record
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
-from virtbus.nodeagent.core.guest_answers import MOST_BYTES, MOST_ITEMS, MOST_PARTS, guest_info
+from virtbus.nodeagent.core.guest_answers import (
+    MOST_BYTES,
+    MOST_ITEMS,
+    MOST_PARTS,
+    guest_info,
+    named_disks,
+)
 from virtbus.nodeagent.edge import libvirt_displays, libvirt_links
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.libvirt_calls import Threads
@@ -400,6 +406,24 @@ def test_excessive_guest_data_is_cut_to_fit_a_message() -> None:
     assert info.os is not None
     assert info.os.id == ""
     assert len(encode(info)) < 1024**2
+
+
+def test_a_disk_without_an_address_in_the_answer_is_found_by_its_serial() -> None:
+    disks = [{"name": "root"}, {"name": "data", "bus": "usb"}]
+    answers: dict[str, object] = {
+        "fs.count": 2,
+        "fs.0.name": "sda1",
+        "fs.0.disk.count": 2,
+        "fs.0.disk.0.serial": "QEMU_QEMU_HARDDISK_data-0:0",
+        "fs.0.disk.1.serial": "of-nobody",
+        "fs.1.name": "vda1",
+        "fs.1.disk.count": 1,
+        "fs.1.disk.0.alias": "vda",
+        "fs.1.disk.0.serial": "root",
+    }
+    vm = record(spec={"domain": {"devices": {"disks": disks}}})
+    info = named_disks(guest_info(answers), answers, vm, {})
+    assert [one.spec_disks for one in info.filesystems] == [("data",), ("root",)]
 
 
 def test_a_guest_without_data_gives_an_empty_answer() -> None:

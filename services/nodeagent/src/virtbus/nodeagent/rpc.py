@@ -113,7 +113,8 @@ class AgentRpc:
         self.check_here(want.uid, request.account)
         answers = await self._real_agents().ask(want.uid, want.about, timeout_s=want.timeout_s)
         vm = self._guests[want.uid].vm
-        return named_disks(guest_info(answers), vm.record, vm.observed.disks.addresses)
+        info = guest_info(answers)
+        return named_disks(info, answers, vm.record, vm.observed.disks.addresses)
 
     async def _exec(self, request: Request) -> GuestExecuted:
         want = validate(GuestExec, request.data)

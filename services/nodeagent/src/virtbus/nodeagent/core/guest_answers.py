@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import targets
+from virtbus.nodeagent.core.guest_files import udev_serial
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestInterface, GuestOs, GuestUser
 from virtbus.schemas.vm import VmRecord
 
@@ -31,14 +32,26 @@ def guest_info(answers: Answers) -> GuestInfo:
     )
 
 
-def named_disks(info: GuestInfo, record: VmRecord, addresses: Addresses) -> GuestInfo:
-    """Return the answers with the disks' names in the spec. `addresses` are the guest's."""
+def named_disks(
+    info: GuestInfo, answers: Answers, record: VmRecord, addresses: Addresses
+) -> GuestInfo:
+    """Return the answers with the disks' names in the spec. `addresses` are the guest's.
+
+    libvirt finds a disk by its controller and address, but no USB disk, because the agent does not
+    know USB controllers. Such a disk is found by its serial.
+    """
     domain = record.spec.domain
-    names = {target: name for name, target in targets(domain, addresses).items()}
-    found = [
-        one.model_copy(update={"spec_disks": tuple(names[at] for at in one.disks if at in names)})
-        for one in info.filesystems
-    ]
+    by_target = {target: name for name, target in targets(domain, addresses).items()}
+    by_serial = {udev_serial(disk): disk.name for disk in domain.devices.disks}
+    found = []
+    for at, one in zip(_items(answers, "fs"), info.filesystems, strict=True):
+        disks = _items(answers, f"{at}.disk", MOST_PARTS)
+        shown = (
+            by_target.get(_text(answers, f"{disk}.alias"))
+            or by_serial.get(_text(answers, f"{disk}.serial"))
+            for disk in disks
+        )
+        found.append(one.model_copy(update={"spec_disks": tuple(name for name in shown if name)}))
     return info.model_copy(update={"filesystems": tuple(found)})
 
 

@@ -128,6 +128,18 @@ def _links(links: Sequence[GuestLink], disks: Mapping[str, Disk]) -> Iterator[li
 
 def device_path(disk: Disk) -> str:
     """Return the path of a disk in its guest."""
+    return "/dev/disk/by-id/" + _link(disk)
+
+
+def udev_serial(disk: Disk) -> str:
+    """Return what udev in a guest calls the disk's serial, which may include its model.
+
+    Each link is the name of a bus and this serial.
+    """
+    return _link(disk).partition("-")[2]
+
+
+def _link(disk: Disk) -> str:
     # a CD-ROM on virtio is rendered as a disk
     kind = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
-    return "/dev/disk/by-id/" + _LINKS[disk.bus, kind].format(disk.guest_serial)
+    return _LINKS[disk.bus, kind].format(disk.guest_serial)
