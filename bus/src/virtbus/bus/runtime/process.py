@@ -97,7 +97,10 @@ async def _build_models() -> None:
     """
     await asyncio.sleep(MODELS_AFTER_S)
     for model in models():
-        model.model_rebuild()
+        try:
+            model.model_rebuild()
+        except Exception:  # boundary: a model's fault is of its own messages, and of no others
+            log.exception("no validator of %s", model.__name__, extra={"code": "internal"})
         await asyncio.sleep(MODELS_PAUSE_S)
 
 

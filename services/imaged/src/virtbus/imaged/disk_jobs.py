@@ -76,7 +76,7 @@ class DiskJobs:
             if id_ not in self._jobs and (found := await done()) is not None:
                 return found
         if job.error is not None:
-            self._jobs.pop(id_, None)
+            self._forget(id_, job)
             raise job.error
         return job.state
 
@@ -94,8 +94,8 @@ class DiskJobs:
         job = self._jobs.get(id_)
         if job is not None and job.final and job.error is None:
             return job.state
-        self._jobs.pop(id_, None)
         if job is not None and job.task is not None:
+            self._forget(id_, job)
             job.task.cancel()
             await asyncio.wait({job.task})
         return None
@@ -113,4 +113,9 @@ class DiskJobs:
             log.exception("an operation failed", extra={"code": "internal", "uid": uid})
             job.error = VirtbusError(Code.INTERNAL, "internal", "it failed; see imaged's log")
         else:
-            self._jobs.pop(id_, None)
+            self._forget(id_, job)
+
+    def _forget(self, id_: str, job: Job) -> None:
+        """Remove a job, but not a newer one of the same operation."""
+        if self._jobs.get(id_) is job:
+            del self._jobs[id_]
