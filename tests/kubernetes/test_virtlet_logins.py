@@ -139,7 +139,8 @@ def test_the_guest_of_an_example_lets_its_user_in(
 def _reaches_its_login(node: PodNode, login: Login, name: str, objects: list[Json]) -> None:
     pod: str = until(lambda: _pod_of(node, objects), f"{name} has a pod")
     node.wait("condition=Ready", f"pod/{pod}", within_s=BOOT_S)
-    node.logged(pod, b"login: ", within_s=BOOT_S)
+    if name in NONE | PASSWORD.keys():
+        node.logged(pod, b"login: ", within_s=BOOT_S)
     if name in NONE:
         _on_the_console(node, pod)
     elif name in PASSWORD:
@@ -164,7 +165,10 @@ def _on_the_console(node: PodNode, pod: str) -> None:
 
 
 def _by_key(node: PodNode, login: Login, name: str, pod: str) -> None:
-    """Log in with the manifest's key, and look at what its volume is for."""
+    """Log in with the manifest's key, and look at what its volume is for.
+
+    On a crowded machine systemd gives up the console's prompt, as its device takes too long.
+    """
     user = "testuser" if name in TESTUSERS else ROOTS.get(name.partition("-")[0], "debian")
     (vm,) = [one for one in node.vms() if one["labels"]["io.kubernetes.pod.name"] == pod]
     found = until(lambda: _told(login, vm, user), f"{user} logs in to {name}", within_s=BOOT_S)
