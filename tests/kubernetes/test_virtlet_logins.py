@@ -53,6 +53,7 @@ USES = {
     "ubuntu-vm-hostpath-pv": ("findmnt -n -t virtiofs", "/home/"),
 }
 """The command that shows an example's volume in its guest, and a part of its answer."""
+VOLUMES = {"PersistentVolume", "PersistentVolumeClaim"}
 MAPPING = {
     "apiVersion": "virtlet.k8s/v1",
     "kind": "VirtletImageMapping",
@@ -132,8 +133,26 @@ def test_the_guest_of_an_example_lets_its_user_in(
             _reaches_its_login(node, login, name, each)
     finally:
         for each in objects.values():
-            node.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_list(each))
+            pods = [one for one in each if one["kind"] not in VOLUMES]
+            node.kubectl(
+                "delete", "--ignore-not-found", "-f", "-", "--wait=false", stdin=as_list(pods)
+            )
         until(lambda: not node.vms(), "the VMs are gone with their pods", within_s=300)
+        _release(node)
+        for each in objects.values():
+            node.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_list(each))
+
+
+def _release(node: PodNode) -> None:
+    """Unmount the files that are block volumes, as an operator has to.
+
+    kubelet mounts such a file for its device, but at the end of the pod it unmounts devices only.
+    """
+    plugins = f"{node.host.base}/kubelet/plugins/"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        mount = Path(line.split()[1])
+        if str(mount).startswith(plugins) and "volumeDevices" in mount.parts and mount.is_file():
+            subprocess.run(["umount", str(mount)], check=True)
 
 
 def _reaches_its_login(node: PodNode, login: Login, name: str, objects: list[Json]) -> None:
