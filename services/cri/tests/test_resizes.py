@@ -194,7 +194,7 @@ async def test_the_resources_of_a_pod_are_those_of_its_container(
 ) -> None:
     """kubelet tells them before each resize, and then resizes the container."""
     sandbox_id = await kubelet.sandbox()
-    told = {
+    told: dict[str, Any] = {
         "pod_sandbox_id": sandbox_id,
         "resources": {"cpu_shares": 512, "memory_limit_in_bytes": 2**28},
     }
