@@ -192,7 +192,7 @@ def _look(crictl: Crictl, vm_pod: str, vm: str, box_pod: str, box: str) -> None:
     crictl("stats", shows=f"{vm[:13]}.*web.*MB")
     crictl("stats", shows=f"{box[:13]}.*box")
     crictl("stats", "-o", "json", vm, shows='"workingSetBytes"')
-    crictl("statsp", shows=f"{vm_pod[:13]}.*web.*MB")
+    crictl("statsp", shows=f"web +{vm_pod[:13]} .*MB")
     crictl("statsp", shows=box_pod[:13])
 
 

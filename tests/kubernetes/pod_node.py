@@ -135,7 +135,10 @@ class PodNode:
             self.logged(pod, b"GUEST-READY")
 
     def logged(self, pod: str, text: bytes, within_s: float = BOOT_S) -> None:
-        """Follow a pod's log until it has a text. One kubectl takes less CPU than many."""
+        """Follow a pod's log until a whole line of it has a text; kubectl shows no part of a line.
+
+        One kubectl that follows takes less CPU than many that read.
+        """
         deadline, seen = time.monotonic() + within_s, b""
         argv = self.words("logs", "-f", pod)
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as following:

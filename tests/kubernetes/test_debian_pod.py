@@ -104,4 +104,4 @@ def test_a_port_and_the_console_are_those_of_the_guest(full: Full) -> None:
                 assert client.recv(64).startswith(b"SSH-2.0-OpenSSH")
         finally:
             forwarding.kill()
-    full.own.logged(POD, f"{POD} login: ".encode())
+    full.own.logged(POD, f"GUEST-READY hostname={POD}".encode())
