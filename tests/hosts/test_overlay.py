@@ -17,6 +17,8 @@ from tests.e2e.platform import Json, until
 from tests.hosts.box import Box
 from tests.hosts.fleet import Fleet, fleet
 
+from virtbus.bus.errors import BusError
+
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 MARK = b"\xa5" * 32
@@ -115,7 +117,7 @@ class Guest:
         def answers() -> bool:
             try:
                 return bool(self.view.get("interfaces")) and "up" in self.run("echo up")
-            except (AssertionError, subprocess.SubprocessError, LookupError):
+            except (AssertionError, subprocess.SubprocessError, LookupError, BusError):
                 return False
 
         until(answers, f"the guest {self.name} answers", within_s=180)
