@@ -92,8 +92,8 @@ def _guest(
         *("-drive", f"file={overlay},if=virtio,format=qcow2"),
         *("-drive", f"file={seed},if=virtio,format=raw,readonly=on"),
         *("-netdev", f"tap,id=n,ifname={name},script=no,downscript=no"),
-        *("-device", "pcie-root-port,id=port,chassis=1"),  # a VM's NIC is on one, too
-        *("-device", f"virtio-net-pci,netdev=n,mac={mac},bus=port,romfile="),
+        *("-device", "pcie-root-port,id=above,chassis=1"),  # a VM's NIC is on one, too
+        *("-device", f"virtio-net-pci,netdev=n,mac={mac},bus=above,romfile="),
     ]
     process = subprocess.Popen([*enter, *argv], stdin=subprocess.DEVNULL)
     try:

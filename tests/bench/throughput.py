@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -71,6 +72,10 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
     ours = await _vms(here, login)
 
     def measured() -> list[Figure]:
+        # libvirtd's guests have the normal scheduling, whatever this process has; the plain guests
+        # and the host's programs inherit ours
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
         with plain_network() as enter:
             key = Login(plain_folder, enter=enter)
             with plain_guests(
