@@ -13,6 +13,9 @@ from virtbus.nodeagent.core.user_data import to_yaml
 from virtbus.nodeagent.edge.seed_iso import iso
 
 BRIDGE, HOST = "plainbr0", "10.98.0.1"
+CPU_HIERARCHIES = frozenset({"cpu", "cpu,cpuacct", ""})
+"""Hierarchies of control groups that may have the shares of CPU; version 2 has one for all."""
+MAIN_THREAD = "qemu-system-x86"
 KEPT = frozenset({"-accel", "-cpu", "-m", "-smp", "-sandbox"})
 """Options of a VM's own QEMU that its plain counterpart gets, too."""
 
@@ -86,7 +89,17 @@ def _guest(
     _ip(enter, f"tuntap add {name} mode tap")
     _ip(enter, f"link set {name} master {BRIDGE} up")
     argv = [
-        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35"),
+        *(
+            QEMU,
+            "-name",
+            f"guest={name},debug-threads=on",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            "q35",
+        ),
         *options,
         *("-serial", f"file:{folder / name}.log"),
         *("-drive", f"file={overlay},if=virtio,format=qcow2"),
@@ -101,6 +114,28 @@ def _guest(
     finally:
         process.kill()
         process.wait()
+
+
+def share_cpu(plain: int, vm: int) -> None:
+    """Put each thread of a plain QEMU into the group for CPU of its counterpart of a VM's QEMU.
+
+    Otherwise a busy host gives them other shares: libvirt has groups of its own for each domain.
+    """
+    groups = {name: group for _, name, group in _threads(vm)}
+    for tid, name, _ in _threads(plain):
+        group = groups.get(name, groups[MAIN_THREAD])
+        members = next(one for one in (group / "tasks", group / "cgroup.threads") if one.exists())
+        members.write_text(str(tid))
+
+
+def _threads(pid: int) -> Iterator[tuple[int, str, Path]]:
+    """Yield the number, the name and the group for CPU of each thread."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = [one.split(":", 2) for one in (task / "cgroup").read_text().splitlines()]
+        found = {kind: path for _, kind, path in lines if kind in CPU_HIERARCHIES}
+        kind = max(found)
+        group = Path("/sys/fs/cgroup", kind, found[kind].lstrip("/"))
+        yield int(task.name), (task / "comm").read_text().strip(), group
 
 
 def _first_boot(name: str, mac: str, address: str, key: str) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench.figures import Figure
 from tests.bench.measures import cpu_s
-from tests.bench.plain_guests import plain_guests, plain_network
+from tests.bench.plain_guests import plain_guests, plain_network, share_cpu
 from tests.bench.stage import IMAGE, Stage, stage
 from tests.e2e.login import Login
 from tests.e2e.platform import is_ready
@@ -88,6 +88,8 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
                     [one.tap for one in guests],
                     enter,
                 )
+                for guest, view in zip(guests, ours.views, strict=True):
+                    share_cpu(guest.pid, _qemu_of(view))
                 for pair in (ours, plain):
                     for view in pair.views:
                         pair.login.give(view, program.read_bytes(), "/root/stream")
