@@ -88,11 +88,11 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
                     [one.tap for one in guests],
                     enter,
                 )
-                for guest, view in zip(guests, ours.views, strict=True):
-                    share_cpu(guest.pid, _qemu_of(view))
                 for pair in (ours, plain):
                     for view in pair.views:
                         pair.login.give(view, program.read_bytes(), "/root/stream")
+                for guest, view in zip(guests, ours.views, strict=True):  # all threads run now
+                    share_cpu(guest.pid, _qemu_of(view))
                 return [
                     figure
                     for path in PATHS
