@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from virtbus.nodeagent.edge.seed_iso import iso
 BRIDGE, HOST = "plainbr0", "10.98.0.1"
 CPU_HIERARCHIES = frozenset({"cpu", "cpu,cpuacct", ""})
 """Hierarchies of control groups that may have the shares of CPU; version 2 has one for all."""
+BOOT_S, READY = 120.0, b"GUEST-READY"
+"""The guests report their network within this, on a busy machine without KVM."""
 MAIN_THREAD = "qemu-system-x86"
 KEPT = frozenset({"-accel", "-cpu", "-m", "-smp", "-sandbox"})
 """Options of a VM's own QEMU that its plain counterpart gets, too."""
@@ -68,14 +71,24 @@ def _wait_until_apart(pid: int) -> None:
 def plain_guests(
     enter: Sequence[str], folder: Path, disk: Path, key: str, like: int
 ) -> Iterator[list[PlainGuest]]:
-    """Start two guests of `disk` with the public key `key`; `like` is the pid of a VM's QEMU."""
+    """Start two guests of `disk` with the public key `key`; yield them once they are ready.
+
+    `like` is the pid of a VM's QEMU.
+    """
     argv = Path(f"/proc/{like}/cmdline").read_bytes().decode().split("\0")
     options = [word for at, name in enumerate(argv) if name in KEPT for word in argv[at : at + 2]]
     with ExitStack() as stack:
-        yield [
+        guests = [
             stack.enter_context(_guest(enter, folder, disk, key, options, number))
             for number in (2, 3)
         ]
+        deadline = time.monotonic() + BOOT_S
+        for guest in guests:
+            console = folder / f"{guest.tap}.log"
+            while READY not in console.read_bytes():
+                assert time.monotonic() < deadline, console.read_text()
+                time.sleep(0.1)
+        yield guests
 
 
 @contextmanager
@@ -108,6 +121,7 @@ def _guest(
         *("-device", "pcie-root-port,id=above,chassis=1"),  # a VM's NIC is on one, too
         *("-device", f"virtio-net-pci,netdev=n,mac={mac},bus=above,romfile="),
     ]
+    (folder / f"{name}.log").touch()
     process = subprocess.Popen([*enter, *argv], stdin=subprocess.DEVNULL)
     try:
         yield PlainGuest(address, name, process.pid)
