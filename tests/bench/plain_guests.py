@@ -33,7 +33,7 @@ class PlainGuest:
 
     @property
     def view(self) -> dict[str, list[dict[str, list[str]]]]:
-        """What a login needs of a VM's view."""
+        """Return what a login needs of a VM's view."""
         return {"interfaces": [{"addresses": [f"{self.address}/24"]}]}
 
 
