@@ -72,8 +72,8 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
     ours = await _vms(here, login)
 
     def measured() -> list[Figure]:
-        # libvirtd's guests have the normal scheduling. This process may have another one; the plain guests
-        # and the host's programs inherit ours
+        # libvirtd's guests have the normal scheduling, and this process may have another one. The
+        # plain guests and the host's programs inherit it
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, 0)
         with plain_network() as enter:
