@@ -9,6 +9,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 from tests.bench.figures import Figure
+from tests.bench.measures import cpu_s
 from tests.bench.netd_growth import DELIVERED_S, record_of
 from tests.bench.stage import stage
 
@@ -56,11 +57,12 @@ async def attach_growth(kind: Kind) -> list[Figure]:
     async with stage(None, **ENVIRONMENT) as here:
         creds = next(here.folder.rglob("admin.creds"))
         async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
-            return [await _growth(bus, kind)]
+            return await _growth(bus, kind, here.pids()["netd"])
 
 
-async def _growth(bus: NatsBus, kind: Kind) -> Figure:
+async def _growth(bus: NatsBus, kind: Kind, netd: int) -> list[Figure]:
     took_ms: list[float] = []
+    cpu_ms: list[float] = []
     uids: list[str] = []
     network = uuid7()
     try:
@@ -70,24 +72,29 @@ async def _growth(bus: NatsBus, kind: Kind) -> Figure:
             record = record_of(uid) | (_on_object(kind, network, number) if kind.spec else {})
             await bus.put(subjects.vm_record("bench", uid), encode(record))
             await asyncio.sleep(DELIVERED_S)
-            begun = time.perf_counter()
+            begun, before_s = time.perf_counter(), cpu_s(netd)
             await bus.request(_rpc("ensure"), {"record": record}, timeout_s=30)
             took_ms.append((time.perf_counter() - begun) * 1000)
+            cpu_ms.append((cpu_s(netd) - before_s) * 1000)
     finally:
         for uid in uids:
             await bus.request(_rpc("release"), {"uid": uid, "epoch": 1}, timeout_s=30)
             await bus.purge(subjects.vm_record("bench", uid))
         await asyncio.sleep(3)
-    early = statistics.median(took_ms[WARM : WARM + HUNDRED])
-    late = statistics.median(took_ms[-HUNDRED:])
-    return Figure(
-        f"{kind.name}: attach, last hundred of {kind.many} over the first",
-        round(late / early, 2),
-        "x",
-        kind.bound,
-        HUNDRED,
-        note=f"{late:.1f} ms against {early:.1f} ms, request included",
-    )
+    of = f"attach, last hundred of {kind.many} over the first"
+    return [
+        _grown(f"{kind.name}: {of}", took_ms, kind.bound, "request included"),
+        _grown(
+            f"{kind.name}: CPU of netd, {of}", cpu_ms, None, "its links and namespaces included"
+        ),
+    ]
+
+
+def _grown(name: str, each_ms: list[float], bound: float | None, note: str) -> Figure:
+    early = statistics.median(each_ms[WARM : WARM + HUNDRED])
+    late = statistics.median(each_ms[-HUNDRED:])
+    note = f"{late:.1f} ms against {early:.1f} ms, {note}"
+    return Figure(name, round(late / early, 2), "x", bound, HUNDRED, note=note)
 
 
 def _rpc(verb: str) -> str:

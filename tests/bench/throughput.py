@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from tests.bench.figures import Figure
 from tests.bench.measures import cpu_s
-from tests.bench.plain_guests import plain_guests, plain_network
+from tests.bench.plain_guests import plain_guests, plain_network, share_cpu
 from tests.bench.stage import IMAGE, Stage, stage
 from tests.e2e.login import Login
 from tests.e2e.platform import is_ready
@@ -71,6 +72,10 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
     ours = await _vms(here, login)
 
     def measured() -> list[Figure]:
+        # libvirtd's guests have the normal scheduling, and this process may have another one. The
+        # plain guests and the host's programs inherit it
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
         with plain_network() as enter:
             key = Login(plain_folder, enter=enter)
             with plain_guests(
@@ -86,6 +91,8 @@ async def _on(here: Stage, disk: Path, runs: int) -> list[Figure]:
                 for pair in (ours, plain):
                     for view in pair.views:
                         pair.login.give(view, program.read_bytes(), "/root/stream")
+                for guest, view in zip(guests, ours.views, strict=True):  # all threads run now
+                    share_cpu(guest.pid, _qemu_of(view))
                 return [
                     figure
                     for path in PATHS
