@@ -197,6 +197,8 @@ async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[
         process.terminate()
         process.wait(30)
         log.close()
+        # the agent makes layers immutable
+        subprocess.run(["chattr", "-R", "-f", "-i", str(folder)], capture_output=True, check=False)
         shutil.rmtree(folder, ignore_errors=True)
 
 
