@@ -1,4 +1,4 @@
-"""One job at a time for each operation, whoever asks and whatever fails."""
+"""One job at a time for each operation, also with several requests and after failures."""
 
 import asyncio
 
