@@ -27,6 +27,10 @@ SERVICES = ("controller", "imaged", "nodeagent")
 OF_GUEST = (*SERVICES, "libvirtd", "qemu")
 """The processes that may be killed during an operation on a running guest."""
 ENDED = ("Succeeded", "Failed", "Cancelled")
+NO_GUEST = frozenset({"guest_ended", "vm_runs", "vm_fails", "disk_not_switchable"})
+"""Reasons of refusals and failures while a guest ends, or starts again."""
+UNKNOWN_LAYERS = "layers_differ"
+"""libvirt died while QEMU took new files: the guest needs a start before its next snapshot."""
 WITHIN_S = 180.0
 KEPT_FILES = 40
 CONSOLE_BYTES = 1_000_000
@@ -124,6 +128,16 @@ class Strikes:
             else:
                 return found
 
+    def begun(self, verb: str, data: Json) -> str:
+        """Begin an operation; return the reason of its refusal while no guest runs."""
+        try:
+            self.insist(verb, data)
+        except VirtbusError as error:
+            if error.reason not in NO_GUEST:
+                raise
+            return error.reason
+        return ""
+
     def ended(self, operation: str) -> Json:
         """Return an operation after its end."""
         seen: list[Json] = []
@@ -180,12 +194,21 @@ class Strikes:
             within_s=WITHIN_S,
         )
 
-    def delete_snapshot(self, name: str) -> None:
-        """Delete a snapshot with its data."""
-        self.insist("snapshot.delete", {"name": name})
-        until(
-            lambda: self.gone("snapshot.get", {"name": name}), f"{name} is gone", within_s=WITHIN_S
-        )
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots with their data, once they are complete."""
+        for name in names:
+            self.ready(name)
+            self.insist("snapshot.delete", {"name": name})
+        self.no_snapshots(*names)
+
+    def no_snapshots(self, *names: str) -> None:
+        """Wait until the snapshots are gone, as those of failed operations are."""
+        for name in names:
+            until(
+                lambda name=name: self.gone("snapshot.get", {"name": name}),
+                f"{name} is gone",
+                within_s=WITHIN_S,
+            )
 
     def nothing_staged(self) -> None:
         """Wait until nothing of unfinished work is left."""
