@@ -19,8 +19,9 @@ NODE = "n1"
 class OneHost(Fleet):
     """The host n1: its bus server, its controller and its node's services."""
 
-    def __init__(self, held: Boxes, python: Path) -> None:
+    def __init__(self, held: Boxes, python: Path, settings: Mapping[str, str]) -> None:
         super().__init__(held, hosts=1, servers=0, environ={})
+        self._more = dict(settings)
         self.host = self.hosts[NODE]
         self.urls = f"nats://{self.host.box.address}:{PORT}"
         self.environ["VIRTBUS_SERVER"] = self.urls
@@ -62,6 +63,7 @@ class OneHost(Fleet):
             "VIRTBUS_WRAPPER": str(STATE / "wrapper/vmwrapper"),
             "VIRTBUS_ACCELERATOR": _accelerator(),
             "VIRTBUS_LOG_FORMAT": "json",
+            **self._more,
         }
 
     def stop_service(self, service: str) -> None:
@@ -85,12 +87,12 @@ class OneHost(Fleet):
 
 
 @contextmanager
-def one_host(python: Path) -> Iterator[OneHost]:
-    """The host, ready, with all services of `python`'s version."""
+def one_host(python: Path, settings: Mapping[str, str] | None = None) -> Iterator[OneHost]:
+    """The host, ready, with all services of `python`'s version. `settings` are of all services."""
     machine.refuse_the_machines_own_network()
     prepare()
     with boxes(SEED) as held:
-        made = OneHost(held, python)
+        made = OneHost(held, python, settings or {})
         try:
             made.start()
             yield made

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 from tests.e2e.platform import Json, until
 from tests.hosts.box import GATEWAY
-from tests.hosts.fleet import Fleet, fleet
+from tests.hosts.fleet import STATE, Fleet
+from tests.hosts.one_host import one_host
 from tests.hosts.operation_strikes import (
     NO_GUEST,
     OF_GUEST,
@@ -50,8 +52,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     settings = {
         "VIRTBUS_BACKUP_DIR": str(tmp_path_factory.mktemp("backups")),
         "VIRTBUS_IMAGE_ADDRESSES": f'["{GATEWAY}/32"]',
+        "VIRTBUS_WRAPPER_DIR": str(STATE / "libexec"),  # libvirt knows its emulator already
+        "VIRTBUS_WRAPPER": str(STATE / "libexec/vmwrapper"),
     }
-    with fleet(hosts=1, servers=1, environ=settings) as made:
+    with one_host(Path(sys.executable), settings) as made:
         yield made
 
 

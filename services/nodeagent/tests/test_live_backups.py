@@ -236,6 +236,20 @@ async def test_libvirt_that_is_away_is_asked_again(site: BackupSite) -> None:
         assert (await site.after(2)).phase == "Succeeded"
 
 
+async def test_a_backup_begins_again_after_libvirt_died_at_its_begin(site: BackupSite) -> None:
+    site.guest.known = {OLD}
+    site.guest.begin_error = DOWN
+    async with site.running():
+        assert (await site.after()).phase == "Running"
+        assert not site.guest.frozen
+        site.guest.begin_error, site.guest.push = None, PushState("running")
+        status = await site.after()
+        assert (status.phase, site.guest.done) == ("Running", ["abort", "begin"])
+        site.guest.push = PushState("done")
+        assert (await site.after(2)).phase == "Succeeded"
+        assert site.guest.known == {bitmap_name(ID)}
+
+
 async def test_a_refusal_of_libvirt_leaves_nothing(site: BackupSite) -> None:
     site.guest.begin_error = FAILED
     async with site.running():
