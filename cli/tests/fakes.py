@@ -41,6 +41,7 @@ VERBS = [
     ("image", "delete"),
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
     *(("backup", verb) for verb in ("create", "get", "list", "verify", "delete")),
+    *(("backup", verb) for verb in ("serve", "finish")),
     *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("security-group", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(

@@ -115,3 +115,28 @@ async def test_schedules_are_listed(script: Script, cli: Cli) -> None:
     script.answer("backup-schedule", "list", BackupSchedulePage(items=(schedule(),)))
     ended = await cli("backup", "schedule", "list")
     assert "no space" in ended.out
+
+
+async def test_a_reader_that_succeeds_finishes_the_reading(script: Script, cli: Cli) -> None:
+    served = operation_view(id=ID, kind="serve", phase=OperationPhase.RUNNING, step="serve")
+    done = operation_view(id=ID, kind="serve", phase=OperationPhase.SUCCEEDED, result=None)
+    script.answer("backup", "serve", served)
+    script.answer("backup", "finish", done)
+    told = ("sh", "-c", "test -S $VIRTBUS_NBD_SOCKET && echo it is there")
+    ended = await cli("backup", "serve", "web", "--since", UID, "--for", "2m", "--", *told)
+    assert ended.code == 0, ended.err
+    assert "it is there" in ended.out
+    (asked,) = script.data("backup.serve")
+    assert (asked["since"], asked["within_s"]) == (UID, 120)
+    assert script.data("backup.finish") == [{"id": ID}]
+
+
+async def test_a_reader_that_fails_cancels_the_reading(script: Script, cli: Cli) -> None:
+    served = operation_view(id=ID, kind="serve", phase=OperationPhase.RUNNING, step="serve")
+    script.answer("backup", "serve", served)
+    script.answer("operation", "cancel", served)
+    for command in (("false",), ("/nonexistent/reader",)):
+        ended = await cli("backup", "serve", "web", "--", *command)
+        assert ended.code == 1
+    assert script.data("operation.cancel") == [{"id": ID}, {"id": ID}]
+    assert not script.data("backup.finish")

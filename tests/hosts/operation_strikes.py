@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,8 @@ class Strikes:
     def no_snapshots(self, *names: str) -> None:
         """Wait until the snapshots are gone, as those of failed operations are."""
         for name in names:
-            until(
-                lambda name=name: self.gone("snapshot.get", {"name": name}),
-                f"{name} is gone",
-                within_s=WITHIN_S,
-            )
+            gone = partial(self.gone, "snapshot.get", {"name": name})
+            until(gone, f"{name} is gone", within_s=WITHIN_S)
 
     def nothing_staged(self) -> None:
         """Wait until nothing of unfinished work is left."""

@@ -21,7 +21,7 @@ from virtbus.nodeagent.core.guest_backups import (
     common_bitmaps,
 )
 from virtbus.nodeagent.live_backups import LiveBackups
-from virtbus.nodeagent.operation_runner import OperationRunner
+from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
 from virtbus.schemas import subjects
 from virtbus.schemas.backup import BackupWork, VerifyWork, bitmap_name
 from virtbus.schemas.errors import Code, VirtbusError
@@ -108,7 +108,7 @@ class BackupSite(Site):
         )
         live = LiveBackups(cast("AgentPorts", tools))
         states: Any = lambda: self.vms.values()  # noqa: E731
-        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, None, live)
+        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, LiveWork(None, live))
         self.runner.list_begins()
         for entry in self.records.values():
             self.runner.take(entry)

@@ -300,6 +300,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),
     _rpc("agent", "logs", streams.LogsRead, streams.StreamData, "A console's log."),
     _rpc("agent", "export", streams.ExportRead, streams.StreamData, "The file of an export."),
+    _rpc("agent", "nbd", streams.DisksRead, streams.StreamData, "A guest's disks, as NBD."),
     _rpc("agent", "port", streams.PortOpen, streams.StreamData, "A port of a guest."),
     _rpc("agent", "vnc", streams.StreamOpen, streams.StreamData, "A display, as RFB."),
     _rpc("agent", "screenshot", streams.StreamOpen, streams.StreamData, "A display, as PNG."),

@@ -80,6 +80,8 @@ OBJECTS: tuple[Channel, ...] = (
     _api("backup", "list", bak.BackupList, bak.BackupPage, "Backups of all nodes."),
     _api("backup", "verify", bak.BackupVerify, op.OperationView, "Read a backup and its chain."),
     _api("backup", "delete", bak.BackupAsk, bak.BackupView, "Remove a backup."),
+    _api("backup", "serve", bak.BackupServe, op.OperationView, "Let a reader have a VM's disks."),
+    _api("backup", "finish", bak.BackupFinish, op.OperationView, "The reader has everything."),
     _api(
         "backup-schedule",
         "create",

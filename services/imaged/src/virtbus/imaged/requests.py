@@ -16,6 +16,7 @@ from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
+from virtbus.imaged.reading_scratch import ReadingScratch
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
@@ -67,6 +68,7 @@ class Transfers:
     snapshots: Snapshots
     backups: Backups
     checks: BackupChecks
+    scratch: ReadingScratch
     layers: LayerSweep
     waits: FillWaits
 
@@ -146,7 +148,10 @@ class Requests:
 
     async def backup(self, request: Request) -> WorkState:
         """Begin, continue or cancel a backup; the answer does not wait for its end."""
-        return await self._transfers.backups.do(validate(BackupWork, request.data))
+        want = validate(BackupWork, request.data)
+        if want.scratch:
+            return await self._transfers.scratch.do(want)
+        return await self._transfers.backups.do(want)
 
     async def backup_verify(self, request: Request) -> WorkState:
         """Begin, continue or cancel a verification; the answer does not wait for its end."""

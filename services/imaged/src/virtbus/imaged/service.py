@@ -26,6 +26,7 @@ from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.backup_files import BackupFiles
+from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_places import DiskPlaces
@@ -46,6 +47,7 @@ from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.pool_probes import PoolProbes
+from virtbus.imaged.reading_scratch import ReadingScratch
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
@@ -246,7 +248,10 @@ class Imaged:
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
-        return Transfers(uploads, exports, fills, snapshots, backups, checks, sweep, waits)
+        scratch = ReadingScratch(BackupStaging(files.root), space, threads)
+        return Transfers(
+            *(uploads, exports, fills, snapshots, backups, checks, scratch, sweep, waits)
+        )
 
     def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:
         settings, files, stored = self._settings, None, None

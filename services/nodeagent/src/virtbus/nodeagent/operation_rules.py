@@ -44,6 +44,8 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
     if _leaves(vm):
         return Verdict(ends=GOING)
+    if op.kind == "serve" and vm.phase in OFF:
+        return _failed("vm_off", f"{vm.record.name} is off, and only a running guest is read")
     return GO if vm.phase in OFF else _busy(op, vm)
 
 
@@ -53,7 +55,7 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
         of_volume = op.resource == "volume" and op.uid in held
-        live = op.kind in {"snapshot", "backup"} and vm.phase in UP and not _leaves(vm)
+        live = op.kind in {"snapshot", "backup", "serve"} and vm.phase in UP and not _leaves(vm)
         if live and (of_vm or of_volume):
             return vm
     return None
@@ -70,7 +72,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
         why = vm.observed.message or "its start fails"
         message = f"{name} does not start ({why}); `virtbus vm stop {name}`, then begin again"
         return _failed("vm_fails", message)
-    if op.kind == "backup":
+    if op.kind in {"backup", "serve"}:
         return Verdict(waits=f"{name} is starting")
     return _failed("vm_runs", f"{name} runs; stop it, then begin again")
 

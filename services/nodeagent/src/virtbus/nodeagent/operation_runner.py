@@ -15,6 +15,7 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.live_backups import LiveBackups
+from virtbus.nodeagent.live_reads import LiveReads
 from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
 from virtbus.nodeagent.operation_rules import (
     backup_work,
@@ -48,6 +49,17 @@ class _Held(NamedTuple):
     revision: int
 
 
+class LiveWork(NamedTuple):
+    """The parts that handle the disks of running guests; None in tests."""
+
+    snapshots: LiveSnapshots | None = None
+    backups: LiveBackups | None = None
+    reads: LiveReads | None = None
+
+
+NO_LIVE_WORK = LiveWork()
+
+
 class OperationRunner:
     """The operations of one node. Only `run` waits; `take` and `list_*` follow the watch."""
 
@@ -57,19 +69,17 @@ class OperationRunner:
         node: str,
         vms: Callable[[], Iterable[ActorState]],
         ready: Callable[[], bool],
-        live: LiveSnapshots | None = None,
-        backups: LiveBackups | None = None,
+        live: LiveWork = NO_LIVE_WORK,
     ) -> None:
         """`ready` returns True once a list was complete and the bus is the node's own.
 
-        `live` and `backups` handle the disks of running guests.
+        `live` handles the disks of running guests.
         """
         self._bus = bus
         self._node = node
         self._vms = vms
         self._ready = ready
-        self._live = live
-        self._backups = backups
+        self._live, self._backups, self._reads = live
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
@@ -161,10 +171,11 @@ class OperationRunner:
         except Exception:  # boundary: one operation's fault must not end the service
             extra = {"code": "internal", "uid": op.uid}
             log.exception("operation %s failed unexpectedly", op.id, extra=extra)
+            status = await self._statuses.get(op)
             with contextlib.suppress(Exception):  # that may be the fault
-                await self._work(op, "cancel")
+                await self._work(op, "cancel", status)
             error = VirtbusError(Code.INTERNAL, "internal", "it failed; see the node agent's log")
-            now_ns, status = self._bus.sources.time_ns(), await self._statuses.get(op)
+            now_ns = self._bus.sources.time_ns()
             await self._write(op, status.after("fail", now_ns, step="", error=error.body))
 
     async def _step(self, op: OperationRecord) -> None:
@@ -198,7 +209,7 @@ class OperationRunner:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
         try:
-            state = await self._work(op, do)
+            state = await self._work(op, do, status)
         except VirtbusError as error:
             if error.reason not in LATER:
                 now_ns = self._bus.sources.time_ns()
@@ -206,9 +217,13 @@ class OperationRunner:
             return
         await self._write(op, self._after(op, status, state, verdict.ends))
 
-    async def _work(self, op: OperationRecord, do: Literal["cancel", "ensure"]) -> WorkState:
+    async def _work(
+        self, op: OperationRecord, do: Literal["cancel", "ensure"], status: OperationStatus
+    ) -> WorkState:
         """Do the next step of an operation; raises VirtbusError if it fails."""
         guest = guest_of(op, self._vms())
+        if op.kind == "serve":
+            return await self._serve(op, do, status, guest)
         if op.kind == "backup" and self._backups is not None:
             work = backup_work(op, do, self._vms())
             if do == "cancel":
@@ -219,6 +234,17 @@ class OperationRunner:
             step = self._live.cancel if do == "cancel" else self._live.ensure
             return await step(snapshot_work(op, do, self._vms()), guest, self._ask_snapshot)
         return await self._ask(op, do)
+
+    async def _serve(
+        self, op: OperationRecord, do: str, status: OperationStatus, guest: ActorState | None
+    ) -> WorkState:
+        if self._reads is None:
+            message = "this agent serves no disks"
+            raise VirtbusError(Code.UNSUPPORTED, "no_readings", message)
+        work = backup_work(op, do, self._vms()).model_copy(update={"scratch": True})
+        if do == "cancel":
+            return await self._reads.cancel(op, work, self._ask_backup)
+        return await self._reads.ensure(op, status, work, guest, self._ask_backup)
 
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str

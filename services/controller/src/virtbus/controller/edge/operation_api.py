@@ -130,6 +130,14 @@ class OperationApi:
             raise _unknown(want.id)
         return await self._show(held)
 
+    async def finish(self, id_: str, account: str) -> OperationView:
+        """Let a reading succeed; errors as `OperationWrites.finish`."""
+        await self._find(OperationAsk(id=id_), account)
+        held = await self._writes.finish(id_)
+        if held is None:
+            raise _unknown(id_)
+        return await self._show(held)
+
     async def delete(self, request: Request) -> OperationView:
         """Remove an operation that has ended, and its file."""
         want = validate(OperationAsk, request.data)

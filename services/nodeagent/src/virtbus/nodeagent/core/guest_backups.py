@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from xml.etree import ElementTree as ET
 
+from virtbus.schemas.backup import BITMAP
+
+CHANGES = "changes"
+"""The name of the bitmap in each export of a reading."""
+
 
 @dataclass(frozen=True, slots=True)
 class PushState:
@@ -52,6 +57,39 @@ def backup_xml(xml: str, files: Mapping[str, str], since: str) -> str:
     return ET.tostring(request, encoding="unicode")
 
 
+def reading_xml(
+    xml: str, files: Mapping[str, str], exports: Mapping[str, str], since: str, socket: str
+) -> str:
+    """Return libvirt's request to serve disks as NBD on a UNIX socket, for the domain of `xml`.
+
+    `files`, by target, get what the guest overwrites meanwhile; `exports` are the names of the
+    disks, by target. With `since`, the name of a bitmap, each has the bitmap CHANGES.
+    """
+    request = ET.Element("domainbackup", mode="pull")
+    if since:
+        ET.SubElement(request, "incremental").text = since
+    ET.SubElement(request, "server", transport="unix", socket=socket)
+    disks = ET.SubElement(request, "disks")
+    for name in _targets(xml):
+        if name not in files:
+            ET.SubElement(disks, "disk", name=name, backup="no")
+            continue
+        disk = ET.SubElement(
+            disks, "disk", name=name, backup="yes", type="file", exportname=exports[name]
+        )
+        if since:
+            disk.set("exportbitmap", CHANGES)
+        ET.SubElement(disk, "driver", type="qcow2")
+        ET.SubElement(disk, "scratch", file=files[name])
+    return ET.tostring(request, encoding="unicode")
+
+
+def served_socket(xml: str) -> str:
+    """Return the socket of a backup that libvirt describes; empty if it serves none."""
+    server = ET.fromstring(xml).find("server")  # noqa: S314  from libvirtd
+    return "" if server is None else server.get("socket", "")
+
+
 def checkpoint_xml(xml: str, targets: Collection[str], bitmap: str) -> str:
     """Return libvirt's request to make a bitmap in the disks `targets` at the same instant."""
     request = ET.Element("domaincheckpoint")
@@ -73,8 +111,10 @@ def _targets(xml: str) -> list[str]:
 class GuestBackupPort(Protocol):
     """Lets the QEMU of a running guest write backups. Errors are as those of `Hypervisor`."""
 
-    async def bitmaps(self, uid: str, targets: Collection[str]) -> frozenset[str]:
-        """Return our bitmaps from which libvirt can write an increment of all disks `targets`.
+    async def bitmaps(
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+    ) -> frozenset[str]:
+        """Return the bitmaps of a `prefix` that all disks `targets` have, and libvirt can use.
 
         QEMU's own answer counts; libvirt must know the bitmap as well.
         """
@@ -91,5 +131,34 @@ class GuestBackupPort(Protocol):
     async def abort(self, uid: str) -> None:
         """End a backup that is being written; no effect without one."""
 
-    async def keep_only(self, uid: str, bitmaps: Collection[str] | None, drop: str = "") -> None:
-        """Remove all our bitmaps except `bitmaps`; with None, remove only `drop`."""
+    async def keep_only(
+        self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
+    ) -> None:
+        """Remove all bitmaps of a `prefix` except `bitmaps`; with None, remove only `drop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What QEMU serves to a reader."""
+
+    files: Mapping[str, str]
+    """The agent's names of the files for what the guest overwrites, by target."""
+    exports: Mapping[str, str]
+    """The names of the disks, by target."""
+    since: str
+    """The bitmap of the earlier reading, or empty."""
+    bitmap: str
+    """The bitmap that is made at this instant."""
+
+
+class GuestReadPort(Protocol):
+    """Lets the QEMU of a running guest serve its disks. Errors are as those of `Hypervisor`."""
+
+    async def begin(self, uid: str, reading: Reading) -> None:
+        """Let QEMU serve the disks of this instant on a socket that only root can reach."""
+
+    async def served(self, uid: str) -> bool:
+        """Return True while QEMU serves the disks, also for an earlier agent."""
+
+    async def end(self, uid: str) -> None:
+        """End the server, and remove its socket; no effect without one. The bitmap stays."""

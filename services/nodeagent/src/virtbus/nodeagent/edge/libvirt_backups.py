@@ -38,14 +38,16 @@ class LibvirtBackups:
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
 
-    async def bitmaps(self, uid: str, targets: Collection[str]) -> frozenset[str]:
+    async def bitmaps(
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+    ) -> frozenset[str]:
         def run(domain: libvirt.virDomain) -> frozenset[str]:
             of_file = qemu_monitor.bitmaps(domain)
             files = named_files(domain.XMLDesc())
             known = {one.getName() for one in domain.listAllCheckpoints()}
             disks = [of_file.get(files.get(target, ""), ()) for target in targets]
             found = common_bitmaps(disks) & known
-            return frozenset(name for name in found if name.startswith(BITMAP))
+            return frozenset(name for name in found if name.startswith(prefix))
 
         return await self._run(uid, run, "read the bitmaps") or frozenset()
 
@@ -86,11 +88,13 @@ class LibvirtBackups:
 
         await self._run(uid, run, "end the backup")
 
-    async def keep_only(self, uid: str, bitmaps: Collection[str] | None, drop: str = "") -> None:
+    async def keep_only(
+        self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
+    ) -> None:
         def goes(name: str) -> bool:
             if bitmaps is None:
                 return name == drop
-            return name.startswith(BITMAP) and name not in bitmaps
+            return name.startswith(prefix) and name not in bitmaps
 
         def run(domain: libvirt.virDomain) -> None:
             for one in domain.listAllCheckpoints():
@@ -114,11 +118,13 @@ class LibvirtBackups:
 class NoBackups:
     """The `GuestBackupPort` for simulated guests, which have no disks."""
 
-    async def bitmaps(self, uid: str, targets: Collection[str]) -> frozenset[str]:
-        raise _simulated()
+    async def bitmaps(
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+    ) -> frozenset[str]:
+        raise simulated()
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
-        raise _simulated()
+        raise simulated()
 
     async def progress(self, uid: str) -> PushState:
         return PushState()
@@ -126,10 +132,13 @@ class NoBackups:
     async def abort(self, uid: str) -> None:
         return None
 
-    async def keep_only(self, uid: str, bitmaps: Collection[str] | None, drop: str = "") -> None:
+    async def keep_only(
+        self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
+    ) -> None:
         return None
 
 
-def _simulated() -> VirtbusError:
+def simulated() -> VirtbusError:
+    """Return 501: there is no QEMU."""
     message = "the guests of this node are simulated: they have no disks; stop the VM, then repeat"
     return VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

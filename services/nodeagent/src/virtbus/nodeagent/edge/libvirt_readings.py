@@ -1,0 +1,180 @@
+"""Implements the `GuestReadPort` with libvirt, and without one for simulated guests (ADR 0901).
+
+QEMU makes the socket itself. So its folder belongs to QEMU's user, below one that is root's. A
+guest that took its QEMU over may put another thing in its place: only a socket of that user is
+used.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import libvirt
+
+from virtbus.bus.client.streams import carry
+from virtbus.nodeagent.core.guest_backups import (
+    Reading,
+    checkpoint_xml,
+    reading_xml,
+    served_socket,
+)
+from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.guest_connections import close
+from virtbus.nodeagent.edge.libvirt_backups import BEGIN_S, simulated
+from virtbus.nodeagent.edge.libvirt_domains import on_ours
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.streams import Carry
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid
+
+ASK_S = 45.0
+"""libvirt waits up to 30 s for the job lock of a domain."""
+ENDED_S = 20.0
+LOOK_S = 0.05
+CONNECT_S = 5.0
+FOLDER = "nbd"
+SOCKET = "nbd.sock"
+_USER = re.compile(r"\+(\d+):\+(\d+)")
+"""libvirt's label of the user and group of a QEMU."""
+
+
+class LibvirtReadings:
+    """The `GuestReadPort`."""
+
+    def __init__(self, links: LibvirtLinks, run_dir: Path) -> None:
+        self._links = links
+        self._vms = run_dir / "vms"
+
+    def _folder(self, uid: str) -> Path:
+        return self._vms / check_uid(uid) / FOLDER
+
+    async def begin(self, uid: str, reading: Reading) -> None:
+        folder = self._folder(uid)
+
+        def run(domain: libvirt.virDomain) -> None:
+            _make(folder, _user_of(domain))
+            xml, path = domain.XMLDesc(), str(folder / SOCKET)
+            domain.backupBegin(
+                reading_xml(xml, reading.files, reading.exports, reading.since, path),
+                checkpoint_xml(xml, reading.files, reading.bitmap),
+                libvirt.VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL,
+            )
+
+        await on_ours(self._links, uid, run, "serve the disks", timeout_s=BEGIN_S)
+
+    async def served(self, uid: str) -> bool:
+        path = str(self._folder(uid) / SOCKET)
+
+        def run(domain: libvirt.virDomain) -> bool:
+            return _served(domain) == path
+
+        asked = on_ours(self._links, uid, run, "read what QEMU serves", timeout_s=ASK_S)
+        return await asked or False
+
+    @contextlib.asynccontextmanager
+    async def connected(self, uid: str) -> AsyncIterator[Carry]:
+        folder = self._folder(uid)
+        made = await in_thread(lambda: _connected(folder))
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=made)
+        except BaseException:
+            made.close()
+            raise
+        try:
+            yield partial(carry, reader=reader, writer=writer)
+        finally:
+            await close(writer)
+
+    async def end(self, uid: str) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            until_s = time.monotonic() + ENDED_S
+            if _served(domain):
+                domain.abortJob()
+            while _served(domain):
+                if time.monotonic() > until_s:
+                    message = "QEMU still serves the disks; the agent asks again"
+                    raise VirtbusError(Code.UNAVAILABLE, "domain_busy", message)
+                time.sleep(LOOK_S)
+
+        await on_ours(self._links, uid, run, "end the server of the disks", timeout_s=ASK_S)
+        folder = self._folder(uid)
+        await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _served(domain: libvirt.virDomain) -> str:
+    """Return the socket on which QEMU serves disks; empty if it does not."""
+    try:
+        return served_socket(domain.backupGetXMLDesc()) if domain.isActive() else ""
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_BACKUP:
+            return ""
+        raise
+
+
+def _user_of(domain: libvirt.virDomain) -> tuple[int, int]:
+    """Return the user and the group of a running QEMU; raises VirtbusError 422."""
+    for label, *_ in domain.securityLabelList():
+        if found := _USER.fullmatch(label):
+            return int(found[1]), int(found[2])
+    message = "libvirt does not say which user its QEMU has; see security_driver in its qemu.conf"
+    raise VirtbusError(Code.UNSUPPORTED, "qemu_user_unknown", message)
+
+
+def _make(folder: Path, user: tuple[int, int]) -> None:
+    """Make an empty folder for QEMU's socket; nobody else passes it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    os.chown(folder, *user)
+
+
+def _connected(folder: Path) -> socket.socket:
+    """Connect to the socket in a folder, which has to belong to the folder's owner."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with contextlib.ExitStack() as undo:
+        undo.callback(made.close)
+        try:
+            descriptor = os.open(folder / SOCKET, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            undo.callback(os.close, descriptor)
+            found = os.fstat(descriptor)
+            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == folder.stat().st_uid
+            if not ours:
+                raise not_served()
+            made.settimeout(CONNECT_S)
+            made.connect(f"/proc/self/fd/{descriptor}")
+        except OSError as error:
+            raise not_served() from error
+        made.setblocking(False)
+        undo.pop_all()
+        os.close(descriptor)
+    return made
+
+
+def not_served() -> VirtbusError:
+    """Return 409: QEMU serves no disks of this reading."""
+    message = "nobody serves the disks now; `virtbus operation get` shows the state of the reading"
+    return VirtbusError(Code.CONFLICT, "not_served", message)
+
+
+class NoReadings:
+    """The `GuestReadPort` for simulated guests, which have no disks."""
+
+    async def begin(self, uid: str, reading: Reading) -> None:
+        raise simulated()
+
+    async def served(self, uid: str) -> bool:
+        return False
+
+    def connected(self, uid: str) -> contextlib.AbstractAsyncContextManager[Carry]:
+        raise simulated()
+
+    async def end(self, uid: str) -> None:
+        return None
