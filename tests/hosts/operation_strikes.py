@@ -27,8 +27,10 @@ SEED = int(os.environ.get("KILL_SEED", "15"))
 SERVICES = ("controller", "imaged", "nodeagent")
 OF_GUEST = (*SERVICES, "libvirtd", "qemu")
 """The processes that may be killed during an operation on a running guest."""
+DAEMON = "qemu-storage-daemon"
+"""It merges the layers of disks."""
 ENDED = ("Succeeded", "Failed", "Cancelled")
-NO_GUEST = frozenset({"guest_ended", "vm_runs", "vm_fails", "disk_not_switchable"})
+NO_GUEST = frozenset({"guest_ended", "vm_runs", "vm_fails", "disk_not_switchable", "disk_in_use"})
 """Reasons of refusals and failures while a guest ends, or starts again."""
 UNKNOWN_LAYERS = "layers_differ"
 """libvirt died while QEMU took new files: the guest needs a start before its next snapshot."""
@@ -105,16 +107,19 @@ class Strikes:
         return target, done
 
     def _kill(self, target: str, vm: str) -> None:
+        for pid in self._victims(target, vm):
+            self.host.box.kill(pid)
+        if target == "libvirtd":
+            _end_probes(self.host)
+
+    def _victims(self, target: str, vm: str) -> list[int]:
         if target == "qemu":
-            for pid, uid in self.host.emulators().items():
-                if uid == vm:
-                    self.host.box.kill(pid)
-            return
-        service = self.host.pids().get(target)
-        if service is not None:
-            self.host.box.kill(service)
-            if target == "libvirtd":
-                _end_probes(self.host)
+            return [pid for pid, uid in self.host.emulators().items() if uid == vm]
+        if target == DAEMON:
+            found = self.host.box.processes()
+            return [pid for pid, argv in found.items() if argv[0].endswith(DAEMON)]
+        pid = self.host.pids().get(target)
+        return [] if pid is None else [pid]
 
     # --- requests ---------------------------------------------------------------------------
     def insist(self, verb: str, data: Json) -> Json:
@@ -182,7 +187,8 @@ class Strikes:
         """Return the files of unfinished work on disks."""
         names = (".new-*", "layering.json", "replacing.json", "part", "packed", ".part-*")
         root = self.path("disks")
-        return [str(path.relative_to(root)) for name in names for path in root.glob(f"**/{name}")]
+        found = [path for name in names for path in root.glob(f"**/{name}")]
+        return [str(path.relative_to(root)) for path in (*found, *root.glob("backups/*"))]
 
     def removed(self, file: str) -> None:
         """Wait until a file of the state folder is gone."""

@@ -24,6 +24,7 @@ from tests.hosts.box import GATEWAY
 from tests.hosts.fleet import STATE, Fleet
 from tests.hosts.one_host import one_host
 from tests.hosts.operation_strikes import (
+    DAEMON,
     NO_GUEST,
     OF_GUEST,
     POINTS,
@@ -251,6 +252,7 @@ def test_a_clone_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
 
         def work(name: str = name, uid: str = uid) -> None:
             origin = guests.snapshot(name)
+            strikes.ready(origin)
             asked = {"name": name, "uid": uid, "image": "tiny", "memory": "128MiB"}
             strikes.insist("vm.create", asked | {"origin": origin})
             until(lambda: state(strikes, name) == "Running", "the clone runs", within_s=WITHIN_S)
@@ -283,7 +285,7 @@ def test_a_backup_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
             if end["phase"] == "Succeeded":
                 made.append(id_)
                 return True
-            assert end["error"]["reason"] in NO_GUEST, end
+            assert end["error"]["reason"] in NO_GUEST | {"push_failed"}, end
             assert strikes.gone("backup.get", {"id": id_})
             return False
 
@@ -350,6 +352,49 @@ def test_a_restore_replaces_all_or_nothing_whatever_dies(platform: Fleet, tmp_pa
     strikes.delete_snapshots(*kept)
     platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     strikes.delete_snapshots("kept")
+    nothing_left(strikes)
+
+
+def test_a_merge_keeps_each_byte_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "merge", (*SERVICES, DAEMON))
+    guest = FilesGuest(strikes, tmp_path, "merged")
+    guest.stop()
+    disk, kept = STATE / f"disks/{guest.uid}/root.qcow2", list[str]()
+    for number in range(POINTS + 1):
+        layer, name = uuid7(), f"m-{number}"
+        asked = {"name": name, "vm": guest.name, "uid": layer, "layered": True}
+        strikes.insist("snapshot.create", asked)
+        assert strikes.ended(layer)["phase"] == "Succeeded"
+        kept.append(name)
+
+        def work() -> Json:
+            id_ = uuid7()
+            strikes.insist("operation.flatten", {"vm": guest.name, "id": id_})
+            return strikes.ended(id_)
+
+        begun_s = time.monotonic()
+        if number:
+            target, end = strikes.during(work)
+            if target == DAEMON and end["phase"] == "Failed":
+                assert end["error"]["reason"] == "copy_failed", end
+                end = work()
+        else:
+            end = work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        assert end["phase"] == "Succeeded", end
+        strikes.check(str(disk.relative_to(STATE)))
+        told = strikes.host.box.run("qemu-img", "info", "--output=json", str(disk))
+        assert "images/data" in json.loads(told)["backing-filename"]
+        frozen = STATE / f"disks/layers/{layer}.root.qcow2"
+        strikes.host.box.run("qemu-img", "compare", str(frozen), str(disk))
+        if number % 10 == 0:
+            strikes.delete_snapshots(*kept)
+            kept.clear()
+            guest.started(synced=0)
+            guest.stop()
+    strikes.delete_snapshots(*kept)
+    guest.restarted()
+    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 

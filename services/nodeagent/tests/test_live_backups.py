@@ -236,6 +236,18 @@ async def test_libvirt_that_is_away_is_asked_again(site: BackupSite) -> None:
         assert (await site.after(2)).phase == "Succeeded"
 
 
+async def test_a_backup_begins_again_if_libvirt_has_forgotten_it(site: BackupSite) -> None:
+    async with site.running():
+        await site.after()
+        site.guest.push = PushState("lost")
+        assert (await site.after()).phase == "Running"
+        site.guest.push = PushState()
+        await site.after()
+        assert site.guest.done == ["begin", "begin"]
+        site.guest.push = PushState("done")
+        assert (await site.after(2)).phase == "Succeeded"
+
+
 async def test_a_backup_begins_again_after_libvirt_died_at_its_begin(site: BackupSite) -> None:
     site.guest.known = {OLD}
     site.guest.begin_error = DOWN

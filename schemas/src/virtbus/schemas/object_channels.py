@@ -210,6 +210,7 @@ OBJECTS: tuple[Channel, ...] = (
         "End a security group.",
     ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
+    _api("operation", "flatten", op.OperationFlatten, op.OperationView, "Merge a disk's layers."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),
     _api("operation", "list", op.OperationList, op.OperationPage, "Operations, in pages."),
     _api("operation", "cancel", op.OperationAsk, op.OperationView, "Cancel an operation."),

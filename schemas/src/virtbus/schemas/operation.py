@@ -50,7 +50,9 @@ class Step(NamedTuple):
     final: bool = False
 
 
-OperationKind = Literal["export", "fill", "snapshot", "restore", "backup", "verify", "serve"]
+OperationKind = Literal[
+    "export", "fill", "snapshot", "restore", "backup", "verify", "serve", "flatten"
+]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
     "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
@@ -58,6 +60,7 @@ STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "restore": (Step("copy"), Step("replace", final=True)),
     "backup": (Step("stage"), Step("push"), Step("store"), Step("publish", final=True)),
     "verify": (Step("read"), Step("note", final=True)),
+    "flatten": (Step("merge"), Step("publish", final=True)),
     "serve": (Step("stage"), Step("serve"), Step("close", final=True)),
 }
 """The steps of an operation in order, by its kind."""

@@ -14,6 +14,7 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
+from virtbus.imaged.flattening import Flattening
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.reading_scratch import ReadingScratch
@@ -24,6 +25,7 @@ from virtbus.imaged.uploads import Uploads
 from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, VerifyWork
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
@@ -69,6 +71,7 @@ class Transfers:
     backups: Backups
     checks: BackupChecks
     scratch: ReadingScratch
+    flattening: Flattening
     layers: LayerSweep
     waits: FillWaits
 
@@ -137,6 +140,10 @@ class Requests:
     async def export(self, request: Request) -> WorkState:
         """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
+
+    async def flatten(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a merge of layers; the answer does not wait for its end."""
+        return await self._transfers.flattening.do(validate(FlattenWork, request.data))
 
     async def export_link(self, request: Request) -> ExportLink:
         """Return a link to the file of an export; errors as `Exports.link`."""

@@ -44,6 +44,7 @@ from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
+from virtbus.imaged.flattening import Flattening, FlattenParts
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.pool_probes import PoolProbes
@@ -63,7 +64,9 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS |= dict.fromkeys(
+    ("volume-release", "export", "fill", "snapshot", "snapshot-release", "flatten"), 64
+)
 VERBS |= dict.fromkeys(("backup", "backup-verify"), 64)
 VERBS["backups"] = 8
 VERBS["layers"] = 1
@@ -249,8 +252,10 @@ class Imaged:
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
         scratch = ReadingScratch(BackupStaging(files.root), space, threads)
+        flattening = Flattening(jobs, FlattenParts(locks, places, space, threads, limits))
         return Transfers(
-            *(uploads, exports, fills, snapshots, backups, checks, scratch, sweep, waits)
+            *(uploads, exports, fills, snapshots, backups, checks, scratch, flattening),
+            *(sweep, waits),
         )
 
     def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:

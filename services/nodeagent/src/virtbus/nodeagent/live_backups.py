@@ -145,6 +145,10 @@ class LiveBackups:
             found = await self._tools.backups.progress(push.uid)
         if found.state == "none":
             raise guest_ended()
+        if found.state == "lost":  # libvirtd, or the guest, was started again
+            del self._pushes[backup]
+            message = "nobody knows if QEMU has written all files; the backup begins again"
+            raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)
         if found.state == "failed":
             message = f"QEMU did not complete the backup: {found.why}; repeat it"
             raise VirtbusError(Code.CONFLICT, "push_failed", message)

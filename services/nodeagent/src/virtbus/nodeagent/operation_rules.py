@@ -7,7 +7,10 @@ from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.backup import BackedDisk, BackupWork
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.flattening import FlattenWork
+from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
@@ -144,6 +147,24 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
     fields = op.model_dump(include=names)
     may = before(op, found) == GO
     return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
+
+
+def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
+    """Return imaged's part of a merge of layers, by the VM's present disks in the pool `local`."""
+    found = list(vms)
+    disks = [SnapshotDisk(name="disk", ref=op.ref)]
+    if op.resource == "vm":
+        records = (vm.record for vm in found if vm.record.uid == op.uid)
+        disks = [
+            SnapshotDisk(name=volume.name, ref=record.volume_refs.get(volume.name))
+            for record in records
+            for volume in record.spec.volumes
+            if not volume.is_iso and not of_host(volume)
+        ]
+    local = [disk for disk in disks if disk.ref is None or disk.ref.pool == LOCAL]
+    may = before(op, found) == GO
+    fields = op.model_dump(include={"id", "uid", "name"})
+    return FlattenWork.model_validate({**fields, "do": do, "disks": local, "may_begin": may})
 
 
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:

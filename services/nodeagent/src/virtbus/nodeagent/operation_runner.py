@@ -21,6 +21,7 @@ from virtbus.nodeagent.operation_rules import (
     backup_work,
     before,
     during,
+    flatten_work,
     guest_of,
     snapshot_work,
 )
@@ -204,7 +205,8 @@ class OperationRunner:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
         pushed = self._backups is not None and self._backups.begun(op.id)
-        uses_disks = op.snapshot is not None or (op.kind == "backup" and not pushed)
+        uses_disks = op.snapshot is not None or op.kind == "flatten"
+        uses_disks |= op.kind == "backup" and not pushed
         if uses_disks and not cancel and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
@@ -283,6 +285,10 @@ class OperationRunner:
             check = VerifyWork.model_validate({"id": op.id, "do": do, "backup": op.backup})
             subject = subjects.rpc(self._node, "imaged", "backup-verify")
             return validate(WorkState, await self._bus.request(subject, check, timeout_s=ASK_S))
+        if op.kind == "flatten":
+            merge = flatten_work(op, do, self._vms())
+            subject = subjects.rpc(self._node, "imaged", "flatten")
+            return validate(WorkState, await self._bus.request(subject, merge, timeout_s=ASK_S))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)

@@ -22,6 +22,7 @@ from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import (
     OperationAsk,
     OperationExport,
+    OperationFlatten,
     OperationList,
     OperationPage,
     OperationView,
@@ -71,6 +72,20 @@ class OperationApi:
             }
         )
         return await self.begin(record, request.deadline_s)
+
+    async def flatten(self, request: Request) -> OperationView:
+        """Accept a merge of layers. The node of the disks carries it out (ADR 0902)."""
+        want = validate(OperationFlatten, request.data)
+        asked = OperationExport(namespace=want.namespace, vm=want.vm, volume=want.volume)
+        exports.refuse_unclear(asked)
+        fields = {**await self._of(asked, request.account), "disk": ""}
+        if want.vm is not None:
+            fields["ref"] = None
+        made = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
+        made |= {"namespace": want.namespace, "created_ns": self._sources.time_ns()}
+        return await self.begin(
+            OperationRecord.model_validate({**fields, **made}), request.deadline_s
+        )
 
     async def begin(self, record: OperationRecord, deadline_s: float) -> OperationView:
         """Write an operation if there is room for it; errors as `accept` and `refuse_more`."""

@@ -191,6 +191,19 @@ class DiskFolders:
         except OSError as error:
             raise store_error(error) from error
 
+    def renew_note(self, folder: str, volume: str) -> None:
+        """Bring the metadata file of a readable disk to its header.
+
+        A crash after a merge of its layers leaves an old one.
+        """
+        if not self._notes:
+            return
+        with contextlib.suppress(OSError, VirtbusError), self._open(folder) as directory:
+            made = read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
+            note = encode_json(dataclasses.asdict(made))
+            if openat2.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES) != note:
+                openat2.replace(volume + NOTE_SUFFIX, note, directory)
+
     def _grow(self, volume: str, directory: int, size_bytes: int) -> None:
         descriptor = openat2.open_file(volume + SUFFIX, directory, os.O_RDWR)
         try:

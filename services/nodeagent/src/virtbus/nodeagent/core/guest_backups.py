@@ -13,9 +13,13 @@ CHANGES = "changes"
 
 @dataclass(frozen=True, slots=True)
 class PushState:
-    """The state of the files that QEMU writes. `done` is known only to the libvirtd that began."""
+    """The state of the files that QEMU writes.
 
-    state: Literal["none", "running", "done", "failed"] = "none"
+    The end is known only to a libvirtd that saw it. `lost`: the guest runs, and libvirt knows of no
+    backup, neither of one that runs nor of an end.
+    """
+
+    state: Literal["none", "running", "done", "failed", "lost"] = "none"
     done_bytes: int = 0
     total_bytes: int = 0
     why: str = ""

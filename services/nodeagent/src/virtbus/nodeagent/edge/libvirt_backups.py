@@ -74,7 +74,7 @@ class LibvirtBackups:
                 return PushState("running", done, total)
             ended = domain.jobStats(_ENDED | _KEEP)
             if ended.get("operation") != _BACKUP:
-                return PushState()
+                return PushState("lost")
             if ended["type"] == libvirt.VIR_DOMAIN_JOB_COMPLETED and ended.get("success", True):
                 return PushState("done")
             return PushState("failed", why=str(ended.get("errmsg") or "QEMU ended the backup"))
