@@ -141,6 +141,15 @@ def begun(platform: Platform, vm: str, count: int) -> str:
     return address
 
 
+def rests_on(platform: Platform, vm: str) -> str:
+    """Return the file below the disk of a VM that is off."""
+    disk = platform.state_dir / "disks" / platform.get(vm)["uid"] / "root.qcow2"
+    told = subprocess.run(
+        ["qemu-img", "info", "--output=json", str(disk)], check=True, capture_output=True
+    )
+    return str(json.loads(told.stdout)["backing-filename"])
+
+
 def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     platform: Platform, tmp_path: Path
 ) -> None:
@@ -157,6 +166,9 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     platform.delete("web")
     platform.cli("snapshot", "delete", "clone-web2")
     platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
+    assert "/layers/" in rests_on(platform, "web2")
+    platform.cli("vm", "flatten", "web2")
+    assert "/images/" in rests_on(platform, "web2")
     platform.cli("vm", "start", "web2", "--wait")
     begun(platform, "web2", 3)
     platform.cli("vm", "clone", "web2", "web3", "--full")
