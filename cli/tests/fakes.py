@@ -64,7 +64,7 @@ VERBS = [
         for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
     ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
-    *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
+    *(("operation", verb) for verb in ("export", "flatten", "get", "list", "cancel", "delete")),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

@@ -57,7 +57,7 @@ async def test_a_start_of_the_vm_waits_and_a_cancel_ends_the_wait(site: FlattenS
     async with site.merging():
         site.vms[VM] = Machine(phase="preparing", powered=True)
         await site.runner.round()
-        assert not site.merges[-1].may_begin  # only a merge that has begun goes on
+        assert not site.merges[-1].may_begin  # only a merge that has begun continues
         site.restart()
         await site.put(kind="flatten", disk="", cancel=True)
         await site.runner.round()

@@ -131,7 +131,8 @@ class ReadSite(Site):
     async def running(self, **more: Any) -> AsyncIterator[None]:
         endpoint = Endpoint("backup", subjects.rpc(NODE, "imaged", "backup"), self.answer)
         async with self.bus.serve(ServiceInfo("virtbus-imaged", "1"), [endpoint]):
-            self.asked = {"kind": "serve", "disk": "", "within_s": 3600} | more
+            fields: dict[str, Any] = {"kind": "serve", "disk": "", "within_s": 3600}
+            self.asked = fields | more
             await self.put(**self.asked)
             yield
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.disk_copy import used_bytes
 from virtbus.imaged.edge.disk_places import DiskPlace, DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource
-from virtbus.imaged.edge.flatten_job import flatten
+from virtbus.imaged.edge.flatten_job import flatten, open_writable
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import WorkState
@@ -92,33 +92,21 @@ class Flattening:
 
     async def _merge(self, place: DiskPlace, job: Job) -> None:
         threads, space = self._parts.threads, self._parts.space
-        below_bytes = sum(path.stat().st_blocks * 512 for path in place.layers)
+        below_bytes = await threads.run(lambda: place.layers_bytes)
         await threads.run(space.check_room, below_bytes)
         with ExitStack() as opened:
             found = opened.enter_context(await threads.run(place.opened))
-            writable = await threads.run(_writable, opened, place.path)
+            writable = await threads.run(open_writable, opened, place.path)
             source = replace(found, disk=writable)
-            before_bytes, done_bytes = os.fstat(writable).st_blocks * 512, job.done_bytes
+            before_bytes, done_bytes = used_bytes(writable), job.done_bytes
             job.total_bytes += below_bytes
 
             async def look() -> None:
                 await threads.run(space.check_room, 0)
-                grown_bytes = os.fstat(writable).st_blocks * 512 - before_bytes
+                grown_bytes = used_bytes(writable) - before_bytes
                 job.done_bytes = done_bytes + min(max(grown_bytes, 0), below_bytes)
 
             image = Path(place.lowest.backing_path) if place.lowest.backing_path else None
             await self._flatten(source, image, self._parts.limits, look)
             await threads.run(os.fsync, writable)
             job.done_bytes = done_bytes + below_bytes
-
-
-def _writable(opened: ExitStack, path: Path) -> int:
-    """Open a disk for writing; it is closed with `opened`; raises VirtbusError 409."""
-    try:
-        with openat2.opened_directory(path.parent) as folder:
-            descriptor = openat2.open_file(path.name, folder, os.O_RDWR)
-    except OSError as error:
-        message = f"the disk cannot be written: {error.strerror}; see imaged's log"
-        raise VirtbusError(Code.CONFLICT, "disk_unreadable", message) from error
-    opened.callback(os.close, descriptor)
-    return descriptor

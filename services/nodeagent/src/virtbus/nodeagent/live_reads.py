@@ -29,7 +29,7 @@ class LiveReads:
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
         self._remarks: dict[str, str] = {}
-        """Why a guest was not frozen, by the id of the reading."""
+        """The reasons why guests were not frozen, by the id of the reading."""
 
     async def ensure(
         self,

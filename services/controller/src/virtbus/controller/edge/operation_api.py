@@ -81,7 +81,7 @@ class OperationApi:
         fields = {**await self._of(asked, request.account), "disk": ""}
         if want.vm is not None:
             fields["ref"] = None
-        made = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
+        made: dict[str, object] = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
         made |= {"namespace": want.namespace, "created_ns": self._sources.time_ns()}
         return await self.begin(
             OperationRecord.model_validate({**fields, **made}), request.deadline_s

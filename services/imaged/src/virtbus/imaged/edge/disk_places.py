@@ -42,6 +42,11 @@ class DiskPlace:
         image = (Path(self.lowest.backing_path),) if self.lowest.backing_path else ()
         return sum(path.stat().st_blocks * 512 for path in (self.path, *self.layers, *image))
 
+    @property
+    def layers_bytes(self) -> int:
+        """Return the disk space of the layers; raises OSError."""
+        return sum(path.stat().st_blocks * 512 for path in self.layers)
+
     def opened(self) -> OpenedSource:
         """Open the disk, its layers and its image; raises VirtbusError 409 `disk_unreadable`."""
         image = Path(self.lowest.backing_path) if self.lowest.backing_path else None

@@ -4,11 +4,13 @@ The disk has the same content at each instant, and its header changes at the end
 crash or a cancel leaves a sound disk on its layers.
 """
 
+import os
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from virtbus.imaged.core.limits import TransferLimits
-from virtbus.imaged.edge import qemu_img, storage_daemon
+from virtbus.imaged.edge import openat2, qemu_img, storage_daemon
 from virtbus.imaged.edge.export_conversion import (
     ExportSource,
     bounds,
@@ -61,3 +63,15 @@ def _lowest(node: dict[str, object]) -> dict[str, object]:
     while isinstance(below := node.get("backing"), dict):
         node = below
     return node
+
+
+def open_writable(opened: ExitStack, path: Path) -> int:
+    """Open a disk for writing; it is closed with `opened`; raises VirtbusError 409."""
+    try:
+        with openat2.opened_directory(path.parent) as folder:
+            descriptor = openat2.open_file(path.name, folder, os.O_RDWR)
+    except OSError as error:
+        message = f"the disk cannot be written: {error.strerror}; see imaged's log"
+        raise VirtbusError(Code.CONFLICT, "disk_unreadable", message) from error
+    opened.callback(os.close, descriptor)
+    return descriptor

@@ -143,10 +143,10 @@ class GuestBackupPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What QEMU serves to a reader."""
+    """The disks that QEMU serves to a reader."""
 
     files: Mapping[str, str]
-    """The agent's names of the files for what the guest overwrites, by target."""
+    """The agent's names of the files for overwritten blocks, by target."""
     exports: Mapping[str, str]
     """The names of the disks, by target."""
     since: str
