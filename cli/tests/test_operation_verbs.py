@@ -139,7 +139,7 @@ async def test_a_merge_of_layers_waits_for_its_end(script: Script, cli: Cli) -> 
     failed = view(
         OperationPhase.FAILED,
         kind="flatten",
-        error=VirtbusError(Code.UNAVAILABLE, "disk_full", "no room").body,
+        error=VirtbusError(Code.CONFLICT, "disk_in_use", "web runs").body,
     )
     script.answer("operation", "flatten", failed)
     assert (await cli("vm", "flatten", "web")).code == 1
