@@ -51,10 +51,10 @@ class ReadGuest(BackedGuest):
         gone = {drop} if bitmaps is None else {n for n in self.known if n.startswith(prefix)}
         self.known = self.known - (gone - set(bitmaps or ()))
 
-    async def served(self, _uid: str) -> bool:
+    async def served(self, _uid: str, reading: str) -> bool:
         if self.served_error is not None:
             raise self.served_error
-        return self.serves
+        return self.serves and self.reading is not None and self.reading.id == reading
 
     async def end(self, _uid: str) -> None:
         if self.served_error is not None:
@@ -231,6 +231,14 @@ async def test_an_agent_that_died_after_the_end_repeats_it(site: ReadSite) -> No
         site.restart()
         assert (await site.after()).phase == "Succeeded"
     assert site.guest.known == {read_bitmap(ID)}
+
+
+async def test_a_server_that_another_reading_left_is_ended_first(site: ReadSite) -> None:
+    site.guest.reading = Reading(uid(7), {}, {}, "", read_bitmap(uid(7)))
+    site.guest.serves = True
+    async with site.running():
+        assert (await site.after()).step == "serve"
+        assert (site.guest.reading.id, site.guest.serves) == (ID, True)
 
 
 async def test_a_guest_that_ends_fails_the_reading(site: ReadSite) -> None:

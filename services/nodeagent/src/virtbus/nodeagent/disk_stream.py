@@ -34,7 +34,7 @@ class DiskStreams:
             raise VirtbusError(Code.NOT_FOUND, "reading_not_here", message)
         check_owner(request.account, op.owner)
         async with (
-            self._tools.reads.connected(op.uid) as carry,
+            self._tools.reads.connected(op.uid, op.id) as carry,
             accepting(self._tools.bus, request, want) as stream,
         ):
             await carry(stream)

@@ -48,7 +48,7 @@ class LiveReads:
         """
         try:
             with asked_again():
-                served = await self._tools.reads.served(op.uid)
+                served = await self._tools.reads.served(op.uid, op.id)
             if status.step == SERVE or served:
                 return await self._served(op, status, work, ask, served=served)
             await self._begin(op, work, guest, ask)
@@ -112,7 +112,7 @@ class LiveReads:
         remark = await brief_freezes.freeze(self._tools.freezes, uid)
         try:
             with asked_again():
-                reading = Reading(pins, exports, since, read_bitmap(op.id))
+                reading = Reading(op.id, pins, exports, since, read_bitmap(op.id))
                 await self._tools.reads.begin(uid, reading)
         finally:
             if not remark:

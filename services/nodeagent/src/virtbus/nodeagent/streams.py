@@ -55,8 +55,8 @@ class GuestStreams(Protocol):
 class DiskServers(GuestReadPort, Protocol):
     """Lets guests serve their disks, and connects to these servers."""
 
-    def connected(self, uid: str) -> AbstractAsyncContextManager[Carry]:
-        """Open a connection to the NBD server of the guest.
+    def connected(self, uid: str, reading: str) -> AbstractAsyncContextManager[Carry]:
+        """Open a connection to the NBD server of the guest for a reading.
 
         Raises:
             VirtbusError: 409 `not_served`.

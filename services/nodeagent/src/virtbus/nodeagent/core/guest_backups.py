@@ -145,6 +145,7 @@ class GuestBackupPort(Protocol):
 class Reading:
     """The disks that QEMU serves to a reader."""
 
+    id: str
     files: Mapping[str, str]
     """The agent's names of the files for overwritten blocks, by target."""
     exports: Mapping[str, str]
@@ -161,8 +162,8 @@ class GuestReadPort(Protocol):
     async def begin(self, uid: str, reading: Reading) -> None:
         """Let QEMU serve the disks of this instant on a socket that only root can reach."""
 
-    async def served(self, uid: str) -> bool:
-        """Return True while QEMU serves the disks, also for an earlier agent."""
+    async def served(self, uid: str, reading: str) -> bool:
+        """Return True while QEMU serves the disks of that instant, also for an earlier agent."""
 
     async def end(self, uid: str) -> None:
         """End the server, and remove its socket; no effect without one. The bitmap stays."""

@@ -41,7 +41,6 @@ ENDED_S = 20.0
 LOOK_S = 0.05
 CONNECT_S = 5.0
 FOLDER = "nbd"
-SOCKET = "nbd.sock"
 _USER = re.compile(r"\+(\d+):\+(\d+)")
 """libvirt's label of the user and group of a QEMU."""
 
@@ -56,22 +55,29 @@ class LibvirtReadings:
     def _folder(self, uid: str) -> Path:
         return self._vms / check_uid(uid) / FOLDER
 
+    def _socket(self, uid: str, reading: str) -> Path:
+        """Return the socket of a reading. Another server of the guest has another instant.
+
+        The path of a socket has at most 107 bytes.
+        """
+        return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
+
     async def begin(self, uid: str, reading: Reading) -> None:
-        folder = self._folder(uid)
+        path = self._socket(uid, reading.id)
 
         def run(domain: libvirt.virDomain) -> None:
-            _make(folder, _user_of(domain))
-            xml, path = domain.XMLDesc(), str(folder / SOCKET)
+            _make(path.parent, _user_of(domain))
+            xml = domain.XMLDesc()
             domain.backupBegin(
-                reading_xml(xml, reading.files, reading.exports, reading.since, path),
+                reading_xml(xml, reading.files, reading.exports, reading.since, str(path)),
                 checkpoint_xml(xml, reading.files, reading.bitmap),
                 libvirt.VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL,
             )
 
         await on_ours(self._links, uid, run, "serve the disks", timeout_s=BEGIN_S)
 
-    async def served(self, uid: str) -> bool:
-        path = str(self._folder(uid) / SOCKET)
+    async def served(self, uid: str, reading: str) -> bool:
+        path = str(self._socket(uid, reading))
 
         def run(domain: libvirt.virDomain) -> bool:
             return _served(domain) == path
@@ -80,9 +86,9 @@ class LibvirtReadings:
         return await asked or False
 
     @contextlib.asynccontextmanager
-    async def connected(self, uid: str) -> AsyncIterator[Carry]:
-        folder = self._folder(uid)
-        made = await in_thread(lambda: _connected(folder))
+    async def connected(self, uid: str, reading: str) -> AsyncIterator[Carry]:
+        path = self._socket(uid, reading)
+        made = await in_thread(lambda: _connected(path))
         try:
             reader, writer = await asyncio.open_unix_connection(sock=made)
         except BaseException:
@@ -136,16 +142,16 @@ def _make(folder: Path, user: tuple[int, int]) -> None:
     os.chown(folder, *user)
 
 
-def _connected(folder: Path) -> socket.socket:
-    """Connect to the socket in a folder, which has to belong to the folder's owner."""
+def _connected(path: Path) -> socket.socket:
+    """Connect to a socket, which has to belong to the owner of its folder."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as undo:
         undo.callback(made.close)
         try:
-            descriptor = os.open(folder / SOCKET, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             undo.callback(os.close, descriptor)
             found = os.fstat(descriptor)
-            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == folder.stat().st_uid
+            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == path.parent.stat().st_uid
             if not ours:
                 raise not_served()
             made.settimeout(CONNECT_S)
@@ -170,10 +176,10 @@ class NoReadings:
     async def begin(self, uid: str, reading: Reading) -> None:
         raise simulated()
 
-    async def served(self, uid: str) -> bool:
+    async def served(self, uid: str, reading: str) -> bool:
         return False
 
-    def connected(self, uid: str) -> contextlib.AbstractAsyncContextManager[Carry]:
+    def connected(self, uid: str, reading: str) -> contextlib.AbstractAsyncContextManager[Carry]:
         raise simulated()
 
     async def end(self, uid: str) -> None:
