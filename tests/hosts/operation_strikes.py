@@ -136,6 +136,11 @@ class Strikes:
             else:
                 return found
 
+    def cli(self, *argv: str) -> str:
+        """Run a command once all services are ready; it does not repeat its requests."""
+        self.platform.wait_whole(within_s=WITHIN_S)
+        return self.platform.cli(*argv)
+
     def begun(self, verb: str, data: Json) -> str:
         """Begin an operation; return the reason of its refusal while no guest runs."""
         try:
@@ -230,7 +235,7 @@ class FilesGuest:
         self._boots: set[str] = set()
         data = folder / "files"
         data.write_text(FILES)
-        strikes.platform.cli(
+        strikes.cli(
             *("vm", "create", name, "--uid", self.uid, "--image", "tiny", "--memory", "128MiB"),
             *("--user-data", str(data), "--wait", "running"),
         )
@@ -267,7 +272,7 @@ class FilesGuest:
 
     def stop(self) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self._strikes.platform.cli("vm", "stop", self.name, "--grace", "0", "--wait")
+            self._strikes.cli("vm", "stop", self.name, "--grace", "0", "--wait")
 
     def restarted(self) -> None:
         """Start it after a stop; it has all files."""
@@ -276,7 +281,7 @@ class FilesGuest:
 
     def started(self, synced: int) -> None:
         """Start it; it has at least so many files."""
-        self._strikes.platform.cli("vm", "start", self.name, "--wait")
+        self._strikes.cli("vm", "start", self.name, "--wait")
         self.whole(synced)
 
 

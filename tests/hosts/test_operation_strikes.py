@@ -192,7 +192,7 @@ class Guests:
         self._strikes.delete_snapshots(*self._names)
         self._strikes.no_snapshots(*self._failed)
         self._names, self._failed = [], []
-        self._strikes.platform.cli("vm", "delete", self._guest.name, "--grace", "0", "--wait")
+        self._strikes.cli("vm", "delete", self._guest.name, "--grace", "0", "--wait")
         self._guest = None
 
     def snapshot(self, name: str) -> str:
@@ -260,9 +260,9 @@ def test_a_clone_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
         struck(strikes, guest, work, first=not number)
         strikes.nothing_staged()
         assert uid in strikes.host.emulators().values()
-        platform.cli("vm", "stop", name, "--grace", "0", "--wait")
+        strikes.cli("vm", "stop", name, "--grace", "0", "--wait")
         strikes.check(f"disks/{uid}/root.qcow2")
-        platform.cli("vm", "delete", name, "--grace", "0", "--wait")
+        strikes.cli("vm", "delete", name, "--grace", "0", "--wait")
     guests.end()
     nothing_left(strikes)
 
@@ -302,7 +302,7 @@ def test_a_backup_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     guest.stop()
     strikes.check_all()
     guest.restarted()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 
@@ -350,7 +350,7 @@ def test_a_restore_replaces_all_or_nothing_whatever_dies(platform: Fleet, tmp_pa
     assert synced > 0
     strikes.check_all()
     strikes.delete_snapshots(*kept)
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     strikes.delete_snapshots("kept")
     nothing_left(strikes)
 
@@ -394,7 +394,7 @@ def test_a_merge_keeps_each_byte_whatever_dies(platform: Fleet, tmp_path: Path) 
             guest.stop()
     strikes.delete_snapshots(*kept)
     guest.restarted()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 
@@ -426,7 +426,7 @@ def test_an_export_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> N
         strikes.insist("operation.delete", {"id": uid})
         strikes.removed(f"disks/exports/{uid}/disk.{format_}")
     guest.restarted()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 
