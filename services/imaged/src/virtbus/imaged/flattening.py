@@ -62,13 +62,30 @@ class Flattening:
                 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`, `store_error`.
         """
         if want.live:
-            await self._parts.threads.run(self._parts.space.check_room, 0)
-            return WorkState(state="working", step=MERGE)
+            return await self._live(want)
         done = partial(self._done, want)
         if want.do == "ensure":
             return await self._jobs.ensure(want.id, want.uid, done, partial(self._run, want))
         late = await self._jobs.end(want.id) or await done()
         return late or WorkState(state="none")
+
+    async def _live(self, want: FlattenWork) -> WorkState:
+        """Note what the QEMU of a guest has merged, or check the free space for its copy."""
+        threads, places = self._parts.threads, self._parts.places
+        if want.merged:
+            refs = [disk.ref for disk in want.disks if disk.ref is not None]
+            async with self._parts.locks.held(want.uid, *refs):
+                for disk in want.disks:
+                    inode = want.merged.get(disk.name, 0)
+                    of_disk = (want.uid, disk.name, disk.ref)
+                    await threads.run(lambda: places.note_merged(*of_disk, inode))  # noqa: B023
+            return WorkState(state="done")
+        below_bytes = 0
+        for disk in want.disks if want.whole else ():
+            place = await self._place(want, disk)
+            below_bytes += await threads.run(lambda: place.layers_bytes)  # noqa: B023
+        await threads.run(self._parts.space.check_room, below_bytes)
+        return WorkState(state="working", step=MERGE)
 
     async def _done(self, want: FlattenWork) -> WorkState | None:
         """Return the result if no disk rests on a layer."""

@@ -151,6 +151,8 @@ class OperationRunner:
 
     async def round(self) -> None:
         """Do one step of each operation that is due."""
+        if self._merges is not None:
+            self._merges.keep(self._open)
         async with asyncio.TaskGroup() as group:
             for id_ in list(self._purged):
                 group.create_task(self._remove(id_))
@@ -210,7 +212,8 @@ class OperationRunner:
         pushed = self._backups is not None and self._backups.begun(op.id)
         uses_disks = op.snapshot is not None or op.kind == "flatten"
         uses_disks |= op.kind == "backup" and not pushed
-        if uses_disks and not cancel and before(op, self._vms()).waits:
+        waits = uses_disks and (not cancel or op.kind == "flatten")  # a guest's QEMU may copy on
+        if waits and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
         try:
@@ -272,7 +275,7 @@ class OperationRunner:
             "step": state.step,
             "done_bytes": state.done_bytes,
             "total_bytes": state.total_bytes,
-            "message": "",
+            "message": state.message,
         }
         return status.model_copy(update=fields)
 

@@ -1,10 +1,12 @@
 """Describes the files that the disks of a running guest use, and the port that changes them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from xml.etree import ElementTree as ET
 
+from virtbus.nodeagent.core.disk_sources import DATA, IMAGES
 from virtbus.schemas.errors import Code, VirtbusError
 
 DIFFERS = (
@@ -23,11 +25,35 @@ class GuestLayers:
     """The files that libvirt's XML names, by target."""
     below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The files below each disk in libvirt's XML, from the top, by target."""
+    used_below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The files below each used file, from the top, as QEMU says."""
+    inodes: Mapping[str, int] = field(default_factory=dict)
+    """The inode numbers of the used files."""
 
     @property
     def differs(self) -> bool:
         """Return True if libvirt names a file that QEMU does not use: then its XML is old."""
         return not set(self.named.values()) <= self.used.keys()
+
+    def layers(self, target: str) -> tuple[str, ...]:
+        """Return the files between a disk and its image; raises VirtbusError `layers_differ`.
+
+        QEMU says so, and libvirt's XML is the same wherever there are any: libvirt finds the files
+        of a copy by that.
+        """
+        named = self.named.get(target)
+        if named not in self.used_below:
+            raise layers_differ()
+        below = self.used_below[named]
+        layers = below[:-1] if below and is_image(below[-1]) else below
+        if layers and below != self.below.get(target):
+            raise layers_differ()
+        return layers
+
+    def image(self, target: str) -> str:
+        """Return the image below a disk in libvirt's XML; empty without one."""
+        below = self.below.get(target, ())
+        return below[-1] if below and is_image(below[-1]) else ""
 
     def uses(self, files: Mapping[str, str]) -> bool:
         """Return True if QEMU uses all of the files."""
@@ -37,6 +63,14 @@ class GuestLayers:
 def layers_differ() -> VirtbusError:
     """Return 409: libvirt would change another file than the one that the guest uses."""
     return VirtbusError(Code.CONFLICT, "layers_differ", DIFFERS)
+
+
+def is_image(path: str) -> bool:
+    """Return True for the path of an image.
+
+    All other files below a disk are layers, by the names of imaged or by those of the agent.
+    """
+    return Path(path).parts[-3:-1] == (IMAGES, DATA)
 
 
 def named_files(xml: str) -> dict[str, str]:
@@ -101,8 +135,8 @@ class GuestLayerPort(Protocol):
     async def pull(self, uid: str, target: str, base: str) -> None:
         """Begin to copy the files below a disk into it, down to `base`; empty: all of them."""
 
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
-        """Return the progress of such a copy and its end; None without one."""
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        """Return the progress of all such copies of a guest and their ends, by target."""
 
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
-        """End such copies; no effect without one."""
+    async def end_pulls(self, uid: str) -> None:
+        """End all such copies of a guest; no effect without one."""

@@ -1,6 +1,7 @@
 """Implements the `GuestLayerPort` with libvirt, and without a hypervisor for simulated guests."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 import libvirt
 
@@ -32,8 +33,15 @@ class LibvirtLayers:
             if not domain.isActive():
                 return None
             used = qemu_monitor.used_files(domain)
+            inodes = {file: number for file in used if (number := _inode(file))}
             xml = domain.XMLDesc()
-            return GuestLayers(used, named_files(xml), files_below(xml))
+            return GuestLayers(
+                {file: one.size_bytes for file, one in used.items()},
+                named_files(xml),
+                files_below(xml),
+                {file: one.below for file, one in used.items()},
+                inodes,
+            )
 
         return await on_ours(self._links, uid, run, "read the guest's disks", timeout_s=LOOK_S)
 
@@ -49,18 +57,20 @@ class LibvirtLayers:
 
         await on_ours(self._links, uid, run, "merge the layers", timeout_s=LOOK_S)
 
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
-        def run(domain: libvirt.virDomain) -> tuple[int, int] | None:
-            found = domain.blockJobInfo(target, 0) if domain.isActive() else None
-            return (int(found["cur"]), int(found["end"])) if found else None
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        found = await on_ours(self._links, uid, _pulls, "read the progress", timeout_s=LOOK_S)
+        return found or {}
 
-        return await on_ours(self._links, uid, run, "read the progress", timeout_s=LOOK_S)
-
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
+    async def end_pulls(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
-            for target in targets:
-                if domain.isActive() and domain.blockJobInfo(target, 0):
+            failed: libvirt.libvirtError | None = None
+            for target in _pulls(domain):
+                try:
                     domain.blockJobAbort(target, 0)
+                except libvirt.libvirtError as error:
+                    failed = error
+            if failed is not None and _pulls(domain):  # otherwise they ended meanwhile
+                raise failed
 
         await on_ours(self._links, uid, run, "end the merge", timeout_s=LOOK_S)
 
@@ -77,11 +87,31 @@ class NoLayers:
     async def pull(self, uid: str, target: str, base: str) -> None:
         raise _simulated()
 
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        return {}
+
+    async def end_pulls(self, uid: str) -> None:
         return None
 
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
-        return None
+
+def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
+    """Return the progress of the copies of all disks and their ends, by target."""
+    if not domain.isActive():
+        return {}
+    jobs = {target: domain.blockJobInfo(target, 0) for target in files_below(domain.XMLDesc())}
+    return {
+        target: (int(job["cur"]), int(job["end"]))
+        for target, job in jobs.items()
+        if job and job["type"] == libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_PULL
+    }
+
+
+def _inode(file: str) -> int:
+    """Return the inode number of a file; 0 if it has no name here."""
+    try:
+        return Path(file).stat().st_ino
+    except OSError:
+        return 0
 
 
 def _simulated() -> VirtbusError:
