@@ -166,7 +166,16 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     assert "/layers/" in rests_on(platform, "web")
     platform.cli("vm", "flatten", "web")  # its guest runs
     assert "/images/" in rests_on(platform, "web")
+    platform.cli("volume", "create", "more", "--size", "16MiB")
+    platform.cli("volume", "attach", "more", "web")
+    until(lambda: not platform.get("web").get("pending"), lambda: str(platform.get("web")))
+    platform.cli("vm", "clone", "web", "web9")  # again on a layer
+    platform.cli("vm", "flatten", "web")
+    assert "/images/" in rests_on(platform, "web")
+    platform.delete("web9")
+    platform.cli("snapshot", "delete", "clone-web9")
     platform.delete("web")
+    platform.cli("volume", "delete", "more")
     platform.cli("snapshot", "delete", "clone-web2")
     platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
     assert "/layers/" in rests_on(platform, "web2")

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +29,7 @@ from services.imaged.tests.test_snapshots import (
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -194,3 +197,83 @@ async def test_a_merge_that_is_cancelled_leaves_a_sound_disk_and_may_be_repeated
         for path in files(node):
             whole(path)
     assert OF.folder
+
+
+@pytest.fixture
+def own_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """imaged is not root; a call of the result gives the disks to QEMU's user."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    read_small, disks = openat2.read_small, {"own.qcow2", "disk.qcow2"}
+
+    def read(name: str, directory: int, limit: int) -> bytes:
+        if name in disks:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read_small(name, directory, limit)
+
+    return lambda: monkeypatch.setattr(openat2, "read_small", read)
+
+
+async def test_what_the_qemu_of_a_guest_has_merged_is_noted_at_once(
+    make_node: NodeMaker, threads: DiskThreads, own_user: Callable[[], None]
+) -> None:
+    """The headers of its disks cannot be read, and the agent compares them with these notes."""
+    async with make_node() as node:
+        await node.disks.ensure(vm())
+        async with snapshots(node, threads) as made:
+            for number in (10, 11):
+                await ended(made, layered(number))
+        own_user()
+
+        async def rest() -> set[str]:
+            found = (await node.disks.ensure(vm())).ready.disks
+            return {name for name, disk in found.items() if disk.layers}
+
+        inodes = {
+            disk.name: path.stat().st_ino for disk, path in zip(DISKS, files(node), strict=True)
+        }
+        async with flattening(node, threads) as made_live:
+            others = dict.fromkeys(inodes, 1)  # a snapshot has put others there since
+            assert (await made_live.do(merge(live=True, merged=others))).state == "done"
+            assert await rest() == {"own", "data"}
+            one = merge(live=True, merged={"own": inodes["own"]}, disks=DISKS[:1])
+            assert (await made_live.do(one)).state == "done"
+            assert await rest() == {"data"}
+            assert (await made_live.do(merge(live=True, merged=inodes))).state == "done"
+            assert (await made_live.do(merge(live=True, merged=inodes))).state == "done"
+        assert await rest() == set()
+
+
+async def test_a_running_guest_needs_the_space_of_all_its_layers_before_the_first_copy(
+    make_node: NodeMaker, threads: DiskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(DiskSpace, "check_room", lambda _, more_bytes: asked.append(more_bytes))
+    async with make_node() as node:
+        await on_layers(node, threads)
+        asked.clear()
+        async with flattening(node, threads) as made:
+            assert (await made.do(merge(live=True, whole=True))).state == "working"
+            assert (await made.do(merge(live=True))).state == "working"
+        used = sum(path.stat().st_blocks for n in (10, 11, 12) for path in layers(node, n)) * 512
+    assert asked == [used, 0]
+    assert used > 4 * MIB
+
+
+async def test_a_disk_that_a_qemu_has_is_left_alone(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node() as node:
+        await on_layers(node, threads)
+        path = files(node)[0]
+        command = ["qemu-io", "-f", "qcow2", path]
+        pipe = asyncio.subprocess.PIPE
+        guest = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert guest.stdin is not None
+        assert guest.stdout is not None
+        guest.stdin.write(b"length\n")
+        await guest.stdout.readuntil(b"MiB")
+        before = path.stat().st_ctime_ns
+        async with flattening(node, threads) as made:
+            assert await refused(merged(made, merge())) == "disk_in_use"
+        assert path.stat().st_ctime_ns == before
+        await guest.communicate(b"quit\n")

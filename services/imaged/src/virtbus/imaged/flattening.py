@@ -11,7 +11,7 @@ from pathlib import Path
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.disk_copy import used_bytes
+from virtbus.imaged.edge.disk_copy import lock_disk, open_disk, used_bytes
 from virtbus.imaged.edge.disk_places import DiskPlace, DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -114,6 +114,7 @@ class Flattening:
         threads, space = self._parts.threads, self._parts.space
         below_bytes = await threads.run(lambda: place.layers_bytes)
         await threads.run(space.check_room, below_bytes)
+        await threads.run(_refuse_used, place.path)
         with ExitStack() as opened:
             found = opened.enter_context(await threads.run(place.opened))
             writable = await threads.run(open_writable, opened, place.path)
@@ -130,3 +131,12 @@ class Flattening:
             await self._flatten(source, image, self._parts.limits, look)
             await threads.run(os.fsync, writable)
             job.done_bytes = done_bytes + below_bytes
+
+
+def _refuse_used(path: Path) -> None:
+    """Raise 409 `disk_in_use` if a QEMU has the disk.
+
+    Later the disk gets another owner, which a running guest must not notice.
+    """
+    with ExitStack() as opened:
+        lock_disk(open_disk(opened, path))
