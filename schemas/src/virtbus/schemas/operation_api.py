@@ -31,7 +31,7 @@ class OperationExport(StrictModel):
 class OperationFlatten(StrictModel):
     """`operation.flatten`: let disks rest on no layers, but only on their images, if any.
 
-    The disks are those of a VM, which may run (`vm`), or a `volume` that no VM holds. Give exactly
+    The disks are those of a VM, which may run (`vm`), or a `volume` whose VM is off. Give exactly
     one of them. Without `id` the server generates one.
     """
 
