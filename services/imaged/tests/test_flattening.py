@@ -265,7 +265,7 @@ async def test_a_disk_that_a_qemu_has_is_left_alone(
     async with make_node() as node:
         await on_layers(node, threads)
         path = files(node)[0]
-        command = ["qemu-io", "-f", "qcow2", path]
+        command = ["qemu-io", "-f", "qcow2", str(path)]
         pipe = asyncio.subprocess.PIPE
         guest = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert guest.stdin is not None

@@ -26,7 +26,7 @@ Ask = Callable[[FlattenWork], Awaitable[WorkState]]
 
 @dataclass
 class _Merge:
-    """What this agent has done for an operation."""
+    """The merge of one VM, as far as this agent has carried it out."""
 
     begun: set[str] = field(default_factory=set)
     """The targets whose copy it has begun."""

@@ -38,10 +38,10 @@ class GuestLayers:
     def layers(self, target: str) -> tuple[str, ...]:
         """Return the files between a disk and its image; raises VirtbusError `layers_differ`.
 
-        QEMU says so, and libvirt's XML is the same wherever there are any: libvirt finds the files
-        of a copy by that.
+        QEMU says so. If there are any, libvirt's XML must be the same, because libvirt finds the
+        files of a copy by that.
         """
-        named = self.named.get(target)
+        named = self.named.get(target, "")
         if named not in self.used_below:
             raise layers_differ()
         below = self.used_below[named]
