@@ -40,6 +40,8 @@ class MergedGuest(Guest):
     running: dict[str, str] = field(default_factory=dict)
     """The base of each copy that runs."""
     begun: list[tuple[str, str]] = field(default_factory=list)
+    late: bool = False
+    """True: disks are attached after QEMU's answer, and before that of libvirt."""
     stuck: bool = False
     """True: no copy can be ended."""
 
@@ -47,6 +49,9 @@ class MergedGuest(Guest):
         if not self.up:
             return None
         qemu = self.below if self.qemu is None else self.qemu
+        if self.late:
+            self.late = False
+            return GuestLayers({}, dict(self.named))
         used = {self.named[target]: files for target, files in qemu.items()}
         return GuestLayers(dict(self.used), dict(self.named), dict(self.below), used, INODES)
 
@@ -254,6 +259,13 @@ async def test_a_disk_that_is_attached_later_does_not_disturb_a_merge(live: Flat
         status = await live.status()
     assert status.phase == "Succeeded"
     assert "data" in status.message
+
+
+async def test_an_attach_during_the_look_does_not_disturb_a_merge(live: FlattenSite) -> None:
+    async with live.merging():
+        live.guest.late = True
+        await live.runner.round()
+        assert (await live.status()).phase == "Running"
 
 
 async def test_a_cancel_ends_the_copies_of_disks_that_the_record_does_not_have(
