@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.nodeagent.edge.libvirt_readings import _allowed, _connected, _make
+from virtbus.nodeagent.edge.libvirt_readings import _allowed, _clear, _connected, _make
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -47,6 +47,15 @@ def test_a_socket_of_another_user_is_refused(folder: Path) -> None:
         os.chown(folder / "a.sock", 1, 1)
         with pytest.raises(VirtbusError):
             _connected(folder / "a.sock")
+
+
+def test_only_qemus_user_reaches_the_folder_until_its_end(folder: Path) -> None:
+    above = folder.parent
+    assert (_allowed(above), above.stat().st_mode & 0o777) == (os.geteuid(), 0o710)
+    _clear(folder)
+    assert (folder.exists(), "system.posix_acl_access" in os.listxattr(above)) == (False, False)
+    assert above.stat().st_mode & 0o007 == 0
+    _clear(folder)
 
 
 def test_a_new_folder_is_empty(folder: Path) -> None:

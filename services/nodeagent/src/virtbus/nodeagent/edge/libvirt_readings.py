@@ -47,7 +47,7 @@ _LABEL = re.compile(r"\+(\d+):\+\d+")
 _ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20
 """The form and the tags of an access control list (linux/posix_acl_xattr.h)."""
-_ALL = 7
+_ALL, _SEARCH = 7, 1
 
 
 class LibvirtReadings:
@@ -117,7 +117,7 @@ class LibvirtReadings:
 
         await on_ours(self._links, uid, run, "end the server of the disks", timeout_s=ASK_S)
         folder = self._folder(uid)
-        await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+        await in_thread(lambda: _clear(folder))
 
 
 def _served(domain: libvirt.virDomain) -> str:
@@ -144,15 +144,28 @@ def _make(folder: Path, user: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)
+    _permit(folder.parent, user, _SEARCH)
+    _permit(folder, user, _ALL)
+
+
+def _permit(folder: Path, user: int, rights: int) -> None:
+    """Give a user rights on a folder that is root's; others have none."""
     nobody = 0xFFFF_FFFF
     entries = (
         (_OWNER, _ALL, nobody),
-        (_USER, _ALL, user),
+        (_USER, rights, user),
         (_GROUP, 0, nobody),
-        (_MASK, _ALL, nobody),
+        (_MASK, rights, nobody),
         (_OTHER, 0, nobody),
     )
     os.setxattr(folder, _ACL, _VERSION + b"".join(_ENTRY.pack(*one) for one in entries))
+
+
+def _clear(folder: Path) -> None:
+    """Remove the folder of a socket, and the right to reach it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # there is none
+        os.removexattr(folder.parent, _ACL)
 
 
 def _allowed(folder: Path) -> int:
