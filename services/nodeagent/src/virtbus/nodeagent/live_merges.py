@@ -161,7 +161,7 @@ class LiveMerges:
     async def _look(self, guest: ActorState) -> GuestLayers:
         with asked_again():
             seen = await self._tools.layers.look(guest.record.uid)
-            if seen is not None and seen.differs:  # perhaps a disk was attached meanwhile
+            if seen is not None and seen.differs:  # a disk may have been attached meanwhile
                 seen = await self._tools.layers.look(guest.record.uid)
         if seen is None:  # it has just ended, or libvirt has lost it and QEMU copies on
             raise _unknown("libvirt does not have it")
