@@ -12,14 +12,13 @@ from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.reading_scratch import ReadingScratch
-from virtbus.schemas.backup import BackupWork
+from virtbus.schemas.backup import ScratchWork
 from virtbus.schemas.errors import VirtbusError
 
 
-def work(**more: object) -> BackupWork:
-    fields = {"id": uid(1), "uid": uid(2), "namespace": "default", "name": "web", "node": "n1"}
+def work(**more: object) -> ScratchWork:
     disks = [{"name": "root", "size_bytes": 8 * MIB}]
-    return BackupWork.model_validate({**fields, "scratch": True, "disks": disks, **more})
+    return ScratchWork.model_validate({"id": uid(1), "disks": disks, **more})
 
 
 def scratch(tmp_path: Path, limits: SpaceLimits, threads: DiskThreads) -> ReadingScratch:
@@ -31,7 +30,7 @@ async def test_files_are_staged_again_kept_and_removed(tmp_path: Path) -> None:
     made = scratch(tmp_path, SpaceLimits(0, 0.0), threads)
     file = tmp_path / "backups" / uid(1) / "root.qcow2"
     for _ in range(2):
-        state = await made.do(work(bitmaps=()))
+        state = await made.do(work(stage=True))
         assert (state.state, state.step) == ("working", "serve")
         found = read_overlay(file.read_bytes()[:HEAD_BYTES])
         assert (found.virtual_size_bytes, found.backing_path) == (8 * MIB, "")
