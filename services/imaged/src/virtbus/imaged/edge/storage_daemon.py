@@ -61,7 +61,8 @@ async def _run(
 async def _say(
     process: asyncio.subprocess.Process, command: str, arguments: Mapping[str, Any]
 ) -> None:
-    if process.stdin is not None:
+    # uvloop raises RuntimeError for a pipe that it has closed, because the daemon was killed
+    if process.stdin is not None and not process.stdin.is_closing():
         line = json.dumps({"execute": command, "arguments": arguments})
         with contextlib.suppress(ConnectionError):  # it has ended, and its exit code says why
             process.stdin.write(f"{line}\n".encode())

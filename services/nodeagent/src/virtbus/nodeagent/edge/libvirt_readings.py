@@ -1,8 +1,8 @@
 """Implements the `GuestReadPort` with libvirt, and without one for simulated guests (ADR 0901).
 
-QEMU makes the socket itself. So its folder belongs to QEMU's user, below one that is root's. A
-guest that took its QEMU over may put another thing in its place: only a socket of that user is
-used.
+QEMU makes the socket itself. So QEMU's user may write to its folder, by an access control list: the
+agent has no right to give files away. A guest that took its QEMU over may put another thing in its
+place: only a socket of that user is used.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import stat
+import struct
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -43,8 +44,12 @@ ENDED_S = 20.0
 LOOK_S = 0.05
 CONNECT_S = 5.0
 FOLDER = "nbd"
-_USER = re.compile(r"\+(\d+):\+(\d+)")
+_LABEL = re.compile(r"\+(\d+):\+\d+")
 """libvirt's label of the user and group of a QEMU."""
+_ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
+_OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20
+"""The form and the tags of an access control list (linux/posix_acl_xattr.h)."""
+_ALL = 7
 
 
 class LibvirtReadings:
@@ -145,25 +150,40 @@ def _served(domain: libvirt.virDomain) -> str:
         raise
 
 
-def _user_of(domain: libvirt.virDomain) -> tuple[int, int]:
-    """Return the user and the group of a running QEMU; raises VirtbusError 422."""
+def _user_of(domain: libvirt.virDomain) -> int:
+    """Return the user of a running QEMU; raises VirtbusError 422."""
     for label, *_ in domain.securityLabelList():
-        if found := _USER.fullmatch(label):
-            return int(found[1]), int(found[2])
+        if found := _LABEL.fullmatch(label):
+            return int(found[1])
     message = "libvirt does not say which user its QEMU has; see security_driver in its qemu.conf"
     raise VirtbusError(Code.UNSUPPORTED, "qemu_user_unknown", message)
 
 
-def _make(folder: Path, user: tuple[int, int]) -> None:
-    """Make an empty folder for QEMU's socket; nobody else passes it."""
+def _make(folder: Path, user: int) -> None:
+    """Make an empty folder for the socket of QEMU's user; nobody else passes it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)
-    os.chown(folder, *user)
+    nobody = 0xFFFF_FFFF
+    entries = (
+        (_OWNER, _ALL, nobody),
+        (_USER, _ALL, user),
+        (_GROUP, 0, nobody),
+        (_MASK, _ALL, nobody),
+        (_OTHER, 0, nobody),
+    )
+    os.setxattr(folder, _ACL, _VERSION + b"".join(_ENTRY.pack(*one) for one in entries))
+
+
+def _allowed(folder: Path) -> int:
+    """Return the user that may write to a folder of `_make`."""
+    entries = os.getxattr(folder, _ACL)[len(_VERSION) :]
+    found = {tag: user for tag, _, user in _ENTRY.iter_unpack(entries)}
+    return int(found[_USER])
 
 
 def _connected(path: Path) -> socket.socket:
-    """Connect to a socket, which has to belong to the owner of its folder."""
+    """Connect to a socket, which has to belong to QEMU's user."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as undo:
         undo.callback(made.close)
@@ -171,7 +191,7 @@ def _connected(path: Path) -> socket.socket:
             descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             undo.callback(os.close, descriptor)
             found = os.fstat(descriptor)
-            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == path.parent.stat().st_uid
+            ours = stat.S_ISSOCK(found.st_mode) and found.st_uid == _allowed(path.parent)
             if not ours:
                 raise not_served()
             made.settimeout(CONNECT_S)
