@@ -358,6 +358,22 @@ async def test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one(
         assert point > 10
 
 
+async def test_files_of_readings_expire_without_a_backup_directory(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node() as node, backing_up(node, threads, off=True) as made:
+        old, new = (node.files.root / "backups" / uid(number) for number in (11, 12))
+        for folder in (old, new):
+            folder.mkdir(parents=True)
+        os.utime(old, (1, 1))
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            expiry = group.create_task(made.expire_forever())
+            while old.exists():
+                await asyncio.sleep(0.01)
+            expiry.cancel()
+        assert new.exists()
+
+
 async def test_remains_of_other_attempts_expire_and_work_stays(
     make_node: NodeMaker, threads: DiskThreads, vm: Any
 ) -> None:

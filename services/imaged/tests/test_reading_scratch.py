@@ -1,5 +1,6 @@
 """Files for what a guest overwrites while it is read: empty, bounded by the disk, and removed."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.reading_scratch import ReadingScratch
-from virtbus.schemas.backup import ScratchWork
+from virtbus.schemas.backup import BackupDisk, ScratchWork
 from virtbus.schemas.errors import VirtbusError
 
 
@@ -51,3 +52,17 @@ async def test_a_full_disk_is_told(tmp_path: Path) -> None:
     assert error.value.reason == "disk_full"
     assert (await made.do(work(do="cancel"))).state == "none"
     threads.close()
+
+
+def test_a_reading_may_begin_while_another_one_ends(tmp_path: Path) -> None:
+    disks = [BackupDisk(name="root", virtual_size_bytes=8 * MIB)]
+
+    def begin_and_end(number: int) -> None:
+        staging = BackupStaging(tmp_path)
+        for _ in range(200):
+            staging.make(uid(number), disks)
+            staging.remove(uid(number))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(begin_and_end, range(1, 5)))
+    assert not list(tmp_path.iterdir())

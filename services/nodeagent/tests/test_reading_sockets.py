@@ -53,3 +53,13 @@ def test_a_new_folder_is_empty(folder: Path) -> None:
     (folder / "old").write_text("")
     _make(folder, 1)
     assert (list(folder.iterdir()), _allowed(folder)) == ([], 1)
+
+
+def test_qemus_user_passes_to_the_folder_with_any_umask(folder: Path) -> None:
+    folder.parent.chmod(0o700)
+    before = os.umask(0o077)
+    try:
+        _make(folder, 1)
+    finally:
+        os.umask(before)
+    assert folder.parent.stat().st_mode & 0o777 == 0o711

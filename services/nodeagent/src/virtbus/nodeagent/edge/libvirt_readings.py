@@ -163,6 +163,7 @@ def _make(folder: Path, user: int) -> None:
     """Make an empty folder for the socket of QEMU's user; nobody else passes it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    folder.parent.chmod(0o711)  # QEMU's user passes, with any umask
     folder.mkdir(mode=0o700)
     nobody = 0xFFFF_FFFF
     entries = (
