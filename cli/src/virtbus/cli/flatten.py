@@ -39,7 +39,7 @@ def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) ->
 @target.namespace_option
 @verb
 def of_volume(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the volume NAME into it. No guest may use it."""
+    """Copy the layers below the volume NAME into it. A VM that holds it must be off."""
     _flatten(invocation, {"volume": name, "namespace": namespace}, **flags)
 
 
