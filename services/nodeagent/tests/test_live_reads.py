@@ -64,12 +64,12 @@ class ReadGuest(BackedGuest):
     def _has(self, reading: str) -> bool:
         return self.serves and self.reading is not None and self.reading.id == reading
 
-    async def end(self, _uid: str, reading: str = "") -> bool:
+    async def end(self, _uid: str, reading: str = "", *, off: bool = False) -> bool:
         if self.served_error is not None:
             raise self.served_error
         if not self.lost and (not reading or self._has(reading)):
             self.serves = False
-        return not self.lost
+        return off or not self.lost
 
     async def backup_pins(self) -> set[tuple[str, str]]:
         return {(VM, pin.rpartition(".")[2]) for pin in self.pins}

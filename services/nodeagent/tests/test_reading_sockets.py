@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.nodeagent.edge.libvirt_readings import _allowed, _connected, _make
+from virtbus.nodeagent.edge.libvirt_readings import _allowed, _clear, _connected, _make
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -49,17 +49,16 @@ def test_a_socket_of_another_user_is_refused(folder: Path) -> None:
             _connected(folder / "a.sock")
 
 
+def test_only_qemus_user_reaches_the_folder_until_its_end(folder: Path) -> None:
+    above = folder.parent
+    assert (_allowed(above), above.stat().st_mode & 0o777) == (os.geteuid(), 0o710)
+    _clear(folder)
+    assert (folder.exists(), "system.posix_acl_access" in os.listxattr(above)) == (False, False)
+    assert above.stat().st_mode & 0o007 == 0
+    _clear(folder)
+
+
 def test_a_new_folder_is_empty(folder: Path) -> None:
     (folder / "old").write_text("")
     _make(folder, 1)
     assert (list(folder.iterdir()), _allowed(folder)) == ([], 1)
-
-
-def test_qemus_user_passes_to_the_folder_with_any_umask(folder: Path) -> None:
-    folder.parent.chmod(0o700)
-    before = os.umask(0o077)
-    try:
-        _make(folder, 1)
-    finally:
-        os.umask(before)
-    assert folder.parent.stat().st_mode & 0o777 == 0o711

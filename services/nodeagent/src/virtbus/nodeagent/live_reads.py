@@ -97,12 +97,12 @@ class LiveReads:
                 continue
             try:
                 with asked_again():
-                    ended = await self._tools.reads.end(uid, id_)
+                    ended = await self._tools.reads.end(uid, id_, off=uid not in busy)
             except VirtbusError as error:
                 extra = {"code": error.reason, "uid": uid}
                 log.warning("a reading without an operation is ended later: %s", error, extra=extra)
                 ended = False
-            if ended or uid not in busy:
+            if ended:
                 await self._tools.disks.unpin_backup(uid, id_)
             else:
                 done = False
@@ -171,8 +171,8 @@ class LiveReads:
         """
         op = read.op
         with asked_again():
-            ended = await self._tools.reads.end(op.uid, op.id)
-        if not (ended or read.off):
+            ended = await self._tools.reads.end(op.uid, op.id, off=read.off)
+        if not ended:
             message = "libvirt does not know the guest, which may serve its disks; the agent waits"
             raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)
         await self._tools.disks.unpin_backup(op.uid, op.id)

@@ -353,7 +353,7 @@ class OperationRunner:
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
-        """Remove the file of an operation that was deleted. While imaged is away, try again.
+        """Remove the file of a deleted operation. While imaged is away or starts, try again.
 
         A file that imaged cannot remove expires.
         """
@@ -366,6 +366,8 @@ class OperationRunner:
             return
         except VirtbusError as error:
             log.info("export %s remains: %s", id_, error, extra={"code": "export_remains"})
+            if error.reason in LATER:
+                return
         self._purged.pop(id_, None)
         self._removed[id_] = None
 

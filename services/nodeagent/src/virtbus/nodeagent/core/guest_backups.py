@@ -178,8 +178,9 @@ class GuestReadPort(Protocol):
     async def served(self, uid: str, reading: str) -> bool:
         """Return True while QEMU serves the disks of that instant, also for an earlier agent."""
 
-    async def end(self, uid: str, reading: str = "") -> bool:
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
         """End the server of a reading, or any one, and remove its socket. The bitmap stays.
 
-        Return False if libvirt does not know the guest.
+        Return False if it may still run: libvirt does not know the guest, which is not known to be
+        `off`.
         """

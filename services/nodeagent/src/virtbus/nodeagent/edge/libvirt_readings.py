@@ -49,7 +49,7 @@ _LABEL = re.compile(r"\+(\d+):\+\d+")
 _ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20
 """The form and the tags of an access control list (linux/posix_acl_xattr.h)."""
-_ALL = 7
+_ALL, _SEARCH = 7, 1
 
 
 class LibvirtReadings:
@@ -107,7 +107,7 @@ class LibvirtReadings:
         finally:
             await close(writer)
 
-    async def end(self, uid: str, reading: str = "") -> bool:
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
@@ -126,10 +126,10 @@ class LibvirtReadings:
 
         doing = "end the server of the disks"
         idle = await on_ours(self._links, uid, run, doing, timeout_s=ASK_S)
-        if idle:
+        if idle or (idle is None and off):
             folder = self._folder(uid)
-            await in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
-        return idle is not None
+            await in_thread(lambda: _clear(folder))
+        return off or idle is not None
 
 
 def _drop_useless(domain: libvirt.virDomain) -> None:
@@ -163,17 +163,29 @@ def _make(folder: Path, user: int) -> None:
     """Make an empty folder for the socket of QEMU's user; nobody else passes it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    folder.parent.chmod(0o711)  # QEMU's user passes, with any umask
     folder.mkdir(mode=0o700)
+    _permit(folder.parent, user, _SEARCH)
+    _permit(folder, user, _ALL)
+
+
+def _permit(folder: Path, user: int, rights: int) -> None:
+    """Give a user rights on a folder that is root's; others have none."""
     nobody = 0xFFFF_FFFF
     entries = (
         (_OWNER, _ALL, nobody),
-        (_USER, _ALL, user),
+        (_USER, rights, user),
         (_GROUP, 0, nobody),
-        (_MASK, _ALL, nobody),
+        (_MASK, rights, nobody),
         (_OTHER, 0, nobody),
     )
     os.setxattr(folder, _ACL, _VERSION + b"".join(_ENTRY.pack(*one) for one in entries))
+
+
+def _clear(folder: Path) -> None:
+    """Remove the folder of a socket, and the right to reach it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # there is none
+        os.removexattr(folder.parent, _ACL)
 
 
 def _allowed(folder: Path) -> int:
@@ -223,5 +235,5 @@ class NoReadings:
     def connected(self, uid: str, reading: str) -> contextlib.AbstractAsyncContextManager[Carry]:
         raise simulated()
 
-    async def end(self, uid: str, reading: str = "") -> bool:
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
         return True
