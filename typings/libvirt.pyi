@@ -74,6 +74,7 @@ VIR_DOMAIN_UNDEFINE_MANAGED_SAVE: int
 VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA: int
 VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA: int
 VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY: int
+VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN: int
 VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL: int
 VIR_DOMAIN_JOB_NONE: int
 VIR_DOMAIN_JOB_COMPLETED: int
@@ -100,6 +101,7 @@ class libvirtError(Exception):
 
 class virDomainCheckpoint:
     def getName(self) -> str: ...
+    def getXMLDesc(self, flags: int = ...) -> str: ...
     def delete(self, flags: int = ...) -> int: ...
 
 class virDomain:

@@ -121,16 +121,18 @@ def test_a_reading_that_does_not_finish_ends_without_a_trace(
     platform: Platform, tmp_path: Path
 ) -> None:
     platform.create("web", "--image", "tiny", "--memory", "128MiB", wait="ready")
-    for how in ("time", "interrupt", "failure"):
+    interrupts = {"interrupt": signal.SIGINT, "end": signal.SIGTERM}
+    for how in ("time", *interrupts, "failure"):
         id_ = uuid7()
-        if how == "interrupt":
+        if how in interrupts:
             socket = tmp_path / "nbd.sock"
             reading = platform.start_cli(
                 "backup", "serve", "web", "--id", id_, "--socket", str(socket)
             )
             until(socket.exists, "it is served")
-            reading.send_signal(signal.SIGINT)
+            reading.send_signal(interrupts[how])
             reading.communicate(timeout=60)
+            assert not socket.exists()
         else:
             more = ("--for", "3s", "--", "sleep", "8") if how == "time" else ("--", "false")
             with pytest.raises(Refused):

@@ -1,5 +1,6 @@
 """Files for what a guest overwrites while it is read: empty, bounded by the disk, and removed."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,13 @@ from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.reading_scratch import ReadingScratch
-from virtbus.schemas.backup import BackupWork
+from virtbus.schemas.backup import BackupDisk, ScratchWork
 from virtbus.schemas.errors import VirtbusError
 
 
-def work(**more: object) -> BackupWork:
-    fields = {"id": uid(1), "uid": uid(2), "namespace": "default", "name": "web", "node": "n1"}
+def work(**more: object) -> ScratchWork:
     disks = [{"name": "root", "size_bytes": 8 * MIB}]
-    return BackupWork.model_validate({**fields, "scratch": True, "disks": disks, **more})
+    return ScratchWork.model_validate({"id": uid(1), "disks": disks, **more})
 
 
 def scratch(tmp_path: Path, limits: SpaceLimits, threads: DiskThreads) -> ReadingScratch:
@@ -31,7 +31,7 @@ async def test_files_are_staged_again_kept_and_removed(tmp_path: Path) -> None:
     made = scratch(tmp_path, SpaceLimits(0, 0.0), threads)
     file = tmp_path / "backups" / uid(1) / "root.qcow2"
     for _ in range(2):
-        state = await made.do(work(bitmaps=()))
+        state = await made.do(work(stage=True))
         assert (state.state, state.step) == ("working", "serve")
         found = read_overlay(file.read_bytes()[:HEAD_BYTES])
         assert (found.virtual_size_bytes, found.backing_path) == (8 * MIB, "")
@@ -52,3 +52,17 @@ async def test_a_full_disk_is_told(tmp_path: Path) -> None:
     assert error.value.reason == "disk_full"
     assert (await made.do(work(do="cancel"))).state == "none"
     threads.close()
+
+
+def test_a_reading_may_begin_while_another_one_ends(tmp_path: Path) -> None:
+    disks = [BackupDisk(name="root", virtual_size_bytes=8 * MIB)]
+
+    def begin_and_end(number: int) -> None:
+        staging = BackupStaging(tmp_path)
+        for _ in range(200):
+            staging.make(uid(number), disks)
+            staging.remove(uid(number))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(begin_and_end, range(1, 5)))
+    assert not list(tmp_path.iterdir())

@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.guest_backups import (
     backup_xml,
     checkpoint_xml,
     common_bitmaps,
+    description,
 )
 from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
@@ -349,3 +350,8 @@ def test_only_bitmaps_that_all_disks_have_and_that_count_all_writes_are_used() -
     assert common_bitmaps([(one, lost), (one,)]) == {"one"}
     assert common_bitmaps([(one,), ()]) == frozenset()
     assert common_bitmaps([]) == frozenset()
+
+
+@pytest.mark.parametrize("about", ["", f"data={uid(7)} root="])
+def test_libvirt_keeps_the_description_of_a_bitmap(about: str) -> None:
+    assert description(checkpoint_xml(XML, {"vda"}, "b", about)) == about

@@ -1,7 +1,7 @@
 """A reader has one instant of a running guest, for a bounded time, and nothing of it is left."""
 
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, uid
 from services.nodeagent.tests.test_live_backups import DOWN, FAILED, BackedGuest
-from services.nodeagent.tests.test_live_snapshots import Running
+from services.nodeagent.tests.test_live_snapshots import REF, TAKEN, Running
 from services.nodeagent.tests.test_operations import VM, Machine, Site
 
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
@@ -18,7 +18,7 @@ from virtbus.nodeagent.core.guest_backups import Reading, reading_xml, served_so
 from virtbus.nodeagent.live_reads import LiveReads
 from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import READ_BITMAP, BackupWork, bitmap_name, read_bitmap
+from virtbus.schemas.backup import READ_BITMAP, ScratchWork, bitmap_name, read_bitmap
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import OperationStatus
@@ -38,12 +38,17 @@ class ReadGuest(BackedGuest):
     serves: bool = False
     reading: Reading | None = None
     served_error: VirtbusError | None = None
+    lost: bool = False
+    """True: libvirt does not know the guest, whose QEMU may run."""
+    about: dict[str, str] = field(default_factory=dict)
+    """The descriptions of bitmaps."""
 
     async def bitmaps(
-        self, _uid: str, targets: Collection[str], prefix: str = ""
+        self, _uid: str, targets: Collection[str], prefix: str = "", about: str = ""
     ) -> frozenset[str]:
         assert set(targets) == {"vda", "sda"}
-        return frozenset(name for name in self.known if name.startswith(prefix))
+        of = {name for name in self.known if self.about.get(name, about) == about}
+        return frozenset(name for name in of if name.startswith(prefix))
 
     async def keep_only(
         self, _uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = ""
@@ -54,12 +59,20 @@ class ReadGuest(BackedGuest):
     async def served(self, _uid: str, reading: str) -> bool:
         if self.served_error is not None:
             raise self.served_error
+        return not self.lost and self._has(reading)
+
+    def _has(self, reading: str) -> bool:
         return self.serves and self.reading is not None and self.reading.id == reading
 
-    async def end(self, _uid: str) -> None:
+    async def end(self, _uid: str, reading: str = "", *, off: bool = False) -> bool:
         if self.served_error is not None:
             raise self.served_error
-        self.serves = False
+        if not self.lost and (not reading or self._has(reading)):
+            self.serves = False
+        return off or not self.lost
+
+    async def backup_pins(self) -> set[tuple[str, str]]:
+        return {(VM, pin.rpartition(".")[2]) for pin in self.pins}
 
 
 class Servers:
@@ -76,6 +89,7 @@ class Servers:
         if guest.begin_error is not None:
             raise guest.begin_error
         guest.known.add(reading.bitmap)
+        guest.about[reading.bitmap] = reading.about
         guest.serves = True
 
 
@@ -85,6 +99,8 @@ class Scratch:
 
     staged: dict[str, int] = field(default_factory=dict)
     error: VirtbusError | None = None
+    away: VirtbusError | None = None
+    """The error of its next answer to a cancel."""
 
 
 class ReadSite(Site):
@@ -116,20 +132,21 @@ class ReadSite(Site):
         self.runner.list_ends()
 
     async def answer(self, request: Request) -> WorkState:
-        want = validate(BackupWork, request.data)
-        assert want.scratch
+        want = validate(ScratchWork, request.data)
         if want.do == "cancel":
+            if self.scratch.away is not None:
+                raise self.scratch.away
             self.scratch.staged.clear()
             return WorkState(state="none")
         if self.scratch.error is not None:
             raise self.scratch.error
-        if want.bitmaps is not None:
+        if want.stage:
             self.scratch.staged = {disk.name: disk.size_bytes for disk in want.disks}
         return WorkState(state="working", step="serve")
 
     @asynccontextmanager
     async def running(self, **more: Any) -> AsyncIterator[None]:
-        endpoint = Endpoint("backup", subjects.rpc(NODE, "imaged", "backup"), self.answer)
+        endpoint = Endpoint("scratch", subjects.rpc(NODE, "imaged", "scratch"), self.answer)
         async with self.bus.serve(ServiceInfo("virtbus-imaged", "1"), [endpoint]):
             fields: dict[str, Any] = {"kind": "serve", "disk": "", "within_s": 3600}
             self.asked = fields | more
@@ -283,3 +300,121 @@ def test_the_request_names_each_disk_and_its_bitmap() -> None:
     assert '<disk name="sda" backup="no" />' in text
     assert "exportbitmap" not in reading_xml(XML, {"vda": "/s"}, {"vda": "root"}, "", "/nbd.sock")
     assert served_socket("<domainbackup mode='push'/>") == ""
+
+
+async def test_a_finish_goes_before_the_reading_that_waits(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        await site.put(number=11, **site.asked)
+        assert (await site.after()).phase == "Running"
+        await site.change(finish=True)
+        assert (await site.after()).phase == "Succeeded"
+        assert site.guest.known == {read_bitmap(ID)}
+        await site.after()
+        assert (site.guest.serves, (await site.status(11)).step) == (True, "serve")
+        await site.put(number=11, **site.asked)
+        await site.after()
+    site.nothing_left()
+    assert site.guest.known == {read_bitmap(uid(11))}
+
+
+async def test_the_end_of_a_reading_does_not_concern_the_server_of_another(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        site.guest.reading = Reading(uid(7), {}, {}, "", read_bitmap(uid(7)))
+        await site.change(cancel=True)
+        assert (await site.after()).phase == "Cancelled"
+    assert site.guest.serves
+
+
+async def test_a_snapshot_of_a_volume_waits_for_the_reading_of_its_guest(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        more = {"kind": "snapshot", "resource": "volume", "uid": REF["uid"], "ref": REF}
+        await site.put(number=11, **more, disk="", snapshot=TAKEN)
+        await site.after(2)
+        assert (await site.status(11)).phase == "Accepted"
+        await site.change(finish=True)
+        assert (await site.after()).phase == "Succeeded"
+        with suppress(AssertionError):  # nobody answers for imaged
+            await site.after()
+        assert (await site.status(11)).phase == "Running"
+
+
+async def test_a_bitmap_of_another_volume_with_the_disks_name_is_no_parent(site: ReadSite) -> None:
+    site.guest.known = {read_bitmap(EARLIER)}
+    site.guest.about = {read_bitmap(EARLIER): f"data={uid(6)} root="}
+    async with site.running(since=EARLIER):
+        assert await site.refused() == "no_parent"
+    assert site.guest.known == {read_bitmap(EARLIER)}
+
+
+async def test_a_bitmap_of_the_same_volumes_is_a_parent(site: ReadSite) -> None:
+    site.guest.known = {read_bitmap(EARLIER)}
+    site.guest.about = {read_bitmap(EARLIER): f"data={REF['uid']} root="}
+    async with site.running(since=EARLIER):
+        assert (await site.after()).step == "serve"
+
+
+async def test_a_guest_that_libvirt_has_lost_may_still_serve(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        site.guest.lost = True
+        for more in ({}, {"cancel": True}):
+            await site.change(**more)
+            status = await site.after(2)
+            assert (status.phase, "libvirt does not know" in status.message) == ("Running", True)
+            assert (site.guest.pins, site.scratch.staged) != (set(), {})
+        site.guest.lost = False
+        assert (await site.after()).phase == "Cancelled"
+    site.nothing_left()
+
+
+async def test_a_lost_guest_whose_end_is_seen_fails_the_reading(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        site.guest.lost = True
+        await site.after()
+        site.guest.serves, site.vms = False, {VM: Machine(phase="stopped")}
+        assert await site.refused() == "guest_ended"
+
+
+async def test_an_agent_that_restarts_in_the_first_step_waits_for_its_comparison(
+    site: ReadSite,
+) -> None:
+    async with site.running():
+        site.guest.begin_error = DOWN
+        await site.after()
+        site.guest.begin_error, site.vms = None, {VM: Machine(phase="new", powered=True)}
+        site.restart()
+        assert (await site.after()).phase == "Running"
+        site.vms = {VM: Running()}
+        assert (await site.after()).step == "serve"
+
+
+async def test_the_reason_of_a_failure_stays_while_a_helper_is_away(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        site.scratch.error = VirtbusError(Code.UNAVAILABLE, "disk_full", "below the floor")
+        site.guest.served_error = None
+        site.scratch.away = VirtbusError(Code.UNAVAILABLE, "recovering", "imaged starts")
+        assert (await site.after()).phase == "Running"
+        assert not site.guest.serves
+        site.scratch.error = site.scratch.away = None
+        assert await site.refused() == "disk_full"
+
+
+async def test_a_reading_without_an_operation_is_ended_at_the_first_list(site: ReadSite) -> None:
+    async with site.running():
+        await site.after()
+        site.records.clear()
+        site.guest.served_error = DOWN
+        site.restart()
+        await site.runner.round()
+        assert site.guest.pins
+        site.guest.served_error, site.guest.lost = None, True
+        await site.runner.round()
+        assert site.guest.pins
+        site.guest.lost = False
+        await site.runner.round()
+    assert (site.guest.serves, site.guest.pins) == (False, set())

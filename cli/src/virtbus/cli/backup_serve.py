@@ -1,11 +1,12 @@
 """Implements `virtbus backup serve|finish`: the disks of a running guest for a reader of NBD."""
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ SERVED = "serve"
 """The step of the operation from which readers can connect."""
 VARIABLE = "VIRTBUS_NBD_SOCKET"
 POLL_S = 1.0
+AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
+"""The exit codes of requests that may be repeated: a controller or the bus is away."""
 
 
 @click.command(
@@ -64,31 +67,26 @@ def serve(
 
     Each disk is a read-only export of its name. The bytes travel over the bus. With COMMAND, which
     finds the socket in VIRTBUS_NBD_SOCKET, the reading is finished if it exits with 0, and
-    cancelled otherwise. Without it, `virtbus backup finish ID` ends the reading, and Ctrl-C cancels
-    it.
+    cancelled otherwise. Without it, `virtbus backup finish ID` ends the reading, and Ctrl-C or
+    SIGTERM cancels it; then -o json prints the id and the socket only.
 
     With --since, the ID of the last finished reading, each export has the metadata context
     qemu:dirty-bitmap:changes. The guest runs on meanwhile; its snapshots and backups wait.
     """
     asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
     asked |= {name: value for name, value in flags.items() if value}
-    view = _until_served(invocation, invocation.call("backup", "serve", asked))
-    with ExitStack() as undo:
+    until_s = time.monotonic() + flags["within_s"]
+    with _cancelled_unless_done(invocation, str(asked["id"])), ExitStack() as undo:
+        view = _until_served(invocation, invocation.call("backup", "serve", asked))
         if path is None:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="virtbus-nbd-"))
             path = Path(folder, "nbd.sock")
-        try:
-            code = asyncio.run(_forward(invocation, view, path, command))
-        except (KeyboardInterrupt, CliError):
-            _end(invocation, view, "cancel")
-            raise
+        view = asyncio.run(_forward(invocation, view, path, command, until_s))
     if command:
-        view = _end(invocation, view, "cancel" if code else "finish")
-        if code:
-            message = f"the command ended with {code}, so the reading {view.get('id')} is cancelled"
-            raise CliError(Exit.REFUSED, "reader_failed", message)
+        view = _ask(invocation, ("backup", "finish"), {"id": asked["id"]}, until_s)
     ended = operation.until_ended(invocation, view)
-    invocation.show(ended, lambda: operation.table([ended]))
+    if command or invocation.for_eyes:  # otherwise the socket was the one document
+        invocation.show(ended, lambda: operation.table([ended]))
     operation.refuse_failed(ended)
 
 
@@ -102,9 +100,36 @@ def finish(invocation: Invocation, *, id_: str) -> None:
     operation.refuse_failed(view)
 
 
-def _end(invocation: Invocation, view: Mapping[str, Any], how: str) -> dict[str, Any]:
-    resource = "backup" if how == "finish" else "operation"
-    return invocation.call(resource, how, {"id": view.get("id")})
+@contextmanager
+def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
+    """Cancel the reading if the body fails or is interrupted, also by SIGTERM."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    except (KeyboardInterrupt, CliError) as error:
+        if isinstance(error, CliError) and error.reason == "id_taken":
+            raise  # that is another operation
+        try:
+            invocation.call("operation", "cancel", {"id": id_})
+        except CliError as failed:
+            if failed.exit_code in AWAY:  # otherwise it has ended, or never began
+                _complain(f"it is not known to be cancelled: `virtbus operation cancel {id_}`")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ask(
+    invocation: Invocation, what: tuple[str, str], data: Mapping[str, Any], until_s: float
+) -> dict[str, Any]:
+    """Return the answer to a request that may be repeated; the bus may be away until `until_s`."""
+    while True:
+        try:
+            return invocation.call(*what, data)
+        except CliError as error:
+            if error.exit_code not in AWAY or time.monotonic() > until_s:
+                raise
+        time.sleep(POLL_S)
 
 
 def _until_served(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
@@ -123,9 +148,17 @@ def _until_served(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any
 
 
 async def _forward(
-    invocation: Invocation, view: Mapping[str, Any], path: Path, command: tuple[str, ...]
-) -> int:
-    """Serve the socket until COMMAND or the reading ends; return the exit code of COMMAND."""
+    invocation: Invocation,
+    view: dict[str, Any],
+    path: Path,
+    command: tuple[str, ...],
+    until_s: float,
+) -> dict[str, Any]:
+    """Serve the socket until COMMAND or the reading ends; return the reading.
+
+    Raises:
+        CliError: COMMAND failed; `local_socket`; as `_ask`.
+    """
     from virtbus.bus.runtime.tasks import background
     from virtbus.cli.vm import forwarding  # imported here, because it loads slowly
     from virtbus.schemas.streams import DisksRead
@@ -141,28 +174,35 @@ async def _forward(
         except OSError as error:
             message = f"cannot listen on {path}: {error.strerror or error}"
             raise CliError(Exit.REFUSED, "local_socket", message) from None
-        if command:
-            return await _run(command, invocation.environ | {VARIABLE: str(path)})
-        _tell(invocation, uid, path)
-        while True:
-            seen = await asyncio.to_thread(invocation.call, "operation", "get", {"id": uid})
-            if seen.get("phase") in operation.ENDED:
-                return 0
-            await asyncio.sleep(POLL_S)
+        with ExitStack() as undo:
+            undo.callback(path.unlink, missing_ok=True)
+            if command:
+                await _run(command, invocation.environ | {VARIABLE: str(path)}, uid)
+                return view
+            _tell(invocation, uid, path)
+            what = "operation", "get"
+            while view.get("phase") not in operation.ENDED:
+                await asyncio.sleep(POLL_S)
+                view = await asyncio.to_thread(_ask, invocation, what, {"id": uid}, until_s)
+            return view
 
 
-async def _run(command: tuple[str, ...], environ: Mapping[str, str]) -> int:
+async def _run(command: tuple[str, ...], environ: Mapping[str, str], id_: str) -> None:
+    """Run the reader to its end; raises CliError unless it exits with 0."""
     try:
         process = await asyncio.create_subprocess_exec(*command, env=dict(environ))
     except OSError as error:
         message = f"cannot run {command[0]}: {error.strerror}"
         raise CliError(Exit.REFUSED, "no_command", message) from None
     try:
-        return await process.wait()
+        code = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if code:
+        message = f"the command ended with {code}, so the reading {id_} is cancelled"
+        raise CliError(Exit.REFUSED, "reader_failed", message)
 
 
 def _tell(invocation: Invocation, id_: str, path: Path) -> None:

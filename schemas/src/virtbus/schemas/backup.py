@@ -158,9 +158,19 @@ class BackupWork(LenientModel):
     at_ns: int = 0
     """The instant of the content, once `pushed`."""
     remark: str = ""
-    scratch: bool = False
-    """True: the files are for what a guest overwrites while a reader has its disks (`serve`). They
-    are removed by `cancel`, also after a success, and no backup is made."""
+
+
+class ScratchWork(LenientModel):
+    """`rpc.imaged.scratch`: check the free space for reading `id`, or remove its files (`cancel`).
+
+    The guest's QEMU writes to these files what it overwrites while a reader has its disks.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    stage: bool = False
+    """True: write empty files for `disks` first, in place of earlier ones."""
+    disks: tuple[BackedDisk, ...] = Field((), max_length=256)
 
 
 class VerifyWork(LenientModel):

@@ -287,6 +287,7 @@ CHANNELS: tuple[Channel, ...] = (
         backup.HeldBackups,
         "List, get or delete backups of the node.",
     ),
+    _rpc("imaged", "scratch", backup.ScratchWork, node_rpc.WorkState, "Files of a reading."),
     *NETD_CALLS,
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),

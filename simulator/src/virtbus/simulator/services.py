@@ -13,7 +13,7 @@ from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import BackupsAsk, BackupWork, VerifyWork
+from virtbus.schemas.backup import BackupsAsk, BackupWork, ScratchWork, VerifyWork
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
@@ -100,6 +100,7 @@ class SimulatedNode:
             "fill": (FillWork, self.images.fill),
             "backup": (BackupWork, self.images.backup),
             "backup-verify": (VerifyWork, lambda _want: WorkState(state="done")),
+            "scratch": (ScratchWork, lambda _want: WorkState(state="none")),
             "backups": (BackupsAsk, self.images.backups),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),

@@ -3,7 +3,7 @@
 from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.schemas.backup import BackupDisk, BackupWork
+from virtbus.schemas.backup import BackupDisk, ScratchWork
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import STEPS
 
@@ -18,8 +18,8 @@ class ReadingScratch:
         self._space = space
         self._threads = threads
 
-    async def do(self, want: BackupWork) -> WorkState:
-        """Stage empty files if `bitmaps` is given, check the free space, or remove the files.
+    async def do(self, want: ScratchWork) -> WorkState:
+        """Stage empty files if wanted, check the free space, or remove the files.
 
         Raises:
             VirtbusError: 503 `disk_full`: the reading has to end before a write of the guest fails;
@@ -29,7 +29,7 @@ class ReadingScratch:
             await self._threads.run(self._staging.remove, want.id)
             return WorkState(state="none")
         await self._threads.run(self._space.check_room, 0)
-        if want.bitmaps is not None:
+        if want.stage:
             disks = [
                 BackupDisk(name=one.name, virtual_size_bytes=one.size_bytes) for one in want.disks
             ]

@@ -22,7 +22,7 @@ from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
-from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, VerifyWork
+from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, ScratchWork, VerifyWork
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.flattening import FlattenWork
@@ -155,10 +155,11 @@ class Requests:
 
     async def backup(self, request: Request) -> WorkState:
         """Begin, continue or cancel a backup; the answer does not wait for its end."""
-        want = validate(BackupWork, request.data)
-        if want.scratch:
-            return await self._transfers.scratch.do(want)
-        return await self._transfers.backups.do(want)
+        return await self._transfers.backups.do(validate(BackupWork, request.data))
+
+    async def scratch(self, request: Request) -> WorkState:
+        """Make, check or remove the files of a reading."""
+        return await self._transfers.scratch.do(validate(ScratchWork, request.data))
 
     async def backup_verify(self, request: Request) -> WorkState:
         """Begin, continue or cancel a verification; the answer does not wait for its end."""

@@ -67,7 +67,7 @@ VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "
 VERBS |= dict.fromkeys(
     ("volume-release", "export", "fill", "snapshot", "snapshot-release", "flatten"), 64
 )
-VERBS |= dict.fromkeys(("backup", "backup-verify"), 64)
+VERBS |= dict.fromkeys(("backup", "backup-verify", "scratch"), 64)
 VERBS["backups"] = 8
 VERBS["layers"] = 1
 VERBS["export-link"] = 16
@@ -260,11 +260,14 @@ class Imaged:
 
     def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:
         settings, files, stored = self._settings, None, None
+        staging = BackupStaging(settings.state_dir / "disks")
         if settings.backup_dir is not None:
             files = BackupFiles(settings.state_dir / "disks", settings.backup_dir)
             stored = DiskSpace(settings.backup_dir, settings.space)
         sources, threads = self._bus.sources, self._backup_threads
-        return BackupParts(locks, places, files, staged, stored, threads, settings.limits, sources)
+        return BackupParts(
+            *(locks, places, files, staging, staged, stored, threads, settings.limits, sources)
+        )
 
     def _registries(self) -> Registries:
         return Registries(

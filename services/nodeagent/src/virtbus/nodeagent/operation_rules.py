@@ -90,6 +90,12 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     return Verdict(ends=GOING) if vm is None or _leaves(vm) else GO
 
 
+def is_off(op: OperationRecord, vms: Iterable[ActorState]) -> bool:
+    """Return True if no guest of the VM runs: it is off, or has left the node."""
+    vm = _found(op, vms)
+    return vm is None or vm.phase in OFF
+
+
 def _leaves(vm: ActorState) -> bool:
     return vm.ends or vm.phase in LEAVING
 

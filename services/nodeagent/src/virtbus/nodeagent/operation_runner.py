@@ -16,20 +16,22 @@ from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_merges import LiveMerges
-from virtbus.nodeagent.live_reads import LiveReads
+from virtbus.nodeagent.live_reads import SERVE, LiveReads, Read
 from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
 from virtbus.nodeagent.operation_rules import (
+    OFF,
     backup_work,
     before,
     during,
     flatten_work,
     guest_of,
+    is_off,
     snapshot_work,
 )
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import BackupWork, VerifyWork
+from virtbus.schemas.backup import BackupWork, ScratchWork, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
@@ -90,6 +92,8 @@ class OperationRunner:
         """Those that are not known to have ended: a round costs nothing for the others."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
+        self._unknown = False
+        """True: there may be readings that no operation names."""
         self._removed: Recent[str, None] = Recent(REMEMBERED)
         self._wake = asyncio.Event()
 
@@ -103,6 +107,7 @@ class OperationRunner:
         for gone in self._missing:
             self._forget(gone)
         self._missing.clear()
+        self._unknown = self._reads is not None
         self._wake.set()
 
     def take(self, entry: Entry) -> None:
@@ -138,29 +143,55 @@ class OperationRunner:
                 await self.round()
 
     def _has_work(self) -> bool:
-        return bool(self._purged) or bool(self._due())
+        self._drop_ended()
+        return self._unknown or bool(self._purged) or bool(self._open)
 
-    def _due(self) -> list[_Held]:
-        """Return the oldest operation of each VM and volume that has not ended."""
+    def _drop_ended(self) -> None:
         for id_ in [id_ for id_ in self._open if self._statuses.ended(id_)]:
             del self._open[id_]
-        first: dict[str, _Held] = {}
+
+    def _queues(self) -> list[list[OperationRecord]]:
+        """Return the operations of each VM and volume, the oldest first.
+
+        That of a volume of a running guest waits with those of the VM.
+        """
+        self._drop_ended()
+        vms = list(self._vms())
+        found: dict[str, list[OperationRecord]] = {}
         for held in sorted(self._open.values(), key=lambda one: one.revision):
-            first.setdefault(held.record.uid, held)
-        return list(first.values())
+            guest = guest_of(held.record, vms)
+            uid = guest.record.uid if guest is not None else held.record.uid
+            found.setdefault(uid, []).append(held.record)
+        return list(found.values())
 
     async def round(self) -> None:
         """Do one step of each operation that is due."""
         if self._merges is not None:
             self._merges.keep(self._open)
         async with asyncio.TaskGroup() as group:
+            if self._unknown and self._reads is not None:
+                group.create_task(self._end_unknown(self._reads))
             for id_ in list(self._purged):
                 group.create_task(self._remove(id_))
-            for held in self._due():
-                group.create_task(self._guarded(held.record))
+            for queue in self._queues():
+                group.create_task(self._guarded(queue))
 
-    async def _guarded(self, op: OperationRecord) -> None:
+    async def _end_unknown(self, reads: LiveReads) -> None:
+        busy = {vm.record.uid for vm in self._vms() if vm.phase not in OFF}
+        self._unknown = False
+        if not await reads.end_unknown(self._held, busy):
+            self._unknown = True
+
+    async def _guarded(self, queue: list[OperationRecord]) -> None:
+        """Do the next step of the operation that runs, otherwise of the oldest one.
+
+        A cancel or a finish makes the record newer than those that wait.
+        """
+        op = queue[0]
         try:
+            phases = [(await self._statuses.get(each)).phase for each in queue]
+            if OperationPhase.RUNNING in phases:
+                op = queue[phases.index(OperationPhase.RUNNING)]
             await self._bounded(op)
         except ConflictError:
             self._statuses.forget(op.id)  # a controller ended it: read its status again
@@ -212,6 +243,7 @@ class OperationRunner:
         pushed = self._backups is not None and self._backups.begun(op.id)
         uses_disks = op.snapshot is not None or op.kind == "flatten"
         uses_disks |= op.kind == "backup" and not pushed
+        uses_disks |= op.kind == "serve" and status.step != SERVE
         waits = uses_disks and (not cancel or op.kind == "flatten")  # a guest's QEMU may copy on
         if waits and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
@@ -219,9 +251,11 @@ class OperationRunner:
         try:
             state = await self._work(op, do, status)
         except VirtbusError as error:
-            if error.reason not in LATER:
-                now_ns = self._bus.sources.time_ns()
-                await self._write(op, status.after("fail", now_ns, step="", error=error.body))
+            if error.reason in LATER:
+                await self._write(op, status.model_copy(update={"message": str(error)}))
+                return
+            now_ns = self._bus.sources.time_ns()
+            await self._write(op, status.after("fail", now_ns, step="", error=error.body))
             return
         await self._write(op, self._after(op, status, state, verdict.ends))
 
@@ -252,10 +286,10 @@ class OperationRunner:
         if self._reads is None:
             message = "this agent serves no disks"
             raise VirtbusError(Code.UNSUPPORTED, "no_readings", message)
-        work = backup_work(op, do, self._vms()).model_copy(update={"scratch": True})
-        if do == "cancel":
-            return await self._reads.cancel(op, work, self._ask_backup)
-        return await self._reads.ensure(op, status, work, guest, self._ask_backup)
+        vms = list(self._vms())
+        read = Read(op, status, backup_work(op, do, vms), guest, is_off(op, vms))
+        step = self._reads.cancel if do == "cancel" else self._reads.ensure
+        return await step(read, self._ask_scratch)
 
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
@@ -311,6 +345,10 @@ class OperationRunner:
 
     async def _ask_backup(self, work: BackupWork) -> WorkState:
         subject = subjects.rpc(self._node, "imaged", "backup")
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
+    async def _ask_scratch(self, work: ScratchWork) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", "scratch")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _ask_snapshot(self, work: SnapshotWork) -> WorkState:

@@ -157,6 +157,7 @@ _VALUES: dict[str, Any] = {
     "BackupCreate.mode": "full",
     "BackupAsk.id": OTHER_UID,
     "BackupFinish.id": OTHER_UID,
+    "ScratchWork.id": OTHER_UID,
     "BackupServe.id": OTHER_UID,
     "FlattenWork.id": OTHER_UID,
     "OperationFlatten.id": OTHER_UID,

@@ -94,10 +94,15 @@ def served_socket(xml: str) -> str:
     return "" if server is None else server.get("socket", "")
 
 
-def checkpoint_xml(xml: str, targets: Collection[str], bitmap: str) -> str:
-    """Return libvirt's request to make a bitmap in the disks `targets` at the same instant."""
+def checkpoint_xml(xml: str, targets: Collection[str], bitmap: str, about: str = "") -> str:
+    """Return libvirt's request to make a bitmap in the disks `targets` at the same instant.
+
+    libvirt keeps the description `about`.
+    """
     request = ET.Element("domaincheckpoint")
     ET.SubElement(request, "name").text = bitmap
+    if about:
+        ET.SubElement(request, "description").text = about
     disks = ET.SubElement(request, "disks")
     for name in _targets(xml):
         if name in targets:
@@ -105,6 +110,11 @@ def checkpoint_xml(xml: str, targets: Collection[str], bitmap: str) -> str:
         else:
             ET.SubElement(disks, "disk", name=name, checkpoint="no")
     return ET.tostring(request, encoding="unicode")
+
+
+def description(xml: str) -> str:
+    """Return the description of a checkpoint."""
+    return ET.fromstring(xml).findtext("description", "")  # noqa: S314  from libvirtd
 
 
 def _targets(xml: str) -> list[str]:
@@ -116,11 +126,12 @@ class GuestBackupPort(Protocol):
     """Lets the QEMU of a running guest write backups. Errors are as those of `Hypervisor`."""
 
     async def bitmaps(
-        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
         """Return the bitmaps of a `prefix` that all disks `targets` have, and libvirt can use.
 
-        QEMU's own answer counts; libvirt must know the bitmap as well.
+        QEMU's own answer counts; libvirt must know the bitmap as well, with the description
+        `about`.
         """
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
@@ -154,16 +165,22 @@ class Reading:
     """The bitmap of the earlier reading, or empty."""
     bitmap: str
     """The bitmap that is made at this instant."""
+    about: str = ""
+    """Its description: which volumes the disks are."""
 
 
 class GuestReadPort(Protocol):
     """Lets the QEMU of a running guest serve its disks. Errors are as those of `Hypervisor`."""
 
     async def begin(self, uid: str, reading: Reading) -> None:
-        """Let QEMU serve the disks of this instant on a socket that only root can reach."""
+        """Let QEMU serve the disks of this instant on a socket of QEMU's user."""
 
     async def served(self, uid: str, reading: str) -> bool:
         """Return True while QEMU serves the disks of that instant, also for an earlier agent."""
 
-    async def end(self, uid: str) -> None:
-        """End the server, and remove its socket; no effect without one. The bitmap stays."""
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
+        """End the server of a reading, or any one, and remove its socket. The bitmap stays.
+
+        Return False if it may still run: libvirt does not know the guest, which is not known to be
+        `off`.
+        """

@@ -15,6 +15,7 @@ from virtbus.nodeagent.core.guest_backups import (
     backup_xml,
     checkpoint_xml,
     common_bitmaps,
+    description,
 )
 from virtbus.nodeagent.core.guest_layers import named_files
 from virtbus.nodeagent.edge import qemu_monitor
@@ -29,6 +30,7 @@ ASK_S = 45.0
 BEGIN_S = 60.0
 _KEEP = libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
+_NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
 
 
@@ -39,12 +41,16 @@ class LibvirtBackups:
         self._links = links
 
     async def bitmaps(
-        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
         def run(domain: libvirt.virDomain) -> frozenset[str]:
             of_file = qemu_monitor.bitmaps(domain)
             files = named_files(domain.XMLDesc())
-            known = {one.getName() for one in domain.listAllCheckpoints()}
+            known = {
+                one.getName()
+                for one in domain.listAllCheckpoints()
+                if description(one.getXMLDesc(_NO_DOMAIN)) == about
+            }
             disks = [of_file.get(files.get(target, ""), ()) for target in targets]
             found = common_bitmaps(disks) & known
             return frozenset(name for name in found if name.startswith(prefix))
@@ -119,7 +125,7 @@ class NoBackups:
     """The `GuestBackupPort` for simulated guests, which have no disks."""
 
     async def bitmaps(
-        self, uid: str, targets: Collection[str], prefix: str = BITMAP
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
         raise simulated()
 

@@ -27,12 +27,14 @@ from virtbus.nodeagent.core.guest_backups import (
     reading_xml,
     served_socket,
 )
+from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.guest_connections import close
 from virtbus.nodeagent.edge.libvirt_backups import BEGIN_S, simulated
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.streams import Carry
+from virtbus.schemas.backup import READ_BITMAP
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 
@@ -72,10 +74,11 @@ class LibvirtReadings:
 
         def run(domain: libvirt.virDomain) -> None:
             _make(path.parent, _user_of(domain))
+            _drop_useless(domain)
             xml = domain.XMLDesc()
             domain.backupBegin(
                 reading_xml(xml, reading.files, reading.exports, reading.since, str(path)),
-                checkpoint_xml(xml, reading.files, reading.bitmap),
+                checkpoint_xml(xml, reading.files, reading.bitmap, reading.about),
                 libvirt.VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL,
             )
 
@@ -104,9 +107,14 @@ class LibvirtReadings:
         finally:
             await close(writer)
 
-    async def end(self, uid: str) -> None:
-        def run(domain: libvirt.virDomain) -> None:
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
+        only = str(self._socket(uid, reading)) if reading else ""
+
+        def run(domain: libvirt.virDomain) -> bool:
+            """Return True if QEMU serves nothing then."""
             until_s = time.monotonic() + ENDED_S
+            if only and _served(domain) not in {"", only}:
+                return False
             if _served(domain):
                 domain.abortJob()
             while _served(domain):
@@ -114,10 +122,22 @@ class LibvirtReadings:
                     message = "QEMU still serves the disks; the agent asks again"
                     raise VirtbusError(Code.UNAVAILABLE, "domain_busy", message)
                 time.sleep(LOOK_S)
+            return True
 
-        await on_ours(self._links, uid, run, "end the server of the disks", timeout_s=ASK_S)
-        folder = self._folder(uid)
-        await in_thread(lambda: _clear(folder))
+        doing = "end the server of the disks"
+        idle = await on_ours(self._links, uid, run, doing, timeout_s=ASK_S)
+        if idle or (idle is None and off):
+            folder = self._folder(uid)
+            await in_thread(lambda: _clear(folder))
+        return off or idle is not None
+
+
+def _drop_useless(domain: libvirt.virDomain) -> None:
+    """Remove the bitmaps of readings that libvirt does not know: no reading can rest on them."""
+    known = {one.getName() for one in domain.listAllCheckpoints()}
+    qemu_monitor.remove_bitmaps(
+        domain, lambda name: name.startswith(READ_BITMAP) and name not in known
+    )
 
 
 def _served(domain: libvirt.virDomain) -> str:
@@ -215,5 +235,5 @@ class NoReadings:
     def connected(self, uid: str, reading: str) -> contextlib.AbstractAsyncContextManager[Carry]:
         raise simulated()
 
-    async def end(self, uid: str) -> None:
-        return None
+    async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
+        return True
