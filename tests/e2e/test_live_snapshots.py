@@ -142,10 +142,10 @@ def begun(platform: Platform, vm: str, count: int) -> str:
 
 
 def rests_on(platform: Platform, vm: str) -> str:
-    """Return the file below the disk of a VM."""
+    """Return the file below the disk of a VM that is off."""
     disk = platform.state_dir / "disks" / platform.get(vm)["uid"] / "root.qcow2"
     told = subprocess.run(
-        ["qemu-img", "info", "-U", "--output=json", str(disk)], check=True, capture_output=True
+        ["qemu-img", "info", "--output=json", str(disk)], check=True, capture_output=True
     )
     return str(json.loads(told.stdout)["backing-filename"])
 
@@ -163,9 +163,6 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     assert first != second
     assert platform.get("web")["state"] == "Running"
     assert platform.get("web2")["uid"] != platform.get("web")["uid"]
-    assert "/layers/" in rests_on(platform, "web")
-    platform.cli("vm", "flatten", "web")  # its guest runs
-    assert "/images/" in rests_on(platform, "web")
     platform.delete("web")
     platform.cli("snapshot", "delete", "clone-web2")
     platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")

@@ -26,7 +26,7 @@ def _options(function: Any) -> Any:
 @target.namespace_option
 @verb
 def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the disks of the VM NAME into them. Its guest may run.
+    """Copy the layers below the disks of the VM NAME into them. The VM must be off.
 
     Then a clone depends on no snapshot, and reads are faster. Disks still rest on their images.
     """

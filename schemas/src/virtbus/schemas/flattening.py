@@ -21,7 +21,5 @@ class FlattenWork(LenientModel):
     name: Id
     """The name of the VM or the volume."""
     disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
-    live: bool = False
-    """True: the guest's QEMU merges them, and imaged only checks the free space."""
     may_begin: bool = True
     """False: a guest may use the disks unless this work has begun."""

@@ -31,8 +31,8 @@ class OperationExport(StrictModel):
 class OperationFlatten(StrictModel):
     """`operation.flatten`: let disks rest on no layers, but only on their images, if any.
 
-    The disks are those of a VM, which may run (`vm`), or a `volume` that no VM holds. Give exactly
-    one of them. Without `id` the server generates one.
+    The disks are those of a VM that is off (`vm`), or a `volume` that no VM holds. Give exactly one
+    of them. Without `id` the server generates one.
     """
 
     namespace: Id = "default"

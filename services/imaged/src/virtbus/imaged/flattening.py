@@ -61,9 +61,6 @@ class Flattening:
                 another. 404 `disk_missing`; 409 `disk_in_use`, `disk_damaged`, `disk_unreadable`;
                 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`, `store_error`.
         """
-        if want.live:
-            await self._parts.threads.run(self._parts.space.check_room, 0)
-            return WorkState(state="working", step=MERGE)
         done = partial(self._done, want)
         if want.do == "ensure":
             return await self._jobs.ensure(want.id, want.uid, done, partial(self._run, want))

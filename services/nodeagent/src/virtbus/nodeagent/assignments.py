@@ -23,7 +23,6 @@ from virtbus.nodeagent.core.uid_table import (
 from virtbus.nodeagent.early_events import EarlyEvents
 from virtbus.nodeagent.layer_keeper import LayerKeeper
 from virtbus.nodeagent.live_backups import LiveBackups
-from virtbus.nodeagent.live_merges import LiveMerges
 from virtbus.nodeagent.live_reads import LiveReads
 from virtbus.nodeagent.live_snapshots import LiveSnapshots
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
@@ -73,12 +72,7 @@ class Assignments:
             tools.settings.node,
             lambda: [actor.vm for actor in self.actors.values()],
             lambda: self.listed and self.join.trusted,
-            LiveWork(
-                LiveSnapshots(tools, self.layers.wake),
-                LiveBackups(tools),
-                LiveReads(tools),
-                LiveMerges(tools),
-            ),
+            LiveWork(LiveSnapshots(tools, self.layers.wake), LiveBackups(tools), LiveReads(tools)),
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()

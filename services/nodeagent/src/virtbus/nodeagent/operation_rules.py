@@ -58,11 +58,7 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
         of_volume = op.resource == "volume" and op.uid in held
-        live = (
-            op.kind in {"snapshot", "backup", "serve", "flatten"}
-            and vm.phase in UP
-            and not _leaves(vm)
-        )
+        live = op.kind in {"snapshot", "backup", "serve"} and vm.phase in UP and not _leaves(vm)
         if live and (of_vm or of_volume):
             return vm
     return None

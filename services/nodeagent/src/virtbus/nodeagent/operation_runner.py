@@ -15,7 +15,6 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.live_backups import LiveBackups
-from virtbus.nodeagent.live_merges import LiveMerges
 from virtbus.nodeagent.live_reads import SERVE, LiveReads, Read
 from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
 from virtbus.nodeagent.operation_rules import (
@@ -33,7 +32,6 @@ from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.backup import BackupWork, ScratchWork, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
@@ -60,7 +58,6 @@ class LiveWork(NamedTuple):
     snapshots: LiveSnapshots | None = None
     backups: LiveBackups | None = None
     reads: LiveReads | None = None
-    merges: LiveMerges | None = None
 
 
 NO_LIVE_WORK = LiveWork()
@@ -85,7 +82,7 @@ class OperationRunner:
         self._node = node
         self._vms = vms
         self._ready = ready
-        self._live, self._backups, self._reads, self._merges = live
+        self._live, self._backups, self._reads = live
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
@@ -272,9 +269,6 @@ class OperationRunner:
         elif op.kind == "snapshot" and guest is not None and self._live is not None:
             step = self._live.cancel if do == "cancel" else self._live.ensure
             return await step(snapshot_work(op, do, self._vms()), guest, self._ask_snapshot)
-        elif op.kind == "flatten" and guest is not None and self._merges is not None:
-            merge = flatten_work(op, do, self._vms())
-            return await self._merges.do(merge, guest, self._ask_merge)
         return await self._ask(op, do)
 
     async def _serve(
@@ -326,7 +320,9 @@ class OperationRunner:
             subject = subjects.rpc(self._node, "imaged", "backup-verify")
             return validate(WorkState, await self._bus.request(subject, check, timeout_s=ASK_S))
         if op.kind == "flatten":
-            return await self._ask_merge(flatten_work(op, do, self._vms()))
+            merge = flatten_work(op, do, self._vms())
+            subject = subjects.rpc(self._node, "imaged", "flatten")
+            return validate(WorkState, await self._bus.request(subject, merge, timeout_s=ASK_S))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
@@ -334,10 +330,6 @@ class OperationRunner:
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
         subject = subjects.rpc(self._node, "imaged", verb)
-        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
-
-    async def _ask_merge(self, work: FlattenWork) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", "flatten")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _ask_backup(self, work: BackupWork) -> WorkState:

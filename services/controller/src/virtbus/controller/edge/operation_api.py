@@ -6,7 +6,7 @@ import logging
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.controller.core import exports, pages, resting
+from virtbus.controller.core import exports, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
 from virtbus.controller.core.volume_changes import not_found
@@ -78,13 +78,9 @@ class OperationApi:
         want = validate(OperationFlatten, request.data)
         asked = OperationExport(namespace=want.namespace, vm=want.vm, volume=want.volume)
         exports.refuse_unclear(asked)
+        fields = {**await self._of(asked, request.account), "disk": ""}
         if want.vm is not None:
-            vm = await self._vms.find(
-                VmRef(name=want.vm, namespace=want.namespace), request.account
-            )
-            fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
-        else:
-            fields = await self._of(asked, request.account)
+            fields["ref"] = None
         made: dict[str, object] = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
         made |= {"namespace": want.namespace, "created_ns": self._sources.time_ns()}
         return await self.begin(

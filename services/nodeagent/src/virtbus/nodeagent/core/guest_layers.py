@@ -1,6 +1,6 @@
 """Describes the files that the disks of a running guest use, and the port that changes them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 from xml.etree import ElementTree as ET
@@ -21,8 +21,6 @@ class GuestLayers:
     """The sizes in bytes that the guest sees, by the files that QEMU's devices use."""
     named: Mapping[str, str] = field(default_factory=dict)
     """The files that libvirt's XML names, by target."""
-    below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The files below each disk in libvirt's XML, from the top, by target."""
 
     @property
     def differs(self) -> bool:
@@ -48,20 +46,6 @@ def named_files(xml: str) -> dict[str, str]:
             continue
         if file := source.get("file"):
             found[target.get("dev", "")] = file
-    return found
-
-
-def files_below(xml: str) -> dict[str, tuple[str, ...]]:
-    """Return the files below each disk in the XML of a running domain, from the top, by target."""
-    found = {}
-    for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314  from libvirtd
-        target, files = disk.find("target"), list[str]()
-        node = disk.find("backingStore")
-        while node is not None and (source := node.find("source")) is not None:
-            files.append(source.get("file", ""))
-            node = node.find("backingStore")
-        if target is not None:
-            found[target.get("dev", "")] = tuple(files)
     return found
 
 
@@ -97,12 +81,3 @@ class GuestLayerPort(Protocol):
 
         After an error, only `look` tells which files the guest uses.
         """
-
-    async def pull(self, uid: str, target: str, base: str) -> None:
-        """Begin to copy the files below a disk into it, down to `base`; empty: all of them."""
-
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
-        """Return the progress of such a copy and its end; None without one."""
-
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
-        """End such copies; no effect without one."""

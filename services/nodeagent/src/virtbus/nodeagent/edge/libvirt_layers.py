@@ -1,10 +1,10 @@
 """Implements the `GuestLayerPort` with libvirt, and without a hypervisor for simulated guests."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import libvirt
 
-from virtbus.nodeagent.core.guest_layers import GuestLayers, files_below, named_files, switch_xml
+from virtbus.nodeagent.core.guest_layers import GuestLayers, named_files, switch_xml
 from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
@@ -32,8 +32,7 @@ class LibvirtLayers:
             if not domain.isActive():
                 return None
             used = qemu_monitor.used_files(domain)
-            xml = domain.XMLDesc()
-            return GuestLayers(used, named_files(xml), files_below(xml))
+            return GuestLayers(used, named_files(domain.XMLDesc()))
 
         return await on_ours(self._links, uid, run, "read the guest's disks", timeout_s=LOOK_S)
 
@@ -42,27 +41,6 @@ class LibvirtLayers:
             domain.snapshotCreateXML(switch_xml(domain.XMLDesc(), files), _FLAGS)
 
         await on_ours(self._links, uid, run, "freeze the disks", timeout_s=SWITCH_S)
-
-    async def pull(self, uid: str, target: str, base: str) -> None:
-        def run(domain: libvirt.virDomain) -> None:
-            domain.blockRebase(target, base or None, 0, 0)
-
-        await on_ours(self._links, uid, run, "merge the layers", timeout_s=LOOK_S)
-
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
-        def run(domain: libvirt.virDomain) -> tuple[int, int] | None:
-            found = domain.blockJobInfo(target, 0) if domain.isActive() else None
-            return (int(found["cur"]), int(found["end"])) if found else None
-
-        return await on_ours(self._links, uid, run, "read the progress", timeout_s=LOOK_S)
-
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
-        def run(domain: libvirt.virDomain) -> None:
-            for target in targets:
-                if domain.isActive() and domain.blockJobInfo(target, 0):
-                    domain.blockJobAbort(target, 0)
-
-        await on_ours(self._links, uid, run, "end the merge", timeout_s=LOOK_S)
 
 
 class NoLayers:
@@ -73,15 +51,6 @@ class NoLayers:
 
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
         raise _simulated()
-
-    async def pull(self, uid: str, target: str, base: str) -> None:
-        raise _simulated()
-
-    async def pulled(self, uid: str, target: str) -> tuple[int, int] | None:
-        return None
-
-    async def end_pulls(self, uid: str, targets: Collection[str]) -> None:
-        return None
 
 
 def _simulated() -> VirtbusError:
