@@ -17,6 +17,7 @@ from virtbus.schemas.backup import BackupsAsk, BackupWork, ScratchWork, VerifyWo
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
@@ -96,6 +97,7 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "flatten": (FlattenWork, lambda _want: WorkState(state="done")),
             "export-link": (ExportLinkAsk, _no_link),
             "fill": (FillWork, self.images.fill),
             "backup": (BackupWork, self.images.backup),
