@@ -41,6 +41,7 @@ VERBS = [
     ("image", "delete"),
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
     *(("backup", verb) for verb in ("create", "get", "list", "verify", "delete")),
+    *(("backup", verb) for verb in ("serve", "finish")),
     *(("backup-schedule", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(("security-group", verb) for verb in ("create", "get", "list", "update", "delete")),
     *(
@@ -63,7 +64,7 @@ VERBS = [
         for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
     ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
-    *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
+    *(("operation", verb) for verb in ("export", "flatten", "get", "list", "cancel", "delete")),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

@@ -1,11 +1,16 @@
 """Backups against a scripted controller."""
 
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.tests.fakes import UID, Cli, Script
+from cli.tests.fakes import UID, Cli, Handler, Script, environment, start
 from cli.tests.test_operation_verbs import view as operation_view
 
+from virtbus.bus.client.ports import Request
 from virtbus.schemas.backup import BackupDisk
 from virtbus.schemas.backup_api import BackupPage, BackupView
 from virtbus.schemas.backup_schedule import (
@@ -13,6 +18,7 @@ from virtbus.schemas.backup_schedule import (
     BackupScheduleSpec,
     BackupScheduleView,
 )
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationPhase
 
 pytestmark = pytest.mark.integration
@@ -115,3 +121,98 @@ async def test_schedules_are_listed(script: Script, cli: Cli) -> None:
     script.answer("backup-schedule", "list", BackupSchedulePage(items=(schedule(),)))
     ended = await cli("backup", "schedule", "list")
     assert "no space" in ended.out
+
+
+async def test_a_reader_that_succeeds_finishes_the_reading(script: Script, cli: Cli) -> None:
+    served = operation_view(id=ID, kind="serve", phase=OperationPhase.RUNNING, step="serve")
+    done = operation_view(id=ID, kind="serve", phase=OperationPhase.SUCCEEDED, result=None)
+    script.answer("backup", "serve", served)
+    script.answer("backup", "finish", done)
+    more = ("--since", UID, "--for", "2m")
+    told = ("sh", "-c", "test -S $VIRTBUS_NBD_SOCKET && echo it is there")
+    ended = await cli("backup", "serve", "web", "--id", ID, *more, "--", *told)
+    assert ended.code == 0, ended.err
+    assert "it is there" in ended.out
+    (asked,) = script.data("backup.serve")
+    assert (asked["since"], asked["within_s"]) == (UID, 120)
+    assert script.data("backup.finish") == [{"id": ID}]
+
+
+async def test_a_reader_that_fails_cancels_the_reading(script: Script, cli: Cli) -> None:
+    served = operation_view(id=ID, kind="serve", phase=OperationPhase.RUNNING, step="serve")
+    script.answer("backup", "serve", served)
+    script.answer("operation", "cancel", served)
+    for command in (("false",), ("/nonexistent/reader",)):
+        ended = await cli("backup", "serve", "web", "--id", ID, "--", *command)
+        assert ended.code == 1
+    assert script.data("operation.cancel") == [{"id": ID}, {"id": ID}]
+    assert not script.data("backup.finish")
+
+
+def served(phase: OperationPhase = OperationPhase.RUNNING, step: str = "serve") -> Any:
+    return operation_view(id=ID, kind="serve", phase=phase, step=step, result=None)
+
+
+AWAY = VirtbusError(Code.UNAVAILABLE, "no_leader", "the bus elects a leader")
+
+
+async def test_an_outage_does_not_end_a_reading(script: Script, cli: Cli, tmp_path: Path) -> None:
+    script.answer("backup", "serve", served())
+    answers = iter([AWAY, served(), AWAY, served(OperationPhase.SUCCEEDED, "")])
+    script.handlers["operation", "get"] = in_turn(answers)
+    socket = tmp_path / "nbd.sock"
+    more = ("--socket", str(socket), "-o", "json")
+    ended = await cli("backup", "serve", "web", "--id", ID, *more)
+    assert ended.code == 0, ended.err
+    assert ended.json == {"id": ID, "socket": str(socket)}
+    assert not script.data("operation.cancel")
+    assert not socket.exists()
+
+
+async def test_a_finish_is_repeated_while_nobody_answers(script: Script, cli: Cli) -> None:
+    script.answer("backup", "serve", served())
+    answers = iter([AWAY, served(OperationPhase.SUCCEEDED, "")])
+    script.handlers["backup", "finish"] = in_turn(answers)
+    ended = await cli("backup", "serve", "web", "--id", ID, "--", "true")
+    assert ended.code == 0, ended.err
+    assert not script.data("operation.cancel")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", ["stage", "serve"])
+async def test_an_interrupt_cancels_the_reading(
+    script: Script, step: str, sent: signal.Signals
+) -> None:
+    for resource, verb in (("backup", "serve"), ("operation", "get"), ("operation", "cancel")):
+        script.answer(resource, verb, served(step=step))
+    process = await start("backup", "serve", "web", "--id", ID, env=environment(script.files))
+    while len(script.data("operation.get")) < 2:
+        await asyncio.sleep(0.02)
+    process.send_signal(sent)
+    await process.communicate()
+    assert script.data("operation.cancel") == [{"id": ID}]
+
+
+async def test_an_error_of_the_cancel_does_not_hide_the_first(script: Script, cli: Cli) -> None:
+    taken = VirtbusError(Code.CONFLICT, "id_taken", "another operation has this id")
+    script.answer("backup", "serve", taken)
+    ended = await cli("backup", "serve", "web", "--id", ID)
+    assert (ended.code, "another operation" in ended.err) == (1, True)
+    assert not script.data("operation.cancel")
+    script.answer("backup", "serve", served())
+    gone = VirtbusError(Code.CONFLICT, "operation_ended", "the operation has ended")
+    script.answer("operation", "cancel", gone)
+    ended = await cli("backup", "serve", "web", "--id", ID, "--", "false")
+    assert (ended.code, "the command ended with 1" in ended.err) == (1, True)
+
+
+def in_turn(answers: Iterator[Any]) -> Handler:
+    """Give each request the next answer, and raise errors."""
+
+    async def handle(_: Request) -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return handle

@@ -126,3 +126,20 @@ async def test_a_link_is_printed_alone(script: Script, cli: Cli) -> None:
     assert [one.valid_s for one in asked] == [7200, 3600]
     script.answer("operation", "get", view(OperationPhase.RUNNING))
     assert (await cli("export", "link", ID)).code == 1
+
+
+async def test_a_merge_of_layers_waits_for_its_end(script: Script, cli: Cli) -> None:
+    done = view(kind="flatten", disk="", result=None)
+    script.answer("operation", "flatten", done)
+    for words, of in ((("vm", "flatten", "web"), "vm"), (("volume", "flatten", "web"), "volume")):
+        ended = await cli(*words, "--id", ID)
+        assert ended.code == 0, ended.err
+        assert "Succeeded" in ended.out
+        assert script.data("operation.flatten")[-1] == {of: "web", "namespace": "default", "id": ID}
+    failed = view(
+        OperationPhase.FAILED,
+        kind="flatten",
+        error=VirtbusError(Code.CONFLICT, "disk_in_use", "web runs").body,
+    )
+    script.answer("operation", "flatten", failed)
+    assert (await cli("vm", "flatten", "web")).code == 1

@@ -19,8 +19,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 REASONS: dict[str, str] = {
     "nodeagent.operation_runner.OperationRunner": (
-        "thirteen attributes: the operations by their states, and the ports of the two kinds of "
-        "work on running guests"
+        "the operations by their states, and the ports of the three kinds of work on running guests"
     ),
     "bus.client.connection.NatsLink": (
         "one connection is one state machine: each call of nats-py and each loss of the "
@@ -43,6 +42,7 @@ REASONS: dict[str, str] = {
         "wires the parts of the controller; the attributes are parts"
     ),
     "imaged.disks.Disks": "one lock a VM covers ensure, release and quarantine of its disks",
+    "imaged.requests.Requests": "one method for each verb of imaged, which it decodes",
     "imaged.edge.store.ImageStore": (
         "one folder with one lock: images, names and leases are consistent only together"
     ),

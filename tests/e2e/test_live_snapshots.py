@@ -141,6 +141,15 @@ def begun(platform: Platform, vm: str, count: int) -> str:
     return address
 
 
+def rests_on(platform: Platform, vm: str) -> str:
+    """Return the file below the disk of a VM."""
+    disk = platform.state_dir / "disks" / platform.get(vm)["uid"] / "root.qcow2"
+    told = subprocess.run(
+        ["qemu-img", "info", "-U", "--output=json", str(disk)], check=True, capture_output=True
+    )
+    return str(json.loads(told.stdout)["backing-filename"])
+
+
 def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     platform: Platform, tmp_path: Path
 ) -> None:
@@ -154,9 +163,24 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     assert first != second
     assert platform.get("web")["state"] == "Running"
     assert platform.get("web2")["uid"] != platform.get("web")["uid"]
+    assert "/layers/" in rests_on(platform, "web")
+    platform.cli("vm", "flatten", "web")  # its guest runs
+    assert "/images/" in rests_on(platform, "web")
+    platform.cli("volume", "create", "more", "--size", "16MiB")
+    platform.cli("volume", "attach", "more", "web")
+    until(lambda: not platform.get("web").get("disks_pending"), lambda: str(platform.get("web")))
+    platform.cli("snapshot", "create", "again", "--vm", "web")
+    assert "/layers/" in rests_on(platform, "web")
+    platform.cli("vm", "flatten", "web")
+    assert "/images/" in rests_on(platform, "web")
+    platform.cli("snapshot", "delete", "again")
     platform.delete("web")
+    platform.cli("volume", "delete", "more")
     platform.cli("snapshot", "delete", "clone-web2")
     platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
+    assert "/layers/" in rests_on(platform, "web2")
+    platform.cli("vm", "flatten", "web2")
+    assert "/images/" in rests_on(platform, "web2")
     platform.cli("vm", "start", "web2", "--wait")
     begun(platform, "web2", 3)
     platform.cli("vm", "clone", "web2", "web3", "--full")

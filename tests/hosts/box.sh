@@ -10,6 +10,9 @@ shift 3
 disk=$base/$name/disk
 
 mount --make-rprivate /
+for netns in /run/netns/*; do # other tests' namespaces: they vanish from here when those end
+    umount -l "$netns" 2>/dev/null || :
+done
 hostname "$name"
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755 tmpfs /run

@@ -19,9 +19,9 @@ NODE = "n1"
 class OneHost(Fleet):
     """The host n1: its bus server, its controller and its node's services."""
 
-    def __init__(self, held: Boxes, python: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, held: Boxes, python: Path, settings: Mapping[str, str]) -> None:
         super().__init__(held, hosts=1, servers=0, environ={})
-        self._more = environ
+        self._more = dict(settings)
         self.host = self.hosts[NODE]
         self.urls = f"nats://{self.host.box.address}:{PORT}"
         self.environ["VIRTBUS_SERVER"] = self.urls
@@ -87,12 +87,12 @@ class OneHost(Fleet):
 
 
 @contextmanager
-def one_host(python: Path, environ: Mapping[str, str] | None = None) -> Iterator[OneHost]:
-    """The host, ready, with all services of `python`'s version. `environ`: more settings."""
+def one_host(python: Path, settings: Mapping[str, str] | None = None) -> Iterator[OneHost]:
+    """The host, ready, with all services of `python`'s version. `settings` are of all services."""
     machine.refuse_the_machines_own_network()
     prepare()
     with boxes(SEED) as held:
-        made = OneHost(held, python, environ or {})
+        made = OneHost(held, python, settings or {})
         try:
             made.start()
             yield made

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ SEED = int(os.environ.get("KILL_SEED", "15"))
 SERVICES = ("controller", "imaged", "nodeagent")
 OF_GUEST = (*SERVICES, "libvirtd", "qemu")
 """The processes that may be killed during an operation on a running guest."""
+DAEMON = "qemu-storage-daemon"
+"""It merges the layers of disks."""
 ENDED = ("Succeeded", "Failed", "Cancelled")
+NO_GUEST = frozenset({"guest_ended", "vm_runs", "vm_fails", "disk_not_switchable", "disk_in_use"})
+"""Reasons of refusals and failures while a guest ends, or starts again."""
+UNKNOWN_LAYERS = "layers_differ"
+"""libvirt died while QEMU took new files: the guest needs a start before its next snapshot."""
 WITHIN_S = 180.0
 KEPT_FILES = 40
 CONSOLE_BYTES = 1_000_000
@@ -60,7 +67,10 @@ sync
 
 
 class Strikes:
-    """The kills of one operation, on a fleet of one host and one server."""
+    """The kills of one operation, on one host.
+
+    Its services restart after a second, as by systemd. `virtbus up` would wait longer each time.
+    """
 
     def __init__(self, platform: Fleet, what: str, targets: tuple[str, ...]) -> None:
         self.platform = platform
@@ -97,17 +107,19 @@ class Strikes:
         return target, done
 
     def _kill(self, target: str, vm: str) -> None:
-        member = self.platform.servers["b1"] if target == "controller" else self.host
+        for pid in self._victims(target, vm):
+            self.host.box.kill(pid)
+        if target == "libvirtd":
+            _end_probes(self.host)
+
+    def _victims(self, target: str, vm: str) -> list[int]:
         if target == "qemu":
-            for pid, uid in self.host.emulators().items():
-                if uid == vm:
-                    self.host.box.kill(pid)
-            return
-        service = member.pids().get(target)
-        if service is not None:
-            member.box.kill(service)
-            if target == "libvirtd":
-                _end_probes(member)
+            return [pid for pid, uid in self.host.emulators().items() if uid == vm]
+        if target == DAEMON:
+            found = self.host.box.processes()
+            return [pid for pid, argv in found.items() if argv[0].endswith(DAEMON)]
+        pid = self.host.pids().get(target)
+        return [] if pid is None else [pid]
 
     # --- requests ---------------------------------------------------------------------------
     def insist(self, verb: str, data: Json) -> Json:
@@ -123,6 +135,21 @@ class Strikes:
                 time.sleep(0.1)
             else:
                 return found
+
+    def cli(self, *argv: str) -> str:
+        """Run a command once all services are ready; it does not repeat its requests."""
+        self.platform.wait_whole(within_s=WITHIN_S)
+        return self.platform.cli(*argv)
+
+    def begun(self, verb: str, data: Json) -> str:
+        """Begin an operation; return the reason of its refusal while no guest runs."""
+        try:
+            self.insist(verb, data)
+        except VirtbusError as error:
+            if error.reason not in NO_GUEST:
+                raise
+            return error.reason
+        return ""
 
     def ended(self, operation: str) -> Json:
         """Return an operation after its end."""
@@ -165,7 +192,8 @@ class Strikes:
         """Return the files of unfinished work on disks."""
         names = (".new-*", "layering.json", "replacing.json", "part", "packed", ".part-*")
         root = self.path("disks")
-        return [str(path.relative_to(root)) for name in names for path in root.glob(f"**/{name}")]
+        found = [path for name in names for path in root.glob(f"**/{name}")]
+        return [str(path.relative_to(root)) for path in (*found, *root.glob("backups/*"))]
 
     def removed(self, file: str) -> None:
         """Wait until a file of the state folder is gone."""
@@ -180,12 +208,18 @@ class Strikes:
             within_s=WITHIN_S,
         )
 
-    def delete_snapshot(self, name: str) -> None:
-        """Delete a snapshot with its data."""
-        self.insist("snapshot.delete", {"name": name})
-        until(
-            lambda: self.gone("snapshot.get", {"name": name}), f"{name} is gone", within_s=WITHIN_S
-        )
+    def delete_snapshots(self, *names: str) -> None:
+        """Delete snapshots with their data, once they are complete."""
+        for name in names:
+            self.ready(name)
+            self.insist("snapshot.delete", {"name": name})
+        self.no_snapshots(*names)
+
+    def no_snapshots(self, *names: str) -> None:
+        """Wait until the snapshots are gone, as those of failed operations are."""
+        for name in names:
+            gone = partial(self.gone, "snapshot.get", {"name": name})
+            until(gone, f"{name} is gone", within_s=WITHIN_S)
 
     def nothing_staged(self) -> None:
         """Wait until nothing of unfinished work is left."""
@@ -201,7 +235,7 @@ class FilesGuest:
         self._boots: set[str] = set()
         data = folder / "files"
         data.write_text(FILES)
-        strikes.platform.cli(
+        strikes.cli(
             *("vm", "create", name, "--uid", self.uid, "--image", "tiny", "--memory", "128MiB"),
             *("--user-data", str(data), "--wait", "running"),
         )
@@ -238,7 +272,7 @@ class FilesGuest:
 
     def stop(self) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self._strikes.platform.cli("vm", "stop", self.name, "--grace", "0", "--wait")
+            self._strikes.cli("vm", "stop", self.name, "--grace", "0", "--wait")
 
     def restarted(self) -> None:
         """Start it after a stop; it has all files."""
@@ -247,7 +281,7 @@ class FilesGuest:
 
     def started(self, synced: int) -> None:
         """Start it; it has at least so many files."""
-        self._strikes.platform.cli("vm", "start", self.name, "--wait")
+        self._strikes.cli("vm", "start", self.name, "--wait")
         self.whole(synced)
 
 

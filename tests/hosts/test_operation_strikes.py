@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,16 @@ from typing import Any
 import pytest
 from tests.e2e.platform import Json, until
 from tests.hosts.box import GATEWAY
-from tests.hosts.fleet import Fleet, fleet
+from tests.hosts.fleet import STATE, Fleet
+from tests.hosts.one_host import one_host
 from tests.hosts.operation_strikes import (
+    DAEMON,
+    NO_GUEST,
     OF_GUEST,
     POINTS,
     SERVICES,
+    UNKNOWN_LAYERS,
+    WITHIN_S,
     FilesGuest,
     Strikes,
 )
@@ -46,8 +53,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     settings = {
         "VIRTBUS_BACKUP_DIR": str(tmp_path_factory.mktemp("backups")),
         "VIRTBUS_IMAGE_ADDRESSES": f'["{GATEWAY}/32"]',
+        "VIRTBUS_WRAPPER_DIR": str(STATE / "libexec"),  # libvirt knows its emulator already
+        "VIRTBUS_WRAPPER": str(STATE / "libexec/vmwrapper"),
     }
-    with fleet(hosts=1, servers=1, environ=settings) as made:
+    with one_host(Path(sys.executable), settings) as made:
         yield made
 
 
@@ -150,7 +159,11 @@ def test_an_upload_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> N
 
 # --- guests ----------------------------------------------------------------------------------
 class Guests:
-    """A running guest for the next round; another one when the chain of its layers is long."""
+    """A running guest for the next round; another one when the chain of its layers is long.
+
+    The leader completes and deletes snapshots, and a killed controller loses its lease. So they are
+    looked at once for each guest, and not in each round.
+    """
 
     def __init__(self, strikes: Strikes, folder: Path) -> None:
         self._strikes = strikes
@@ -158,6 +171,8 @@ class Guests:
         self._made = 0
         self._used = OF_ONE_VM
         self._guest: FilesGuest | None = None
+        self._names: list[str] = []
+        self._failed: list[str] = []
 
     def next(self) -> FilesGuest:
         if self._guest is None or self._used >= OF_ONE_VM:
@@ -168,14 +183,40 @@ class Guests:
         return self._guest
 
     def end(self) -> None:
-        """Stop the guest, check its disks, boot it once more, and delete it."""
+        """Stop the guest, check its disks and snapshots, boot it once more, and delete it."""
         if self._guest is None:
             return
         self._guest.stop()
         self._strikes.check_all()
         self._guest.restarted()
-        self._strikes.platform.cli("vm", "delete", self._guest.name, "--grace", "0", "--wait")
+        self._strikes.delete_snapshots(*self._names)
+        self._strikes.no_snapshots(*self._failed)
+        self._names, self._failed = [], []
+        self._strikes.cli("vm", "delete", self._guest.name, "--grace", "0", "--wait")
         self._guest = None
+
+    def snapshot(self, name: str) -> str:
+        """Request a snapshot until one succeeds, each with a name of its own; return its name."""
+        guest, strikes, tried = self._guest, self._strikes, 0
+        assert guest is not None
+        end_s = time.monotonic() + WITHIN_S
+        while True:
+            tried, uid = tried + 1, uuid7()
+            one = f"{name}-{tried}"
+            why = strikes.begun("snapshot.create", {"name": one, "vm": guest.name, "uid": uid})
+            if not why:
+                end = strikes.ended(uid)
+                if end["phase"] == "Succeeded":
+                    self._names.append(one)
+                    assert strikes.path(f"disks/layers/{uid}.root.qcow2").exists()
+                    return one
+                self._failed.append(one)
+                why = end["error"]["reason"]
+                assert why in NO_GUEST | {UNKNOWN_LAYERS}, end
+            assert time.monotonic() < end_s, f"{name}: {why}"
+            if why == UNKNOWN_LAYERS:
+                guest.stop()
+                guest.restarted()
 
 
 def struck(strikes: Strikes, guest: FilesGuest, work: Any, *, first: bool) -> Any:
@@ -192,39 +233,13 @@ def struck(strikes: Strikes, guest: FilesGuest, work: Any, *, first: bool) -> An
     return done
 
 
-def snapshot(strikes: Strikes, guest: FilesGuest, name: str) -> bool:
-    """Request a snapshot; return True if it succeeded. A failed one leaves nothing."""
-    uid = uuid7()
-    strikes.insist("snapshot.create", {"name": name, "vm": guest.name, "uid": uid})
-    end = strikes.ended(uid)
-    if end["phase"] == "Succeeded":
-        strikes.ready(name)
-        return True
-    assert end["error"]["reason"] in {"guest_ended", "vm_runs", "disk_not_switchable"}, end
-    until(lambda: strikes.gone("snapshot.get", {"name": name}), "the failed one is gone")
-    return False
-
-
-def again(strikes: Strikes, guest: FilesGuest, name: str) -> None:
-    """Repeat a snapshot until it succeeds."""
-    until(lambda: snapshot(strikes, guest, name), f"{name} succeeds", within_s=180)
-
-
 def test_a_snapshot_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     strikes = Strikes(platform, "snapshot", OF_GUEST)
     guests = Guests(strikes, tmp_path)
     for number in range(POINTS + 1):
-        guest, name = guests.next(), f"s-{number}"
-
-        def work(guest: FilesGuest = guest, name: str = name) -> bool:
-            return snapshot(strikes, guest, name)
-
-        if not struck(strikes, guest, work, first=not number):
-            again(strikes, guest, name)
+        guest = guests.next()
+        struck(strikes, guest, partial(guests.snapshot, f"s-{number}"), first=not number)
         strikes.nothing_staged()
-        uid = strikes.insist("snapshot.get", {"name": name})["uid"]
-        strikes.check(f"disks/layers/{uid}.root.qcow2")
-        strikes.delete_snapshot(name)
     guests.end()
     nothing_left(strikes)
 
@@ -235,19 +250,19 @@ def test_a_clone_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     for number in range(POINTS + 1):
         guest, name, uid = guests.next(), f"c-{number}", uuid7()
 
-        def work(guest: FilesGuest = guest, name: str = name, uid: str = uid) -> None:
-            again(strikes, guest, name)
+        def work(name: str = name, uid: str = uid) -> None:
+            origin = guests.snapshot(name)
+            strikes.ready(origin)
             asked = {"name": name, "uid": uid, "image": "tiny", "memory": "128MiB"}
-            strikes.insist("vm.create", asked | {"origin": name})
-            until(lambda: state(strikes, name) == "Running", "the clone runs", within_s=180)
+            strikes.insist("vm.create", asked | {"origin": origin})
+            until(lambda: state(strikes, name) == "Running", "the clone runs", within_s=WITHIN_S)
 
         struck(strikes, guest, work, first=not number)
         strikes.nothing_staged()
         assert uid in strikes.host.emulators().values()
-        platform.cli("vm", "stop", name, "--grace", "0", "--wait")
+        strikes.cli("vm", "stop", name, "--grace", "0", "--wait")
         strikes.check(f"disks/{uid}/root.qcow2")
-        platform.cli("vm", "delete", name, "--grace", "0", "--wait")
-        strikes.delete_snapshot(name)
+        strikes.cli("vm", "delete", name, "--grace", "0", "--wait")
     guests.end()
     nothing_left(strikes)
 
@@ -263,17 +278,19 @@ def test_a_backup_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
         made: list[str] = []
 
         def work(made: list[str] = made) -> bool:
-            made.append(uuid7())
-            strikes.insist("backup.create", {"vm": guest.name, "id": made[-1]})
-            end = strikes.ended(made[-1])
+            id_ = uuid7()
+            if strikes.begun("backup.create", {"vm": guest.name, "id": id_}):
+                return False
+            end = strikes.ended(id_)
             if end["phase"] == "Succeeded":
+                made.append(id_)
                 return True
-            assert end["error"]["reason"] in {"guest_ended", "vm_runs"}, end
-            assert strikes.gone("backup.get", {"id": made.pop()})
+            assert end["error"]["reason"] in NO_GUEST | {"push_failed"}, end
+            assert strikes.gone("backup.get", {"id": id_})
             return False
 
         if not struck(strikes, guest, work, first=not number):
-            until(work, "a backup succeeds", within_s=180)
+            until(work, "a backup succeeds", within_s=WITHIN_S)
         strikes.nothing_staged()
         (id_,) = made
         check = uuid7()
@@ -285,7 +302,7 @@ def test_a_backup_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     guest.stop()
     strikes.check_all()
     guest.restarted()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 
@@ -298,16 +315,19 @@ def remove_backups(strikes: Strikes) -> None:
 def test_a_restore_replaces_all_or_nothing_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     strikes = Strikes(platform, "restore", (*SERVICES, "libvirtd"))
     guest = FilesGuest(strikes, tmp_path, "restored")
-    again(strikes, guest, "kept")
+    layer = uuid7()
+    strikes.insist("snapshot.create", {"name": "kept", "vm": guest.name, "uid": layer})
+    assert strikes.ended(layer)["phase"] == "Succeeded"
+    strikes.ready("kept")
     guest.continues()
-    synced = guest.written()
-    layer = strikes.insist("snapshot.get", {"name": "kept"})["uid"]
+    synced, kept = guest.written(), list[str]()
     guest.stop()
     for number in range(POINTS + 1):
         uid, begun_s = uuid7(), time.monotonic()
+        kept.append(f"k-{uid[-12:]}")
 
-        def work(uid: str = uid) -> Json:
-            asked = {"name": "kept", "keep_uid": uid, "keep": f"k-{uid[-12:]}"}
+        def work(uid: str = uid, keep: str = kept[-1]) -> Json:
+            asked = {"name": "kept", "keep_uid": uid, "keep": keep}
             strikes.insist("snapshot.restore", asked)
             return strikes.ended(uid)
 
@@ -322,15 +342,59 @@ def test_a_restore_replaces_all_or_nothing_whatever_dies(platform: Fleet, tmp_pa
         strikes.check(disk)
         told = strikes.host.box.run("qemu-img", "info", "--output=json", f"/var/lib/virtbus/{disk}")
         assert f"{layer}.root.qcow2" in json.loads(told)["backing-filename"]
-        strikes.ready(f"k-{uid[-12:]}")
         if number % 10 == 0:
+            strikes.delete_snapshots(*kept)
+            kept.clear()
             guest.started(synced=0)
             guest.stop()
-        strikes.delete_snapshot(f"k-{uid[-12:]}")
     assert synced > 0
     strikes.check_all()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
-    strikes.delete_snapshot("kept")
+    strikes.delete_snapshots(*kept)
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.delete_snapshots("kept")
+    nothing_left(strikes)
+
+
+def test_a_merge_keeps_each_byte_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "merge", (*SERVICES, DAEMON))
+    guest = FilesGuest(strikes, tmp_path, "merged")
+    guest.stop()
+    disk, kept = STATE / f"disks/{guest.uid}/root.qcow2", list[str]()
+    for number in range(POINTS + 1):
+        layer, name = uuid7(), f"m-{number}"
+        asked = {"name": name, "vm": guest.name, "uid": layer, "layered": True}
+        strikes.insist("snapshot.create", asked)
+        assert strikes.ended(layer)["phase"] == "Succeeded"
+        kept.append(name)
+
+        def work() -> Json:
+            id_ = uuid7()
+            strikes.insist("operation.flatten", {"vm": guest.name, "id": id_})
+            return strikes.ended(id_)
+
+        begun_s = time.monotonic()
+        if number:
+            target, end = strikes.during(work)
+            if target == DAEMON and end["phase"] == "Failed":
+                assert end["error"]["reason"] == "copy_failed", end
+                end = work()
+        else:
+            end = work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        assert end["phase"] == "Succeeded", end
+        strikes.check(str(disk.relative_to(STATE)))
+        told = strikes.host.box.run("qemu-img", "info", "--output=json", str(disk))
+        assert "images/data" in json.loads(told)["backing-filename"]
+        frozen = STATE / f"disks/layers/{layer}.root.qcow2"
+        strikes.host.box.run("qemu-img", "compare", str(frozen), str(disk))
+        if number % 10 == 0:
+            strikes.delete_snapshots(*kept)
+            kept.clear()
+            guest.started(synced=0)
+            guest.stop()
+    strikes.delete_snapshots(*kept)
+    guest.restarted()
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 
@@ -362,7 +426,7 @@ def test_an_export_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> N
         strikes.insist("operation.delete", {"id": uid})
         strikes.removed(f"disks/exports/{uid}/disk.{format_}")
     guest.restarted()
-    platform.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
 
 

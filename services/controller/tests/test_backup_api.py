@@ -22,10 +22,10 @@ from virtbus.schemas.backup import (
     HeldBackups,
 )
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import VolumeRecord
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.wire import encode, read, validate
 
 ID = uid(90)
 DEVICE = {"volumes": [{"name": "data", "host_device": {"path": "/dev/loop0"}}]}
@@ -197,3 +197,32 @@ async def test_a_volume_is_filled_with_a_disk_of_a_backup(made: World) -> None:
     assert (record.fill.source.backup, record.fill.source.disk) == (ID, "root")
     op = await operation(made, answer["volume"]["fill_operation"])
     assert op.source == record.fill.source
+
+
+@played()
+async def test_a_reading_is_an_operation_of_a_running_vm_and_its_reader_ends_it(
+    made: World,
+) -> None:
+    one = await off(made)
+    asking = made.ask("serve", "backup", vm="web", id=ID)
+    assert (await refused(asking)).reason == "vm_off"
+    await made.say(status(one, VmState.RUNNING))
+    await settle()
+    asked = {"vm": "web", "id": ID, "since": uid(89), "within_s": 60}
+    for _ in range(2):  # it may be repeated
+        view = await made.ask("serve", "backup", **asked)
+        assert (view["kind"], view["id"]) == ("serve", ID)
+    op = await operation(made)
+    assert (op.uid, op.since, op.within_s, op.finish) == (one.uid, uid(89), 60, False)
+    assert (await refused(made.ask("serve", "backup", **asked | {"since": uid(88)}))).code == 409
+
+    assert (await refused(made.ask("finish", "backup", id=ID))).reason == "not_served"
+    seen = OperationStatus(id=ID, node="n1", phase=OperationPhase.RUNNING, step="serve")
+    key = subjects.operation_status("n1", ID)
+    await made.host.put(key, encode(seen))
+    for _ in range(2):
+        await made.ask("finish", "backup", id=ID)
+    assert (await operation(made)).finish
+    await made.host.put(key, encode(seen.after("fail", 1)))
+    assert (await refused(made.ask("finish", "backup", id=ID))).reason == "operation_ended"
+    assert (await refused(made.ask("finish", "backup", id=uid(91)))).code == 404

@@ -294,3 +294,19 @@ async def test_an_operation_that_cannot_be_read_stops_nobody(made: World) -> Non
     view = await export(made, id=uid(91))
     assert view.phase == "Accepted"
     assert (await refused(of(made, "get"))).reason == "unreadable"
+
+
+@played()
+async def test_a_merge_of_layers_is_an_operation_of_a_vm_that_is_off_or_runs(made: World) -> None:
+    one = await off(made)
+    for _ in range(2):  # it may be repeated
+        view = await made.ask("flatten", "operation", vm="web", id=ID)
+        assert (view["kind"], view["name"], view.get("disk", "")) == ("flatten", "web", "")
+    await made.say(status(one, VmState.STARTING))
+    await settle()
+    asking = made.ask("flatten", "operation", vm="web", id=uid(91))
+    assert (await refused(asking)).reason == "vm_runs"
+    await made.say(status(one, VmState.RUNNING))
+    await settle()
+    assert (await made.ask("flatten", "operation", vm="web", id=uid(91)))["id"] == uid(91)
+    assert (await refused(made.ask("flatten", "operation", id=uid(92)))).code == 400

@@ -91,11 +91,11 @@ def test_remains_that_cannot_be_removed_keep_no_other(files: BackupFiles) -> Non
     (files.root / f".gone-{uid(12)}").mkdir()
     (files.staging.root / uid(13)).mkdir(parents=True)
     removed = [f".part-{uid(11)}", f".gone-{uid(12)}", uid(13)]
-    assert expire(files, -1.0, ()) == removed
+    assert expire(files.staging, files, -1.0, ()) == removed
     files.root.rename(files.root.with_name("other"))
     files.root.write_text("not a directory")
     (files.staging.root / uid(13)).mkdir()
-    assert expire(files, -1.0, ()) == [uid(13)]
+    assert expire(files.staging, files, -1.0, ()) == [uid(13)]
 
 
 def test_a_part_stays_while_its_guest_is_written(files: BackupFiles) -> None:
@@ -105,9 +105,9 @@ def test_a_part_stays_while_its_guest_is_written(files: BackupFiles) -> None:
     for path in (part, part / "draft.json"):
         os.utime(path, (1, 1))
     assert files.keep(uid(10))
-    assert expire(files, 3600.0, ()) == []
+    assert expire(files.staging, files, 3600.0, ()) == []
     os.utime(part, (1, 1))
-    assert expire(files, 3600.0, ()) == [part.name]
+    assert expire(files.staging, files, 3600.0, ()) == [part.name]
     assert not files.keep(uid(10))
 
 

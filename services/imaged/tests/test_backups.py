@@ -20,6 +20,7 @@ from virtbus.imaged.core.overlay import build
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -83,6 +84,7 @@ async def backing_up(
         node.disks.locks,
         DiskPlaces(Pools(node.files), node.store),
         None if off else BackupFiles(node.files.root, root),
+        BackupStaging(node.files.root),
         DiskSpace(node.files.root, limits),
         None if off else DiskSpace(root, limits),
         threads,
@@ -349,11 +351,27 @@ async def test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one(
                 assert (await verified(made)).state == "done"
                 await made.held(BackupsAsk(do="delete", id=uid(10)))
                 files = BackupFiles(node.files.root, store(node))
-                expire(files, 0.0, ())
+                expire(files.staging, files, 0.0, ())
                 assert not list(store(node).iterdir())
                 assert not staged(node, 10)
             point += 1
         assert point > 10
+
+
+async def test_files_of_readings_expire_without_a_backup_directory(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node() as node, backing_up(node, threads, off=True) as made:
+        old, new = (node.files.root / "backups" / uid(number) for number in (11, 12))
+        for folder in (old, new):
+            folder.mkdir(parents=True)
+        os.utime(old, (1, 1))
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            expiry = group.create_task(made.expire_forever())
+            while old.exists():
+                await asyncio.sleep(0.01)
+            expiry.cancel()
+        assert new.exists()
 
 
 async def test_remains_of_other_attempts_expire_and_work_stays(
@@ -363,9 +381,11 @@ async def test_remains_of_other_attempts_expire_and_work_stays(
         await node.disks.ensure(vm)
         await made.do(live(10, bitmaps=()))
         files = BackupFiles(node.files.root, store(node))
-        assert expire(files, 3600.0, ()) == []
-        assert expire(files, -1.0, {uid(10)}) == []
-        assert sorted(expire(files, -1.0, ())) == sorted([f".part-{uid(10)}", uid(10)])
+        assert expire(files.staging, files, 3600.0, ()) == []
+        assert expire(files.staging, files, -1.0, {uid(10)}) == []
+        assert sorted(expire(files.staging, files, -1.0, ())) == sorted(
+            [f".part-{uid(10)}", uid(10)]
+        )
         assert await refused(made.do(live(10))) == "backup_lost"
 
 

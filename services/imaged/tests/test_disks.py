@@ -380,6 +380,14 @@ def test_an_imaged_of_its_own_user_knows_disks_that_qemu_holds() -> None:
             os.seteuid(65534)
             assert files.read(UID, "root") == made
             assert [found.overlay for found in files.find()] == [made]
+            image, inode = (
+                Overlay(1, "/images/data/y", "raw"),
+                files.path(UID, "root").stat().st_ino,
+            )
+            files.note_merged(UID, "root", inode + 1, image)  # of another file
+            assert files.read(UID, "root") == made
+            files.note_merged(UID, "root", inode, image)
+            assert files.read(UID, "root") == Overlay(MIB, "/images/data/y", "raw")
             (Path(directory) / "disks" / UID / "root.json").write_text("{")
             with pytest.raises(VirtbusError, match="Permission denied"):
                 files.read(UID, "root")

@@ -309,11 +309,14 @@ async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_pa
     staged.write_bytes(qcow2())
     pin = Path(await host.files.pin_backup(WANTED.uid, "root", backup))
     assert (pin.parent, pin.samefile(staged)) == (host.pin.parent, True)
+    assert await host.files.backup_pins() == {(WANTED.uid, backup)}
     again = await host.files.pin_backup(WANTED.uid, "root", backup)
     assert again == str(pin)
     await host.files.unpin_backup(WANTED.uid, backup)
     assert not pin.exists()
     assert staged.stat().st_mode & 0o777 == 0o444
+    (pin.parent / "backup-foreign.root.qcow2").write_text("")
+    assert await host.files.backup_pins() == set()
 
 
 def test_a_pattern_of_devices_is_one_that_can_be_searched(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from virtbus.nodeagent.core.guest_backups import (
     backup_xml,
     checkpoint_xml,
     common_bitmaps,
+    description,
 )
 from virtbus.nodeagent.live_backups import LiveBackups
-from virtbus.nodeagent.operation_runner import OperationRunner
+from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
 from virtbus.schemas import subjects
 from virtbus.schemas.backup import BackupWork, VerifyWork, bitmap_name
 from virtbus.schemas.errors import Code, VirtbusError
@@ -108,7 +109,7 @@ class BackupSite(Site):
         )
         live = LiveBackups(cast("AgentPorts", tools))
         states: Any = lambda: self.vms.values()  # noqa: E731
-        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, None, live)
+        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, LiveWork(None, live))
         self.runner.list_begins()
         for entry in self.records.values():
             self.runner.take(entry)
@@ -236,6 +237,32 @@ async def test_libvirt_that_is_away_is_asked_again(site: BackupSite) -> None:
         assert (await site.after(2)).phase == "Succeeded"
 
 
+async def test_a_backup_begins_again_if_libvirt_has_forgotten_it(site: BackupSite) -> None:
+    async with site.running():
+        await site.after()
+        site.guest.push = PushState("lost")
+        assert (await site.after()).phase == "Running"
+        site.guest.push = PushState()
+        await site.after()
+        assert site.guest.done == ["begin", "begin"]
+        site.guest.push = PushState("done")
+        assert (await site.after(2)).phase == "Succeeded"
+
+
+async def test_a_backup_begins_again_after_libvirt_died_at_its_begin(site: BackupSite) -> None:
+    site.guest.known = {OLD}
+    site.guest.begin_error = DOWN
+    async with site.running():
+        assert (await site.after()).phase == "Running"
+        assert not site.guest.frozen
+        site.guest.begin_error, site.guest.push = None, PushState("running")
+        status = await site.after()
+        assert (status.phase, site.guest.done) == ("Running", ["abort", "begin"])
+        site.guest.push = PushState("done")
+        assert (await site.after(2)).phase == "Succeeded"
+        assert site.guest.known == {bitmap_name(ID)}
+
+
 async def test_a_refusal_of_libvirt_leaves_nothing(site: BackupSite) -> None:
     site.guest.begin_error = FAILED
     async with site.running():
@@ -323,3 +350,8 @@ def test_only_bitmaps_that_all_disks_have_and_that_count_all_writes_are_used() -
     assert common_bitmaps([(one, lost), (one,)]) == {"one"}
     assert common_bitmaps([(one,), ()]) == frozenset()
     assert common_bitmaps([]) == frozenset()
+
+
+@pytest.mark.parametrize("about", ["", f"data={uid(7)} root="])
+def test_libvirt_keeps_the_description_of_a_bitmap(about: str) -> None:
+    assert description(checkpoint_xml(XML, {"vda"}, "b", about)) == about

@@ -17,7 +17,7 @@ from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.guest_layers import GuestLayers
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.live_snapshots import LiveSnapshots
-from virtbus.nodeagent.operation_runner import OperationRunner
+from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import WorkState
@@ -127,7 +127,7 @@ class LiveSite(Site):
         tools = SimpleNamespace(layers=guest, disks=guest, freezes=guest)
         live = LiveSnapshots(cast("AgentPorts", tools), self.count)
         states: Any = lambda: self.vms.values()  # noqa: E731
-        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, live)
+        self.runner = OperationRunner(self.bus, NODE, states, lambda: True, LiveWork(live))
         self.runner.list_begins()
         for entry in self.records.values():
             self.runner.take(entry)

@@ -350,6 +350,22 @@ async def test_the_file_of_a_deleted_operation_is_removed_once(site: Site) -> No
         assert site.runner.export(record.id) is None
 
 
+async def test_the_file_of_a_deleted_operation_is_removed_once_imaged_has_started(
+    site: Site,
+) -> None:
+    async with site.serving():
+        record = await site.put()
+        key = subjects.operation_record(NODE, record.id)
+        await site.bus.purge(key)
+        await site.told(key)
+        site.imaged.error = VirtbusError(Code.UNAVAILABLE, "recovering", "imaged reads its store")
+        await site.runner.round()
+        site.imaged.error = None
+        for _ in range(2):
+            await site.runner.round()
+        assert [do for _, do in site.imaged.asked] == ["remove", "remove"]
+
+
 async def test_the_file_of_a_deleted_operation_is_removed_once_imaged_is_back(site: Site) -> None:
     async with site.serving():
         record = await site.put()

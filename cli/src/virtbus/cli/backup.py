@@ -28,6 +28,8 @@ HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "M
         "verify": (f"{_HERE}:verify", "Read a backup and compare its digests."),
         "restore": (f"{_HERE}:restore", "Make a new VM of a backup."),
         "delete": (f"{_HERE}:delete", "Remove backups."),
+        "serve": ("virtbus.cli.backup_serve:serve", "Let a reader of NBD have a guest's disks."),
+        "finish": ("virtbus.cli.backup_serve:finish", "End a reading that has everything."),
         "schedule": ("virtbus.cli.backup_schedule", "Back up a VM again and again."),
     },
     epilog=examples(

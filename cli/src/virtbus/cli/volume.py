@@ -34,6 +34,7 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "move": ("virtbus.cli.volume_move", "Move the data of a volume to another node."),
         "copy": ("virtbus.cli.volume_move:copy", "Copy a volume, also to another node."),
+        "flatten": ("virtbus.cli.flatten:of_volume", "Copy the layers below a volume into it."),
         "export": ("virtbus.cli.export:of_volume", "Write a volume to a file on its node."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },

@@ -15,7 +15,9 @@ MAX_CHAIN = 24
 CHAIN_BACKUPS = 8
 """The default length of a chain: a full backup and seven increments."""
 BITMAP = "virtbus-"
-"""The prefix of our bitmaps. Others are left alone."""
+"""The prefix of the bitmaps of backups in a directory. Others are left alone."""
+READ_BITMAP = "virtbus.read-"
+"""The prefix of the bitmaps of readers: a chain of its own, which no backup ends."""
 MAX_TEXT = 2000
 """The longest text of a manifest, in characters. A program that is not virtbus may write one."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
@@ -24,6 +26,11 @@ DIGEST = r"^sha256:[0-9a-f]{64}$"
 def bitmap_name(backup: str) -> str:
     """Return the name of the bitmap that counts the writes since a backup."""
     return f"{BITMAP}{backup}"
+
+
+def read_bitmap(reading: str) -> str:
+    """Return the name of the bitmap that counts the writes since a reading."""
+    return f"{READ_BITMAP}{reading}"
 
 
 class BackupMode(StrEnum):
@@ -151,6 +158,19 @@ class BackupWork(LenientModel):
     at_ns: int = 0
     """The instant of the content, once `pushed`."""
     remark: str = ""
+
+
+class ScratchWork(LenientModel):
+    """`rpc.imaged.scratch`: check the free space for reading `id`, or remove its files (`cancel`).
+
+    The guest's QEMU writes to these files what it overwrites while a reader has its disks.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    stage: bool = False
+    """True: write empty files for `disks` first, in place of earlier ones."""
+    disks: tuple[BackedDisk, ...] = Field((), max_length=256)
 
 
 class VerifyWork(LenientModel):

@@ -9,6 +9,10 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.quantity import Count
 
+READ_S = 3600
+"""The default time of a reader."""
+MAX_READ_S = 86_400
+
 
 class BackupCreate(StrictModel):
     """`backup.create`: copy all disks of a VM, which may run, to the directory of its node.
@@ -39,6 +43,27 @@ class BackupVerify(BackupAsk):
     """
 
     operation: Uid | None = None
+
+
+class BackupServe(StrictModel):
+    """`backup.serve`: let a reader have all disks of a running VM at one instant, as NBD exports.
+
+    `id` is the id of the reading and of its operation, as in `BackupCreate`. With `since`, the id
+    of the last finished reading of the VM, each export has the bitmap `changes` of what was written
+    since. The operation fails after `within_s`.
+    """
+
+    vm: Id
+    namespace: Id = "default"
+    since: Uid | None = None
+    within_s: Count = Field(READ_S, ge=1, le=MAX_READ_S)
+    id: Uid | None = None
+
+
+class BackupFinish(StrictModel):
+    """`backup.finish`: the reader has everything; the next reading can rest on this one."""
+
+    id: Uid
 
 
 class BackupList(StrictModel):

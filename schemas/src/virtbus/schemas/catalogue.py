@@ -45,6 +45,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.netd_channels import NETD_CALLS
 from virtbus.schemas.node_channels import NODE_KEYS
 from virtbus.schemas.object_channels import OBJECTS
@@ -268,6 +269,7 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     _rpc("imaged", "layers", layer.LayersAsk, layer.UnneededLayers, "Layers that nothing needs."),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
+    _rpc("imaged", "flatten", FlattenWork, node_rpc.WorkState, "Merge layers, or cancel it."),
     _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("imaged", "backup", backup.BackupWork, node_rpc.WorkState, "Make a backup, or cancel it."),
@@ -285,6 +287,7 @@ CHANNELS: tuple[Channel, ...] = (
         backup.HeldBackups,
         "List, get or delete backups of the node.",
     ),
+    _rpc("imaged", "scratch", backup.ScratchWork, node_rpc.WorkState, "Files of a reading."),
     *NETD_CALLS,
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),
@@ -300,6 +303,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),
     _rpc("agent", "logs", streams.LogsRead, streams.StreamData, "A console's log."),
     _rpc("agent", "export", streams.ExportRead, streams.StreamData, "The file of an export."),
+    _rpc("agent", "nbd", streams.DisksRead, streams.StreamData, "A guest's disks, as NBD."),
     _rpc("agent", "port", streams.PortOpen, streams.StreamData, "A port of a guest."),
     _rpc("agent", "vnc", streams.StreamOpen, streams.StreamData, "A display, as RFB."),
     _rpc("agent", "screenshot", streams.StreamOpen, streams.StreamData, "A display, as PNG."),

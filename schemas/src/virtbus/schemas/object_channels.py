@@ -80,6 +80,8 @@ OBJECTS: tuple[Channel, ...] = (
     _api("backup", "list", bak.BackupList, bak.BackupPage, "Backups of all nodes."),
     _api("backup", "verify", bak.BackupVerify, op.OperationView, "Read a backup and its chain."),
     _api("backup", "delete", bak.BackupAsk, bak.BackupView, "Remove a backup."),
+    _api("backup", "serve", bak.BackupServe, op.OperationView, "Let a reader have a VM's disks."),
+    _api("backup", "finish", bak.BackupFinish, op.OperationView, "The reader has everything."),
     _api(
         "backup-schedule",
         "create",
@@ -208,6 +210,7 @@ OBJECTS: tuple[Channel, ...] = (
         "End a security group.",
     ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
+    _api("operation", "flatten", op.OperationFlatten, op.OperationView, "Merge a disk's layers."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),
     _api("operation", "list", op.OperationList, op.OperationPage, "Operations, in pages."),
     _api("operation", "cancel", op.OperationAsk, op.OperationView, "Cancel an operation."),

@@ -50,7 +50,9 @@ class Step(NamedTuple):
     final: bool = False
 
 
-OperationKind = Literal["export", "fill", "snapshot", "restore", "backup", "verify"]
+OperationKind = Literal[
+    "export", "fill", "snapshot", "restore", "backup", "verify", "serve", "flatten"
+]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
     "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
@@ -58,6 +60,8 @@ STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "restore": (Step("copy"), Step("replace", final=True)),
     "backup": (Step("stage"), Step("push"), Step("store"), Step("publish", final=True)),
     "verify": (Step("read"), Step("note", final=True)),
+    "flatten": (Step("merge"), Step("publish", final=True)),
+    "serve": (Step("stage"), Step("serve"), Step("close", final=True)),
 }
 """The steps of an operation in order, by its kind."""
 
@@ -110,6 +114,12 @@ class OperationRecord(LenientModel):
     """The schedule that makes the backup; empty for a person."""
     backup: str = ""
     """The backup that it verifies; otherwise empty."""
+    since: str = ""
+    """The earlier reading whose bitmap tells a reader what was written since; empty: none."""
+    within_s: int = Field(0, ge=0)
+    """The time that a reader has; then the operation fails."""
+    finish: bool = False
+    """True: the reader has everything, so the operation succeeds."""
     cancel: bool = False
     """True: end it, unless its final step has begun."""
     created_ns: int

@@ -28,6 +28,19 @@ class OperationExport(StrictModel):
     id: Uid | None = None
 
 
+class OperationFlatten(StrictModel):
+    """`operation.flatten`: let disks rest on no layers, but only on their images, if any.
+
+    The disks are those of a VM, which may run (`vm`), or a `volume` whose VM is off. Give exactly
+    one of them. Without `id` the server generates one.
+    """
+
+    namespace: Id = "default"
+    vm: Id | None = None
+    volume: Id | None = None
+    id: Uid | None = None
+
+
 class OperationAsk(StrictModel):
     """`operation.get`, `operation.cancel` and `operation.delete`.
 

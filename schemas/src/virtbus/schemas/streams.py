@@ -66,6 +66,13 @@ class ExportRead(StreamOpen):
     offset: int = Field(0, ge=0)
 
 
+class DisksRead(StreamOpen):
+    """`rpc.agent.nbd`: one connection to the NBD server of the reading `uid` (the operation's id).
+
+    Its exports are the disks of the VM by their names in the spec (`backup.serve`).
+    """
+
+
 class StreamData(LenientModel):
     """A piece of a stream, in either direction; without `data` it is a keep-alive.
 

@@ -137,6 +137,9 @@ class NoDisks:
     async def unpin_backup(self, uid: str, backup: str) -> None:
         """Do nothing."""
 
+    async def backup_pins(self) -> set[tuple[str, str]]:
+        return set()
+
     async def protect_layers(self) -> bool:
         """Return False."""
         return False

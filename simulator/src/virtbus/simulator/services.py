@@ -13,10 +13,11 @@ from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import BackupsAsk, BackupWork, VerifyWork
+from virtbus.schemas.backup import BackupsAsk, BackupWork, ScratchWork, VerifyWork
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
@@ -96,10 +97,12 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "flatten": (FlattenWork, lambda _want: WorkState(state="done")),
             "export-link": (ExportLinkAsk, _no_link),
             "fill": (FillWork, self.images.fill),
             "backup": (BackupWork, self.images.backup),
             "backup-verify": (VerifyWork, lambda _want: WorkState(state="done")),
+            "scratch": (ScratchWork, lambda _want: WorkState(state="none")),
             "backups": (BackupsAsk, self.images.backups),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from virtbus.bus.client.flow_control import CHUNK_BYTES
@@ -56,6 +57,34 @@ async def listen_tcp(
     Raises:
         OSError: `local` cannot be bound.
     """
+    server = await asyncio.start_server(_accepting(target, tasks, want, say), *local)
+    tasks.start(_keep(server))
+    bound: int = server.sockets[0].getsockname()[1]
+    return bound
+
+
+async def listen_unix(
+    target: ForwardTarget, tasks: Background, path: Path, want: StreamOpen, say: Say
+) -> None:
+    """Forward each connection to the new socket `path` until `tasks` ends.
+
+    Only the user of this process can connect.
+
+    Raises:
+        OSError: `path` cannot be bound.
+    """
+    before = os.umask(0o177)
+    try:
+        server = await asyncio.start_unix_server(_accepting(target, tasks, want, say), path)
+    finally:
+        os.umask(before)
+    tasks.start(_keep(server))
+
+
+def _accepting(
+    target: ForwardTarget, tasks: Background, want: StreamOpen, say: Say
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    """Return a callback that gives each connection a stream."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -69,10 +98,7 @@ async def listen_tcp(
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.start(serve(reader, writer))
 
-    server = await asyncio.start_server(connected, *local)
-    tasks.start(_keep(server))
-    bound: int = server.sockets[0].getsockname()[1]
-    return bound
+    return connected
 
 
 async def _keep(server: asyncio.Server) -> None:

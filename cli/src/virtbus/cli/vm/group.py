@@ -30,6 +30,7 @@ _HERE = "virtbus.cli.vm"
         "nic": (f"{_HERE}.nic", "Add a network interface to a VM, or remove one."),
         "net": (f"{_HERE}.net", "Explain a VM's network, and check it."),
         "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
+        "flatten": ("virtbus.cli.flatten:of_vm", "Copy the layers below a VM's disks into them."),
         "export": ("virtbus.cli.export:of_vm", "Write a disk of a VM that is off to a file."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),

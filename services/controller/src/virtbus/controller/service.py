@@ -317,6 +317,7 @@ class ControllerService:
             ("imagename", "list"): names.list,
             ("imagename", "delete"): names.delete,
             ("operation", "export"): operations.export,
+            ("operation", "flatten"): operations.flatten,
             ("operation", "get"): operations.get,
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,

@@ -17,7 +17,7 @@ from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.backup_files import BackupFiles, expire
-from virtbus.imaged.edge.backup_staging import check_file
+from virtbus.imaged.edge.backup_staging import BackupStaging, check_file
 from virtbus.imaged.edge.digests import Digester, freeze
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -63,6 +63,8 @@ class BackupParts:
     places: DiskPlaces
     files: BackupFiles | None
     """None: this node has no directory for backups."""
+    staging: BackupStaging
+    """The files that guests write, also those of readings."""
     staged: DiskSpace
     stored: DiskSpace | None
     threads: DiskThreads
@@ -149,9 +151,10 @@ class Backups:
 
     async def expire_forever(self) -> None:
         """Remove the remains of attempts now and then; never returns."""
-        files = self._parts.files
-        while files is not None:
-            for name in await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids):
+        parts = self._parts
+        while True:
+            what = parts.staging, parts.files, KEEP_S, self._jobs.ids
+            for name in await parts.threads.run(expire, *what):
                 log.info("removed %s: old", name, extra={"code": "backup_removed"})
             await asyncio.sleep(EXPIRE_S)
 

@@ -183,6 +183,7 @@ class Disks:
                 self._make(record, disk, image, begun)
                 found = files.read(*place)
             if found is not None:
+                files.renew_note(*place)
                 layers, lowest = self._layers.chain(found)
                 digest = self._base_of(disk, lowest)
                 if disk.ref is not None and not missing:

@@ -14,15 +14,18 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
+from virtbus.imaged.flattening import Flattening
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
+from virtbus.imaged.reading_scratch import ReadingScratch
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
-from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, VerifyWork
+from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, ScratchWork, VerifyWork
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
@@ -67,6 +70,8 @@ class Transfers:
     snapshots: Snapshots
     backups: Backups
     checks: BackupChecks
+    scratch: ReadingScratch
+    flattening: Flattening
     layers: LayerSweep
     waits: FillWaits
 
@@ -136,6 +141,10 @@ class Requests:
         """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
 
+    async def flatten(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a merge of layers; the answer does not wait for its end."""
+        return await self._transfers.flattening.do(validate(FlattenWork, request.data))
+
     async def export_link(self, request: Request) -> ExportLink:
         """Return a link to the file of an export; errors as `Exports.link`."""
         return await self._transfers.exports.link(validate(ExportLinkAsk, request.data))
@@ -147,6 +156,10 @@ class Requests:
     async def backup(self, request: Request) -> WorkState:
         """Begin, continue or cancel a backup; the answer does not wait for its end."""
         return await self._transfers.backups.do(validate(BackupWork, request.data))
+
+    async def scratch(self, request: Request) -> WorkState:
+        """Make, check or remove the files of a reading."""
+        return await self._transfers.scratch.do(validate(ScratchWork, request.data))
 
     async def backup_verify(self, request: Request) -> WorkState:
         """Begin, continue or cancel a verification; the answer does not wait for its end."""

@@ -26,6 +26,7 @@ from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.backup_files import BackupFiles
+from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_places import DiskPlaces
@@ -43,9 +44,11 @@ from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
+from virtbus.imaged.flattening import Flattening, FlattenParts
 from virtbus.imaged.images import Images
 from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.pool_probes import PoolProbes
+from virtbus.imaged.reading_scratch import ReadingScratch
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
@@ -61,8 +64,10 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
-VERBS |= dict.fromkeys(("backup", "backup-verify"), 64)
+VERBS |= dict.fromkeys(
+    ("volume-release", "export", "fill", "snapshot", "snapshot-release", "flatten"), 64
+)
+VERBS |= dict.fromkeys(("backup", "backup-verify", "scratch"), 64)
 VERBS["backups"] = 8
 VERBS["layers"] = 1
 VERBS["export-link"] = 16
@@ -246,15 +251,23 @@ class Imaged:
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
-        return Transfers(uploads, exports, fills, snapshots, backups, checks, sweep, waits)
+        scratch = ReadingScratch(BackupStaging(files.root), space, threads)
+        flattening = Flattening(jobs, FlattenParts(locks, places, space, threads, limits))
+        return Transfers(
+            *(uploads, exports, fills, snapshots, backups, checks, scratch, flattening),
+            *(sweep, waits),
+        )
 
     def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:
         settings, files, stored = self._settings, None, None
+        staging = BackupStaging(settings.state_dir / "disks")
         if settings.backup_dir is not None:
             files = BackupFiles(settings.state_dir / "disks", settings.backup_dir)
             stored = DiskSpace(settings.backup_dir, settings.space)
         sources, threads = self._bus.sources, self._backup_threads
-        return BackupParts(locks, places, files, staged, stored, threads, settings.limits, sources)
+        return BackupParts(
+            *(locks, places, files, staging, staged, stored, threads, settings.limits, sources)
+        )
 
     def _registries(self) -> Registries:
         return Registries(

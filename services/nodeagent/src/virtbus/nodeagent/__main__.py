@@ -106,6 +106,7 @@ async def serve(settings: Settings) -> None:
             plugs=hypervisor.devices,
             layers=hypervisor.layers,
             backups=hypervisor.backups,
+            reads=hypervisor.readings(settings.run_dir),
             logins=hypervisor.logins,
         )
         liveness = Heartbeat(bus, settings, facts, own)

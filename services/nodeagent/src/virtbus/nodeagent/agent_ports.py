@@ -24,8 +24,10 @@ from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
 from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers
+from virtbus.nodeagent.edge.libvirt_readings import NoReadings
 from virtbus.nodeagent.edge.no_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
+from virtbus.nodeagent.streams import DiskServers
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord
 
@@ -65,6 +67,8 @@ class AgentPorts:
     layers: GuestLayerPort = field(default_factory=NoLayers)
     """The default is for simulated guests."""
     backups: GuestBackupPort = field(default_factory=NoBackups)
+    """The default is for simulated guests."""
+    reads: DiskServers = field(default_factory=NoReadings)
     """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
     """The default is for simulated guests."""

@@ -23,9 +23,11 @@ from virtbus.nodeagent.core.uid_table import (
 from virtbus.nodeagent.early_events import EarlyEvents
 from virtbus.nodeagent.layer_keeper import LayerKeeper
 from virtbus.nodeagent.live_backups import LiveBackups
+from virtbus.nodeagent.live_merges import LiveMerges
+from virtbus.nodeagent.live_reads import LiveReads
 from virtbus.nodeagent.live_snapshots import LiveSnapshots
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
-from virtbus.nodeagent.operation_runner import OperationRunner
+from virtbus.nodeagent.operation_runner import LiveWork, OperationRunner
 from virtbus.nodeagent.status_gc import StatusCollector
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import MOVED, overtaken
@@ -71,8 +73,12 @@ class Assignments:
             tools.settings.node,
             lambda: [actor.vm for actor in self.actors.values()],
             lambda: self.listed and self.join.trusted,
-            LiveSnapshots(tools, self.layers.wake),
-            LiveBackups(tools),
+            LiveWork(
+                LiveSnapshots(tools, self.layers.wake),
+                LiveBackups(tools),
+                LiveReads(tools),
+                LiveMerges(tools),
+            ),
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()

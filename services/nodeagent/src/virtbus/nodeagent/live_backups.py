@@ -5,14 +5,20 @@ lets imaged stage them again. A backup that imaged has stored is found by the ne
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent import brief_freezes
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.copied_guests import (
+    LATER,
+    CopiedDisks,
+    asked_again,
+    copied_disks,
+    guest_ended,
+)
 from virtbus.nodeagent.core.guest_backups import PushState
-from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
-from virtbus.nodeagent.live_snapshots import UNKNOWN, targets_of
+from virtbus.nodeagent.live_snapshots import UNKNOWN
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.backup import BackupWork, bitmap_name
 from virtbus.schemas.errors import Code, VirtbusError
@@ -20,8 +26,6 @@ from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import STEPS
 
 PUSH = STEPS["backup"][1].name
-LATER = frozenset({"recovering", UNKNOWN})
-"""Reasons of errors after which the step is repeated, and nothing is removed."""
 Ask = Callable[[BackupWork], Awaitable[WorkState]]
 
 
@@ -99,35 +103,37 @@ class LiveBackups:
     # --- steps ------------------------------------------------------------------------------
     async def _begin(self, work: BackupWork, guest: ActorState | None, ask: Ask) -> WorkState:
         backups, uid = self._tools.backups, work.uid
-        seen = None if guest is None else await self._tools.layers.look(uid)
-        if guest is None or seen is None:
-            raise _ended()
-        if seen.differs:
-            raise layers_differ()
-        targets = targets_of(guest, {disk.name for disk in work.disks})
-        _refuse_others(targets, seen)
-        usable = await backups.bitmaps(uid, targets.values())
-        sizes = {name: seen.used[seen.named[targets[name]]] for name in targets}
-        disks = [disk.model_copy(update={"size_bytes": sizes[disk.name]}) for disk in work.disks]
-        more = {"disks": tuple(disks), "bitmaps": tuple(sorted(usable))}
+        found = await copied_disks(self._tools, guest, work)
+        with asked_again():
+            usable = await backups.bitmaps(uid, found.targets.values())
+        more = {"disks": found.disks, "bitmaps": tuple(sorted(usable))}
         state = await ask(work.model_copy(update=more))
         if state.state != "working" or state.step != PUSH:
             return state
-        await backups.abort(uid)  # an agent before this one may have begun
-        await backups.keep_only(uid, None, bitmap_name(work.id))
-        pins: dict[str, str] = {}
-        for name, target in targets.items():
+        with asked_again():
+            await backups.abort(uid)  # an agent before this one may have begun
+            await backups.keep_only(uid, None, bitmap_name(work.id))
+        await self._let_write(work, found, state.parent)
+        return state
+
+    async def _let_write(self, work: BackupWork, found: CopiedDisks, since: str) -> None:
+        """Let QEMU begin to write the staged files."""
+        uid, pins = work.uid, dict[str, str]()
+        for name, target in found.targets.items():
             pins[target] = await self._tools.disks.pin_backup(uid, name, work.id)
-        push = _Push(uid, 0, "")
-        self._pushes[work.id] = push
+        push = self._pushes[work.id] = _Push(uid, 0, "")
         push.remark = await brief_freezes.freeze(self._tools.freezes, uid)
         try:
             push.at_ns = self._tools.bus.sources.time_ns()
-            await backups.begin(uid, pins, state.parent, bitmap_name(work.id))
+            with asked_again():
+                await self._tools.backups.begin(uid, pins, since, bitmap_name(work.id))
+        except VirtbusError as error:
+            if error.reason == UNKNOWN:
+                del self._pushes[work.id]  # the next round ends what QEMU may have begun
+            raise
         finally:
             if not push.remark:
                 await brief_freezes.thaw(self._tools.freezes, uid, "the backup has begun")
-        return state
 
     async def _written(self, backup: str, push: _Push) -> bool:
         """Return True once QEMU has written all files, which imaged can read then.
@@ -135,15 +141,14 @@ class LiveBackups:
         Raises:
             VirtbusError: 409 `push_failed`, `guest_ended`.
         """
-        try:
+        with asked_again():
             found = await self._tools.backups.progress(push.uid)
-        except VirtbusError as error:
-            if error.code != Code.UNAVAILABLE:
-                raise
-            message = f"nobody knows how far the backup is: {error}; the agent repeats this"
-            raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message) from error
         if found.state == "none":
-            raise _ended()
+            raise guest_ended()
+        if found.state == "lost":  # libvirtd, or the guest, was started again
+            del self._pushes[backup]
+            message = "nobody knows if QEMU has written all files; the backup begins again"
+            raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)
         if found.state == "failed":
             message = f"QEMU did not complete the backup: {found.why}; repeat it"
             raise VirtbusError(Code.CONFLICT, "push_failed", message)
@@ -158,18 +163,3 @@ class LiveBackups:
         state = await ask(work)
         sizes = {"done_bytes": push.seen.done_bytes, "total_bytes": push.seen.total_bytes}
         return state.model_copy(update=sizes)
-
-
-def _refuse_others(targets: Mapping[str, str], seen: GuestLayers) -> None:
-    """Raise 409 if libvirt's XML has no file for a disk, by name with its target."""
-    if others := sorted(name for name, target in targets.items() if target not in seen.named):
-        message = (
-            f"the guest's disk {others[0]} is not a file of the node, so QEMU cannot write its "
-            "backup; detach the volume, or use the backups of its storage"
-        )
-        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
-
-
-def _ended() -> VirtbusError:
-    message = "the guest ended before its disks were copied; repeat the backup"
-    return VirtbusError(Code.CONFLICT, "guest_ended", message)

@@ -7,7 +7,10 @@ from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.backup import BackedDisk, BackupWork
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.flattening import FlattenWork
+from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
@@ -44,6 +47,8 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
     if _leaves(vm):
         return Verdict(ends=GOING)
+    if op.kind == "serve" and vm.phase in OFF:
+        return _failed("vm_off", f"{vm.record.name} is off, and only a running guest is read")
     return GO if vm.phase in OFF else _busy(op, vm)
 
 
@@ -53,7 +58,9 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
         of_volume = op.resource == "volume" and op.uid in held
-        live = op.kind in {"snapshot", "backup"} and vm.phase in UP and not _leaves(vm)
+        of_volume &= op.kind != "flatten"  # only a request for the VM merges while it runs
+        kinds = {"snapshot", "backup", "serve", "flatten"}
+        live = op.kind in kinds and vm.phase in UP and not _leaves(vm)
         if live and (of_vm or of_volume):
             return vm
     return None
@@ -70,7 +77,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
         why = vm.observed.message or "its start fails"
         message = f"{name} does not start ({why}); `virtbus vm stop {name}`, then begin again"
         return _failed("vm_fails", message)
-    if op.kind == "backup":
+    if op.kind in {"backup", "serve"}:
         return Verdict(waits=f"{name} is starting")
     return _failed("vm_runs", f"{name} runs; stop it, then begin again")
 
@@ -81,6 +88,12 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return GO
     vm = _found(op, vms)
     return Verdict(ends=GOING) if vm is None or _leaves(vm) else GO
+
+
+def is_off(op: OperationRecord, vms: Iterable[ActorState]) -> bool:
+    """Return True if no guest of the VM runs: it is off, or has left the node."""
+    vm = _found(op, vms)
+    return vm is None or vm.phase in OFF
 
 
 def _leaves(vm: ActorState) -> bool:
@@ -142,6 +155,24 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
     fields = op.model_dump(include=names)
     may = before(op, found) == GO
     return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
+
+
+def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
+    """Return imaged's part of a merge of layers, by the VM's present disks in the pool `local`."""
+    found = list(vms)
+    disks = [SnapshotDisk(name="disk", ref=op.ref)]
+    if op.resource == "vm":
+        records = (vm.record for vm in found if vm.record.uid == op.uid)
+        disks = [
+            SnapshotDisk(name=volume.name, ref=record.volume_refs.get(volume.name))
+            for record in records
+            for volume in record.spec.volumes
+            if not volume.is_iso and not of_host(volume)
+        ]
+    local = [disk for disk in disks if disk.ref is None or disk.ref.pool == LOCAL]
+    may = before(op, found) == GO
+    fields = op.model_dump(include={"id", "uid", "name"})
+    return FlattenWork.model_validate({**fields, "do": do, "disks": local, "may_begin": may})
 
 
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:

@@ -15,19 +15,25 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.live_backups import LiveBackups
+from virtbus.nodeagent.live_merges import LiveMerges
+from virtbus.nodeagent.live_reads import SERVE, LiveReads, Read
 from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
 from virtbus.nodeagent.operation_rules import (
+    OFF,
     backup_work,
     before,
     during,
+    flatten_work,
     guest_of,
+    is_off,
     snapshot_work,
 )
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import BackupWork, VerifyWork
+from virtbus.schemas.backup import BackupWork, ScratchWork, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
@@ -48,6 +54,18 @@ class _Held(NamedTuple):
     revision: int
 
 
+class LiveWork(NamedTuple):
+    """The parts that handle the disks of running guests; None in tests."""
+
+    snapshots: LiveSnapshots | None = None
+    backups: LiveBackups | None = None
+    reads: LiveReads | None = None
+    merges: LiveMerges | None = None
+
+
+NO_LIVE_WORK = LiveWork()
+
+
 class OperationRunner:
     """The operations of one node. Only `run` waits; `take` and `list_*` follow the watch."""
 
@@ -57,25 +75,25 @@ class OperationRunner:
         node: str,
         vms: Callable[[], Iterable[ActorState]],
         ready: Callable[[], bool],
-        live: LiveSnapshots | None = None,
-        backups: LiveBackups | None = None,
+        live: LiveWork = NO_LIVE_WORK,
     ) -> None:
         """`ready` returns True once a list was complete and the bus is the node's own.
 
-        `live` and `backups` handle the disks of running guests.
+        `live` handles the disks of running guests.
         """
         self._bus = bus
         self._node = node
         self._vms = vms
         self._ready = ready
-        self._live = live
-        self._backups = backups
+        self._live, self._backups, self._reads, self._merges = live
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
         """Those that are not known to have ended: a round costs nothing for the others."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
+        self._unknown = False
+        """True: there may be readings that no operation names."""
         self._removed: Recent[str, None] = Recent(REMEMBERED)
         self._wake = asyncio.Event()
 
@@ -89,6 +107,7 @@ class OperationRunner:
         for gone in self._missing:
             self._forget(gone)
         self._missing.clear()
+        self._unknown = self._reads is not None
         self._wake.set()
 
     def take(self, entry: Entry) -> None:
@@ -124,27 +143,55 @@ class OperationRunner:
                 await self.round()
 
     def _has_work(self) -> bool:
-        return bool(self._purged) or bool(self._due())
+        self._drop_ended()
+        return self._unknown or bool(self._purged) or bool(self._open)
 
-    def _due(self) -> list[_Held]:
-        """Return the oldest operation of each VM and volume that has not ended."""
+    def _drop_ended(self) -> None:
         for id_ in [id_ for id_ in self._open if self._statuses.ended(id_)]:
             del self._open[id_]
-        first: dict[str, _Held] = {}
+
+    def _queues(self) -> list[list[OperationRecord]]:
+        """Return the operations of each VM and volume, the oldest first.
+
+        That of a volume of a running guest waits with those of the VM.
+        """
+        self._drop_ended()
+        vms = list(self._vms())
+        found: dict[str, list[OperationRecord]] = {}
         for held in sorted(self._open.values(), key=lambda one: one.revision):
-            first.setdefault(held.record.uid, held)
-        return list(first.values())
+            guest = guest_of(held.record, vms)
+            uid = guest.record.uid if guest is not None else held.record.uid
+            found.setdefault(uid, []).append(held.record)
+        return list(found.values())
 
     async def round(self) -> None:
         """Do one step of each operation that is due."""
+        if self._merges is not None:
+            self._merges.keep(self._open)
         async with asyncio.TaskGroup() as group:
+            if self._unknown and self._reads is not None:
+                group.create_task(self._end_unknown(self._reads))
             for id_ in list(self._purged):
                 group.create_task(self._remove(id_))
-            for held in self._due():
-                group.create_task(self._guarded(held.record))
+            for queue in self._queues():
+                group.create_task(self._guarded(queue))
 
-    async def _guarded(self, op: OperationRecord) -> None:
+    async def _end_unknown(self, reads: LiveReads) -> None:
+        busy = {vm.record.uid for vm in self._vms() if vm.phase not in OFF}
+        self._unknown = False
+        if not await reads.end_unknown(self._held, busy):
+            self._unknown = True
+
+    async def _guarded(self, queue: list[OperationRecord]) -> None:
+        """Do the next step of the operation that runs, otherwise of the oldest one.
+
+        A cancel or a finish makes the record newer than those that wait.
+        """
+        op = queue[0]
         try:
+            phases = [(await self._statuses.get(each)).phase for each in queue]
+            if OperationPhase.RUNNING in phases:
+                op = queue[phases.index(OperationPhase.RUNNING)]
             await self._bounded(op)
         except ConflictError:
             self._statuses.forget(op.id)  # a controller ended it: read its status again
@@ -161,10 +208,11 @@ class OperationRunner:
         except Exception:  # boundary: one operation's fault must not end the service
             extra = {"code": "internal", "uid": op.uid}
             log.exception("operation %s failed unexpectedly", op.id, extra=extra)
+            status = await self._statuses.get(op)
             with contextlib.suppress(Exception):  # that may be the fault
-                await self._work(op, "cancel")
+                await self._work(op, "cancel", status)
             error = VirtbusError(Code.INTERNAL, "internal", "it failed; see the node agent's log")
-            now_ns, status = self._bus.sources.time_ns(), await self._statuses.get(op)
+            now_ns = self._bus.sources.time_ns()
             await self._write(op, status.after("fail", now_ns, step="", error=error.body))
 
     async def _step(self, op: OperationRecord) -> None:
@@ -193,22 +241,31 @@ class OperationRunner:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
         pushed = self._backups is not None and self._backups.begun(op.id)
-        uses_disks = op.snapshot is not None or (op.kind == "backup" and not pushed)
-        if uses_disks and not cancel and before(op, self._vms()).waits:
+        uses_disks = op.snapshot is not None or op.kind == "flatten"
+        uses_disks |= op.kind == "backup" and not pushed
+        uses_disks |= op.kind == "serve" and status.step != SERVE
+        waits = uses_disks and (not cancel or op.kind == "flatten")  # a guest's QEMU may copy on
+        if waits and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
         try:
-            state = await self._work(op, do)
+            state = await self._work(op, do, status)
         except VirtbusError as error:
-            if error.reason not in LATER:
-                now_ns = self._bus.sources.time_ns()
-                await self._write(op, status.after("fail", now_ns, step="", error=error.body))
+            if error.reason in LATER:
+                await self._write(op, status.model_copy(update={"message": str(error)}))
+                return
+            now_ns = self._bus.sources.time_ns()
+            await self._write(op, status.after("fail", now_ns, step="", error=error.body))
             return
         await self._write(op, self._after(op, status, state, verdict.ends))
 
-    async def _work(self, op: OperationRecord, do: Literal["cancel", "ensure"]) -> WorkState:
+    async def _work(
+        self, op: OperationRecord, do: Literal["cancel", "ensure"], status: OperationStatus
+    ) -> WorkState:
         """Do the next step of an operation; raises VirtbusError if it fails."""
         guest = guest_of(op, self._vms())
+        if op.kind == "serve":
+            return await self._serve(op, do, status, guest)
         if op.kind == "backup" and self._backups is not None:
             work = backup_work(op, do, self._vms())
             if do == "cancel":
@@ -218,7 +275,21 @@ class OperationRunner:
         elif op.kind == "snapshot" and guest is not None and self._live is not None:
             step = self._live.cancel if do == "cancel" else self._live.ensure
             return await step(snapshot_work(op, do, self._vms()), guest, self._ask_snapshot)
+        elif op.kind == "flatten" and guest is not None and self._merges is not None:
+            merge = flatten_work(op, do, self._vms())
+            return await self._merges.do(merge, guest, self._ask_merge)
         return await self._ask(op, do)
+
+    async def _serve(
+        self, op: OperationRecord, do: str, status: OperationStatus, guest: ActorState | None
+    ) -> WorkState:
+        if self._reads is None:
+            message = "this agent serves no disks"
+            raise VirtbusError(Code.UNSUPPORTED, "no_readings", message)
+        vms = list(self._vms())
+        read = Read(op, status, backup_work(op, do, vms), guest, is_off(op, vms))
+        step = self._reads.cancel if do == "cancel" else self._reads.ensure
+        return await step(read, self._ask_scratch)
 
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
@@ -238,7 +309,7 @@ class OperationRunner:
             "step": state.step,
             "done_bytes": state.done_bytes,
             "total_bytes": state.total_bytes,
-            "message": "",
+            "message": state.message,
         }
         return status.model_copy(update=fields)
 
@@ -257,6 +328,8 @@ class OperationRunner:
             check = VerifyWork.model_validate({"id": op.id, "do": do, "backup": op.backup})
             subject = subjects.rpc(self._node, "imaged", "backup-verify")
             return validate(WorkState, await self._bus.request(subject, check, timeout_s=ASK_S))
+        if op.kind == "flatten":
+            return await self._ask_merge(flatten_work(op, do, self._vms()))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
@@ -266,8 +339,16 @@ class OperationRunner:
         subject = subjects.rpc(self._node, "imaged", verb)
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
+    async def _ask_merge(self, work: FlattenWork) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", "flatten")
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
     async def _ask_backup(self, work: BackupWork) -> WorkState:
         subject = subjects.rpc(self._node, "imaged", "backup")
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
+    async def _ask_scratch(self, work: ScratchWork) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", "scratch")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _ask_snapshot(self, work: SnapshotWork) -> WorkState:
@@ -275,7 +356,7 @@ class OperationRunner:
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
-        """Remove the file of an operation that was deleted. While imaged is away, try again.
+        """Remove the file of a deleted operation. While imaged is away or starts, try again.
 
         A file that imaged cannot remove expires.
         """
@@ -288,6 +369,8 @@ class OperationRunner:
             return
         except VirtbusError as error:
             log.info("export %s remains: %s", id_, error, extra={"code": "export_remains"})
+            if error.reason in LATER:
+                return
         self._purged.pop(id_, None)
         self._removed[id_] = None
 

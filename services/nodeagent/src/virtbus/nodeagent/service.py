@@ -13,6 +13,7 @@ from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.uid_table import ABSENT
+from virtbus.nodeagent.disk_stream import DiskStreams
 from virtbus.nodeagent.domain_events import DomainEvents
 from virtbus.nodeagent.export_stream import ExportStreams
 from virtbus.nodeagent.heartbeat import Heartbeat
@@ -102,6 +103,7 @@ class NodeAgent:
         exports = ExportStreams(tools.bus, node, state_dir, vms.operations)
         return [
             exports.endpoint(),
+            DiskStreams(tools, vms.operations).endpoint(),
             *(
                 Endpoint(f"agent-{verb}", subjects.rpc(node, "agent", verb), handler)
                 for verb, handler in handlers.items()

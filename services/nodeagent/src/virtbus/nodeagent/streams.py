@@ -7,6 +7,7 @@ from typing import Protocol
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request
 from virtbus.bus.client.streams import ByteStream, accepting
+from virtbus.nodeagent.core.guest_backups import GuestReadPort
 from virtbus.nodeagent.core.ports import Console, ConsoleViewer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -49,6 +50,17 @@ class GuestStreams(Protocol):
 
     async def screenshot(self, uid: str) -> bytes:
         """Return a picture of the display, as the bytes of a PNG. Raises as `display`."""
+
+
+class DiskServers(GuestReadPort, Protocol):
+    """Lets guests serve their disks, and connects to these servers."""
+
+    def connected(self, uid: str, reading: str) -> AbstractAsyncContextManager[Carry]:
+        """Open a connection to the NBD server of the guest for a reading.
+
+        Raises:
+            VirtbusError: 409 `not_served`.
+        """
 
 
 class Streams:

@@ -1,10 +1,12 @@
 """Describes backups as the API shows them, and the operations that make and verify them."""
 
+from virtbus.controller.core.resting import UP_STATES
 from virtbus.schemas.backup import HeldBackup
-from virtbus.schemas.backup_api import BackupCreate, BackupList, BackupView
+from virtbus.schemas.backup_api import BackupCreate, BackupList, BackupServe, BackupView
 from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.states import VmState
 
 MAX_PROBLEM_CHARS = 200
 """Length of a problem in a list."""
@@ -49,6 +51,23 @@ def scheduled(record: BackupScheduleRecord, fields: dict[str, object]) -> Operat
     asked = {"chain": record.spec.chain, "namespace": record.namespace, "schedule": record.name}
     made = {"kind": "backup", "id": record.run, "created_ns": record.begun_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})
+
+
+def serving(want: BackupServe, fields: dict[str, object], id_: str, now_ns: int) -> OperationRecord:
+    """Return the operation that lets a reader have the disks; `fields` as in `creating`."""
+    asked = {"since": want.since or "", "within_s": want.within_s, "namespace": want.namespace}
+    made = {"kind": "serve", "id": id_, "created_ns": now_ns}
+    return OperationRecord.model_validate({**asked, **made, **fields})
+
+
+def refuse_off(name: str, state: VmState) -> None:
+    """Raise 409 `vm_off` unless a guest runs, whose QEMU serves the disks."""
+    if state not in UP_STATES:
+        message = (
+            f"{name} is {state}, and only a running guest is read; start it, or use "
+            f"`virtbus backup create {name}`"
+        )
+        raise VirtbusError(Code.CONFLICT, "vm_off", message)
 
 
 def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationRecord:

@@ -61,7 +61,8 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
-    same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored", "backup"}
+    same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored"}
+    same |= {"backup", "since"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
         message = f"the id {wanted.id} belongs to another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)

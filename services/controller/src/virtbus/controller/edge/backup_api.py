@@ -18,8 +18,10 @@ from virtbus.schemas.backup import BackupsAsk, HeldBackup, HeldBackups
 from virtbus.schemas.backup_api import (
     BackupAsk,
     BackupCreate,
+    BackupFinish,
     BackupList,
     BackupPage,
+    BackupServe,
     BackupVerify,
     BackupView,
 )
@@ -52,6 +54,8 @@ class BackupApi:
             "list": self.list,
             "verify": self.verify,
             "delete": self.delete,
+            "serve": self.serve,
+            "finish": self.finish,
         }
 
     async def create(self, request: Request) -> OperationView:
@@ -65,6 +69,24 @@ class BackupApi:
         id_ = want.id or self._bus.sources.uuid7()
         record = backup_changes.creating(want, fields, id_, self._bus.sources.time_ns())
         return await self._operations.begin(record, request.deadline_s)
+
+    async def serve(self, request: Request) -> OperationView:
+        """Accept a reading of the disks of a running VM (ADR 0901)."""
+        want = validate(BackupServe, request.data)
+        vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
+        snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")
+        snapshot_changes.refuse_devices(vm.record.spec)
+        state = self._vms.show(vm).state
+        fields = resting.of_vm(vm.record, state, live=True)
+        backup_changes.refuse_off(vm.record.name, state)
+        id_ = want.id or self._bus.sources.uuid7()
+        record = backup_changes.serving(want, fields, id_, self._bus.sources.time_ns())
+        return await self._operations.begin(record, request.deadline_s)
+
+    async def finish(self, request: Request) -> OperationView:
+        """Let a reading succeed. The answer may still show it as Running."""
+        want = validate(BackupFinish, request.data)
+        return await self._operations.finish(want.id, request.account)
 
     async def verify(self, request: Request) -> OperationView:
         """Accept the verification of a backup, on a node whose directory has it."""

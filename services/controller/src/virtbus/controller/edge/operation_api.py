@@ -6,7 +6,7 @@ import logging
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.controller.core import exports, pages
+from virtbus.controller.core import exports, pages, resting
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
 from virtbus.controller.core.volume_changes import not_found
@@ -22,6 +22,7 @@ from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import (
     OperationAsk,
     OperationExport,
+    OperationFlatten,
     OperationList,
     OperationPage,
     OperationView,
@@ -71,6 +72,24 @@ class OperationApi:
             }
         )
         return await self.begin(record, request.deadline_s)
+
+    async def flatten(self, request: Request) -> OperationView:
+        """Accept a merge of layers. The node of the disks carries it out (ADR 0902)."""
+        want = validate(OperationFlatten, request.data)
+        asked = OperationExport(namespace=want.namespace, vm=want.vm, volume=want.volume)
+        exports.refuse_unclear(asked)
+        if want.vm is not None:
+            vm = await self._vms.find(
+                VmRef(name=want.vm, namespace=want.namespace), request.account
+            )
+            fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
+        else:
+            fields = await self._of(asked, request.account)
+        made: dict[str, object] = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
+        made |= {"namespace": want.namespace, "created_ns": self._sources.time_ns()}
+        return await self.begin(
+            OperationRecord.model_validate({**fields, **made}), request.deadline_s
+        )
 
     async def begin(self, record: OperationRecord, deadline_s: float) -> OperationView:
         """Write an operation if there is room for it; errors as `accept` and `refuse_more`."""
@@ -128,6 +147,14 @@ class OperationApi:
         held = await self._writes.cancel(want.id)
         if held is None:
             raise _unknown(want.id)
+        return await self._show(held)
+
+    async def finish(self, id_: str, account: str) -> OperationView:
+        """Let a reading succeed; errors as `OperationWrites.finish`."""
+        await self._find(OperationAsk(id=id_), account)
+        held = await self._writes.finish(id_)
+        if held is None:
+            raise _unknown(id_)
         return await self._show(held)
 
     async def delete(self, request: Request) -> OperationView:

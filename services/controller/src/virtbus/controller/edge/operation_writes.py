@@ -8,9 +8,11 @@ from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
-from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.operation import STEPS, OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation, read_operation_status
 from virtbus.schemas.wire import encode
+
+SERVE = STEPS["serve"][1].name
 
 
 class OperationWrites:
@@ -66,14 +68,41 @@ class OperationWrites:
                     now_ns = self._bus.sources.time_ns()
                     await self._put_status(held.record, seen, seen.status.after("cancel", now_ns))
                 elif not held.record.cancel:
-                    return await self._mark(held)
+                    return await self._mark(held, "cancel")
             except ConflictError:
                 continue
             return held
         raise contended(f"the operation {id_}")
 
-    async def _mark(self, held: StoredOperation) -> StoredOperation:
-        record = held.record.model_copy(update={"cancel": True})
+    async def finish(self, id_: str) -> StoredOperation | None:
+        """Let a reading succeed, which its node serves; may be repeated.
+
+        Raises:
+            VirtbusError: 409 `not_served`, `operation_ended`; 503 `contended`.
+        """
+        for _ in range(ATTEMPTS):
+            held = await self.latest(id_)
+            if held is None:
+                return None
+            status = (await self.status(held.record)).status
+            if held.record.finish and status.phase in {
+                OperationPhase.RUNNING,
+                OperationPhase.SUCCEEDED,
+            }:
+                return held
+            if status.ended:
+                raise _too_late(held.record, status)
+            if held.record.cancel or status.step != SERVE:
+                message = f"no reader has the disks of {id_} now: `virtbus operation get {id_}`"
+                raise VirtbusError(Code.CONFLICT, "not_served", message)
+            try:
+                return await self._mark(held, "finish")
+            except ConflictError:
+                continue
+        raise contended(f"the operation {id_}")
+
+    async def _mark(self, held: StoredOperation, field: str) -> StoredOperation:
+        record = held.record.model_copy(update={field: True})
         revision = await self._bus.put(_key(record), encode(record), expect=held.revision)
         return StoredOperation(record, revision)
 

@@ -264,14 +264,17 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
     return OpenedSource(paths[0], None, size, "", layers=paths[1:])
 
 
-def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[str]:
-    """Remove parts and staged files that did not change for `older_s`, except the `busy`.
+def expire(
+    staging: BackupStaging, files: BackupFiles | None, older_s: float, busy: Collection[str]
+) -> list[str]:
+    """Remove staged files and parts that did not change for `older_s`, except the `busy`.
 
     Deletes that a crash interrupted are completed. Return the names of what was removed; log what
     cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
-    for root, prefix in ((files.root, PART), (files.root, _GONE), (files.staging.root, "")):
+    roots = [] if files is None else [(files.root, PART), (files.root, _GONE)]
+    for root, prefix in (*roots, (staging.root, "")):
         with _logged(str(root)), existing(root) as directory:
             if directory is None:
                 continue

@@ -5,6 +5,7 @@ They are on the disk of `state_dir`, so that no guest waits for the backup direc
 
 import contextlib
 import os
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 
 STAGING = "backups"
+_ROOT = threading.Lock()
+"""Held while the root is made with a first folder in it, or removed."""
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
@@ -31,14 +34,18 @@ class BackupStaging:
         """Write an empty file for each disk, which the QEMU of the guest fills."""
         self.remove(backup)
         with translated():
-            openat2.make_passable(self.root)
-            with openat2.opened_directory(self.root) as root:
-                name = check_uid(backup)
-                os.close(openat2.open_directory(name, root, openat2.PASSABLE))
-                with openat2.opened_directory(name, root) as folder:
-                    for disk in disks:
-                        _write_empty(disk, folder)
-                    os.fsync(folder)
+            name = check_uid(backup)
+            with _ROOT:
+                openat2.make_passable(self.root)
+                with openat2.opened_directory(self.root) as root:
+                    os.close(openat2.open_directory(name, root, openat2.PASSABLE))
+            with (
+                openat2.opened_directory(self.root) as root,
+                openat2.opened_directory(name, root) as folder,
+            ):
+                for disk in disks:
+                    _write_empty(disk, folder)
+                os.fsync(folder)
 
     def opened(self, backup: str, disk: str) -> ExportPart:
         """Open a file that QEMU has written; the caller closes it."""
@@ -54,7 +61,7 @@ class BackupStaging:
         with existing(self.root) as root:
             if root is not None:
                 remove_folder(check_uid(backup), root)
-        with contextlib.suppress(OSError):  # there are others
+        with _ROOT, contextlib.suppress(OSError):  # there are others
             self.root.rmdir()
 
 

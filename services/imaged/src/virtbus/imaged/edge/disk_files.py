@@ -191,6 +191,42 @@ class DiskFolders:
         except OSError as error:
             raise store_error(error) from error
 
+    def renew_note(self, folder: str, volume: str) -> None:
+        """Bring the metadata file of a readable disk to its header.
+
+        A crash after a merge of its layers leaves an old one.
+        """
+        if not self._notes:
+            return
+        with contextlib.suppress(OSError, VirtbusError), self._open(folder) as directory:
+            made = read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
+            note = encode_json(dataclasses.asdict(made))
+            if openat2.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES) != note:
+                openat2.replace(volume + NOTE_SUFFIX, note, directory)
+
+    def note_merged(self, folder: str, volume: str, inode: int, lowest: Overlay) -> None:
+        """Write the metadata file of a disk that rests on the image of `lowest` now.
+
+        Its guest runs, so the header may be unreadable. No effect for a file with another inode
+        number: a snapshot has put it there since.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 503 `store_error`.
+        """
+        if not self._notes:
+            return
+        try:
+            with self._open(folder) as directory:
+                found = os.stat(volume + SUFFIX, dir_fd=directory, follow_symlinks=False)
+                if found.st_ino == inode:
+                    below = lowest.backing_path, lowest.backing_format
+                    made = read_disk(volume, directory)
+                    made = Overlay(made.virtual_size_bytes, *below)
+                    note = encode_json(dataclasses.asdict(made))
+                    openat2.replace(volume + NOTE_SUFFIX, note, directory)
+        except OSError as error:
+            raise store_error(error) from error
+
     def _grow(self, volume: str, directory: int, size_bytes: int) -> None:
         descriptor = openat2.open_file(volume + SUFFIX, directory, os.O_RDWR)
         try:

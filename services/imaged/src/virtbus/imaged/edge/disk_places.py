@@ -6,6 +6,7 @@ from pathlib import Path
 
 from virtbus.imaged.core.bitmaps import usable_bitmaps
 from virtbus.imaged.core.overlay import HEAD_BYTES, Overlay
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.partial_download import store_error
@@ -41,6 +42,11 @@ class DiskPlace:
         """Return the disk space of the disk and of all that it rests on; raises OSError."""
         image = (Path(self.lowest.backing_path),) if self.lowest.backing_path else ()
         return sum(path.stat().st_blocks * 512 for path in (self.path, *self.layers, *image))
+
+    @property
+    def layers_bytes(self) -> int:
+        """Return the disk space of the layers; raises OSError."""
+        return sum(path.stat().st_blocks * 512 for path in self.layers)
 
     def opened(self) -> OpenedSource:
         """Open the disk, its layers and its image; raises VirtbusError 409 `disk_unreadable`."""
@@ -78,14 +84,26 @@ class DiskPlaces:
             VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
                 `store_error`; as `Pools.of` and `LayerFolder.chain`.
         """
-        files, folder, name = self._files, uid, disk
-        if ref is not None:
-            files, folder, name = self._pools.of(ref), ref.folder, DISK
+        files, folder, name = self._file(uid, disk, ref)
         found = files.read(folder, name)
         if found is None:
             message = "the disk does not exist on this node; a first start of its VM makes it"
             raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
         return self._placed(files.path(folder, name), found)
+
+    def note_merged(self, uid: str, disk: str, ref: VolumeRef | None, inode: int) -> None:
+        """Note that a disk rests on its image only, because the QEMU of its guest has merged it.
+
+        No effect if the file with that inode number is not the disk any more. Errors as `of`.
+        """
+        files, folder, name = self._file(uid, disk, ref)
+        files.note_merged(folder, name, inode, self.of(uid, disk, ref).lowest)
+
+    def _file(self, uid: str, disk: str, ref: VolumeRef | None) -> tuple[DiskFolders, str, str]:
+        """Return the folder and the name of a disk."""
+        if ref is None:
+            return self._files, uid, disk
+        return self._pools.of(ref), ref.folder, DISK
 
     def of_snapshot(self, ref: SnapshotRef, disk: str) -> DiskPlace:
         """Return a disk of a snapshot, which nobody writes to; empty `disk`: its first.

@@ -46,6 +46,9 @@ class DiskFiles(Protocol):
     async def unpin_backup(self, uid: str, backup: str) -> None:
         """Let imaged read the files of a backup, and remove such names, if there are any."""
 
+    async def backup_pins(self) -> set[tuple[str, str]]:
+        """Return such names, each as the uid of the VM and the id of the backup."""
+
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""
 

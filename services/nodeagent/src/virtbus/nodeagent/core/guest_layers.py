@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from xml.etree import ElementTree as ET
 
+from virtbus.nodeagent.core.disk_sources import DATA, IMAGES
 from virtbus.schemas.errors import Code, VirtbusError
 
 DIFFERS = (
@@ -21,11 +23,37 @@ class GuestLayers:
     """The sizes in bytes that the guest sees, by the files that QEMU's devices use."""
     named: Mapping[str, str] = field(default_factory=dict)
     """The files that libvirt's XML names, by target."""
+    below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The files below each disk in libvirt's XML, from the top, by target."""
+    used_below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The files below each used file, from the top, as QEMU says."""
+    inodes: Mapping[str, int] = field(default_factory=dict)
+    """The inode numbers of the used files."""
 
     @property
     def differs(self) -> bool:
         """Return True if libvirt names a file that QEMU does not use: then its XML is old."""
         return not set(self.named.values()) <= self.used.keys()
+
+    def layers(self, target: str) -> tuple[str, ...]:
+        """Return the files between a disk and its image; raises VirtbusError `layers_differ`.
+
+        QEMU says so. If there are any, libvirt's XML must be the same, because libvirt finds the
+        files of a copy by that.
+        """
+        named = self.named.get(target, "")
+        if named not in self.used_below:
+            raise layers_differ()
+        below = self.used_below[named]
+        layers = below[:-1] if below and is_image(below[-1]) else below
+        if layers and below != self.below.get(target):
+            raise layers_differ()
+        return layers
+
+    def image(self, target: str) -> str:
+        """Return the image below a disk in libvirt's XML; empty without one."""
+        below = self.below.get(target, ())
+        return below[-1] if below and is_image(below[-1]) else ""
 
     def uses(self, files: Mapping[str, str]) -> bool:
         """Return True if QEMU uses all of the files."""
@@ -37,6 +65,14 @@ def layers_differ() -> VirtbusError:
     return VirtbusError(Code.CONFLICT, "layers_differ", DIFFERS)
 
 
+def is_image(path: str) -> bool:
+    """Return True for the path of an image.
+
+    All other files below a disk are layers, by the names of imaged or by those of the agent.
+    """
+    return Path(path).parts[-3:-1] == (IMAGES, DATA)
+
+
 def named_files(xml: str) -> dict[str, str]:
     """Return the files of the writable disks in the XML of a running domain, by target."""
     found = {}
@@ -46,6 +82,20 @@ def named_files(xml: str) -> dict[str, str]:
             continue
         if file := source.get("file"):
             found[target.get("dev", "")] = file
+    return found
+
+
+def files_below(xml: str) -> dict[str, tuple[str, ...]]:
+    """Return the files below each disk in the XML of a running domain, from the top, by target."""
+    found = {}
+    for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314  from libvirtd
+        target, files = disk.find("target"), list[str]()
+        node = disk.find("backingStore")
+        while node is not None and (source := node.find("source")) is not None:
+            files.append(source.get("file", ""))
+            node = node.find("backingStore")
+        if target is not None:
+            found[target.get("dev", "")] = tuple(files)
     return found
 
 
@@ -81,3 +131,12 @@ class GuestLayerPort(Protocol):
 
         After an error, only `look` tells which files the guest uses.
         """
+
+    async def pull(self, uid: str, target: str, base: str) -> None:
+        """Begin to copy the files below a disk into it, down to `base`; empty: all of them."""
+
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        """Return the progress of all such copies of a guest and their ends, by target."""
+
+    async def end_pulls(self, uid: str) -> None:
+        """End all such copies of a guest; no effect without one."""

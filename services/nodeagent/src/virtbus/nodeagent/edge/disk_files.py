@@ -34,6 +34,7 @@ from virtbus.nodeagent.core.disk_sources import (
 from virtbus.nodeagent.edge import layer_files
 from virtbus.nodeagent.edge.allowed_devices import allowed_device, open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.schemas.ids import is_uid
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS, STAGED, layer_name
 from virtbus.schemas.node_rpc import MadeDisk
@@ -166,6 +167,13 @@ class HostDiskFiles:
                 pin.unlink(missing_ok=True)
 
         await in_thread(unpin)
+
+    async def backup_pins(self) -> set[tuple[str, str]]:
+        """Return the VMs with such names, by uid, and the ids of their backups."""
+        names = (self._state / "vms").glob
+        found = await in_thread(lambda: list(names(f"*/{BACKUP_PIN}*.*")))
+        pins = {(path.parent.name, _disk_of(path, BACKUP_PIN)) for path in found}
+        return {pin for pin in pins if all(map(is_uid, pin))}
 
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""

@@ -35,7 +35,7 @@ class GuestConnections:
         try:
             yield partial(carry, reader=reader, writer=writer)
         finally:
-            await _close(writer)
+            await close(writer)
 
     async def screenshot(self, uid: str) -> bytes:
         return await self._displays.screenshot(uid)
@@ -57,7 +57,7 @@ async def _tcp(address: str, port: int) -> AsyncIterator[Carry]:
     try:
         yield partial(carry, reader=reader, writer=writer)
     finally:
-        await _close(writer)
+        await close(writer)
 
 
 def _silent(address: str, port: int, why: str) -> VirtbusError:
@@ -68,7 +68,7 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
     return VirtbusError(Code.UNAVAILABLE, "port_silent", message, after_ms=1000)
 
 
-async def _close(writer: asyncio.StreamWriter) -> None:
+async def close(writer: asyncio.StreamWriter) -> None:
     """Close the connection completely.
 
     asyncio first sends the rest of its buffer. A guest that does not read would keep the connection

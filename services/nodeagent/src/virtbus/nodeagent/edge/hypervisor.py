@@ -30,6 +30,7 @@ from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
+from virtbus.nodeagent.edge.libvirt_readings import LibvirtReadings
 from virtbus.nodeagent.edge.libvirt_resources import DOING, pretended_resources, set_resources
 from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
@@ -109,6 +110,10 @@ class LibvirtHypervisor:
         for links in self._links:
             links.close()
         self._threads.close()
+
+    def readings(self, run_dir: Path) -> LibvirtReadings:
+        """Return the port that lets guests serve their disks, on sockets below `run_dir`."""
+        return LibvirtReadings(self._changes, run_dir)
 
     @property
     def healthy(self) -> bool:

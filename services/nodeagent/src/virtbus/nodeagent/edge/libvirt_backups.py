@@ -15,6 +15,7 @@ from virtbus.nodeagent.core.guest_backups import (
     backup_xml,
     checkpoint_xml,
     common_bitmaps,
+    description,
 )
 from virtbus.nodeagent.core.guest_layers import named_files
 from virtbus.nodeagent.edge import qemu_monitor
@@ -29,6 +30,7 @@ ASK_S = 45.0
 BEGIN_S = 60.0
 _KEEP = libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
+_NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
 
 
@@ -38,14 +40,20 @@ class LibvirtBackups:
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
 
-    async def bitmaps(self, uid: str, targets: Collection[str]) -> frozenset[str]:
+    async def bitmaps(
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
+    ) -> frozenset[str]:
         def run(domain: libvirt.virDomain) -> frozenset[str]:
             of_file = qemu_monitor.bitmaps(domain)
             files = named_files(domain.XMLDesc())
-            known = {one.getName() for one in domain.listAllCheckpoints()}
+            known = {
+                one.getName()
+                for one in domain.listAllCheckpoints()
+                if description(one.getXMLDesc(_NO_DOMAIN)) == about
+            }
             disks = [of_file.get(files.get(target, ""), ()) for target in targets]
             found = common_bitmaps(disks) & known
-            return frozenset(name for name in found if name.startswith(BITMAP))
+            return frozenset(name for name in found if name.startswith(prefix))
 
         return await self._run(uid, run, "read the bitmaps") or frozenset()
 
@@ -72,7 +80,7 @@ class LibvirtBackups:
                 return PushState("running", done, total)
             ended = domain.jobStats(_ENDED | _KEEP)
             if ended.get("operation") != _BACKUP:
-                return PushState()
+                return PushState("lost")
             if ended["type"] == libvirt.VIR_DOMAIN_JOB_COMPLETED and ended.get("success", True):
                 return PushState("done")
             return PushState("failed", why=str(ended.get("errmsg") or "QEMU ended the backup"))
@@ -86,11 +94,13 @@ class LibvirtBackups:
 
         await self._run(uid, run, "end the backup")
 
-    async def keep_only(self, uid: str, bitmaps: Collection[str] | None, drop: str = "") -> None:
+    async def keep_only(
+        self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
+    ) -> None:
         def goes(name: str) -> bool:
             if bitmaps is None:
                 return name == drop
-            return name.startswith(BITMAP) and name not in bitmaps
+            return name.startswith(prefix) and name not in bitmaps
 
         def run(domain: libvirt.virDomain) -> None:
             for one in domain.listAllCheckpoints():
@@ -114,11 +124,13 @@ class LibvirtBackups:
 class NoBackups:
     """The `GuestBackupPort` for simulated guests, which have no disks."""
 
-    async def bitmaps(self, uid: str, targets: Collection[str]) -> frozenset[str]:
-        raise _simulated()
+    async def bitmaps(
+        self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
+    ) -> frozenset[str]:
+        raise simulated()
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
-        raise _simulated()
+        raise simulated()
 
     async def progress(self, uid: str) -> PushState:
         return PushState()
@@ -126,10 +138,13 @@ class NoBackups:
     async def abort(self, uid: str) -> None:
         return None
 
-    async def keep_only(self, uid: str, bitmaps: Collection[str] | None, drop: str = "") -> None:
+    async def keep_only(
+        self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
+    ) -> None:
         return None
 
 
-def _simulated() -> VirtbusError:
+def simulated() -> VirtbusError:
+    """Return 501: there is no QEMU."""
     message = "the guests of this node are simulated: they have no disks; stop the VM, then repeat"
     return VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

@@ -1,10 +1,11 @@
 """Implements the `GuestLayerPort` with libvirt, and without a hypervisor for simulated guests."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import libvirt
 
-from virtbus.nodeagent.core.guest_layers import GuestLayers, named_files, switch_xml
+from virtbus.nodeagent.core.guest_layers import GuestLayers, files_below, named_files, switch_xml
 from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
@@ -32,7 +33,15 @@ class LibvirtLayers:
             if not domain.isActive():
                 return None
             used = qemu_monitor.used_files(domain)
-            return GuestLayers(used, named_files(domain.XMLDesc()))
+            inodes = {file: number for file in used if (number := _inode(file))}
+            xml = domain.XMLDesc()
+            return GuestLayers(
+                {file: one.size_bytes for file, one in used.items()},
+                named_files(xml),
+                files_below(xml),
+                {file: one.below for file, one in used.items()},
+                inodes,
+            )
 
         return await on_ours(self._links, uid, run, "read the guest's disks", timeout_s=LOOK_S)
 
@@ -41,6 +50,29 @@ class LibvirtLayers:
             domain.snapshotCreateXML(switch_xml(domain.XMLDesc(), files), _FLAGS)
 
         await on_ours(self._links, uid, run, "freeze the disks", timeout_s=SWITCH_S)
+
+    async def pull(self, uid: str, target: str, base: str) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            domain.blockRebase(target, base or None, 0, 0)
+
+        await on_ours(self._links, uid, run, "merge the layers", timeout_s=LOOK_S)
+
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        found = await on_ours(self._links, uid, _pulls, "read the progress", timeout_s=LOOK_S)
+        return found or {}
+
+    async def end_pulls(self, uid: str) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            failed: libvirt.libvirtError | None = None
+            for target in _pulls(domain):
+                try:
+                    domain.blockJobAbort(target, 0)
+                except libvirt.libvirtError as error:
+                    failed = error
+            if failed is not None and _pulls(domain):  # otherwise they ended meanwhile
+                raise failed
+
+        await on_ours(self._links, uid, run, "end the merge", timeout_s=LOOK_S)
 
 
 class NoLayers:
@@ -51,6 +83,35 @@ class NoLayers:
 
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
         raise _simulated()
+
+    async def pull(self, uid: str, target: str, base: str) -> None:
+        raise _simulated()
+
+    async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
+        return {}
+
+    async def end_pulls(self, uid: str) -> None:
+        return None
+
+
+def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
+    """Return the progress of the copies of all disks and their ends, by target."""
+    if not domain.isActive():
+        return {}
+    jobs = {target: domain.blockJobInfo(target, 0) for target in files_below(domain.XMLDesc())}
+    return {
+        target: (int(job["cur"]), int(job["end"]))
+        for target, job in jobs.items()
+        if job and job["type"] == libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_PULL
+    }
+
+
+def _inode(file: str) -> int:
+    """Return the inode number of a file; 0 if it has no name here."""
+    try:
+        return Path(file).stat().st_ino
+    except OSError:
+        return 0
 
 
 def _simulated() -> VirtbusError:

@@ -6,8 +6,8 @@ libvirt marks such a domain as tainted (`custom-monitor`), which is a line in it
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import libvirt
@@ -56,8 +56,17 @@ def close_left(domain: libvirt.virDomain) -> None:
             _execute(domain, "blockdev-del", **{"node-name": node})
 
 
-def used_files(domain: libvirt.virDomain) -> dict[str, int]:
-    """Return the files that the guest's devices use, each with the size that the guest sees.
+class UsedFile(NamedTuple):
+    """A file that a device of a guest uses."""
+
+    size_bytes: int
+    """The size that the guest sees."""
+    below: tuple[str, ...]
+    """The files that it rests on, from the top."""
+
+
+def used_files(domain: libvirt.virDomain) -> dict[str, UsedFile]:
+    """Return the files that the guest's devices use.
 
     This is QEMU's own answer, also after libvirt has lost count.
     """
@@ -65,8 +74,15 @@ def used_files(domain: libvirt.virDomain) -> dict[str, int]:
     for device in _execute(domain, "query-block").get("return", []):
         inserted = device.get("inserted")
         if inserted is not None:
-            found[_file_of(inserted["file"])] = int(inserted["image"]["virtual-size"])
+            image = inserted["image"]
+            used = UsedFile(int(image["virtual-size"]), tuple(_below(image)))
+            found[_file_of(inserted["file"])] = used
     return found
+
+
+def _below(image: dict[str, Any]) -> Iterator[str]:
+    while image := image.get("backing-image", {}):
+        yield _file_of(image["filename"])
 
 
 def bitmaps(domain: libvirt.virDomain) -> dict[str, tuple[Bitmap, ...]]:

@@ -1,0 +1,31 @@
+"""Requests to imaged that end the dependence of disks on layers (ADR 0902)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.snapshot import SnapshotDisk
+
+
+class FlattenWork(LenientModel):
+    """`rpc.imaged.flatten`: ensure that disks rest on no layers, as operation `id`, or cancel it.
+
+    Their content does not change. A guest uses them only if the work is `live`.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    uid: Uid
+    name: Id
+    """The name of the VM or the volume."""
+    disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
+    live: bool = False
+    """True: the guest's QEMU merges them. imaged checks the free space, and notes the result."""
+    whole: bool = False
+    """True: nothing is copied yet, so the free space must hold the data of all layers."""
+    merged: dict[Id, int] = Field(default_factory=dict, max_length=256)
+    """The inode numbers of the files that QEMU has merged, by the disks' names."""
+    may_begin: bool = True
+    """False: a guest may use the disks unless this work has begun."""

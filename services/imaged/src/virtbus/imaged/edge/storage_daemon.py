@@ -1,0 +1,99 @@
+"""Runs one job of QEMU's storage daemon, in the sandbox of qemu-img (ADR 0041)."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from virtbus.imaged.core.archive import printable
+from virtbus.imaged.edge import qemu_img
+
+COMMAND = "/usr/bin/qemu-storage-daemon"
+_MONITOR = ("--chardev", "stdio,id=monitor", "--monitor", "chardev=monitor,mode=control")
+
+
+def exists() -> bool:
+    """Return True if this node has the daemon."""
+    return Path(COMMAND).exists()
+
+
+async def run(
+    files: qemu_img.Files,
+    nodes: Sequence[Mapping[str, object]],
+    job: tuple[str, Mapping[str, Any]],
+    limits: tuple[int, int],
+    look: Callable[[], Awaitable[None]],
+) -> tuple[qemu_img.Ended, str]:
+    """Open block nodes, run a job, and end the daemon; return how it ended, and the job's error.
+
+    `job` is the command that begins it, with its arguments; `limits` are as in `qemu_img.convert`.
+    `look` is called meanwhile, and may raise to end it.
+
+    Raises:
+        TimeoutError: it took `WALL_PER_CPU` times its CPU time.
+    """
+    options = [word for node in nodes for word in ("--blockdev", json.dumps(node))]
+    program, pipe = (COMMAND, *options, *_MONITOR), asyncio.subprocess.PIPE
+    async with qemu_img.sandboxed(files, limits, program, pipe) as process:
+        async with asyncio.timeout(qemu_img.WALL_PER_CPU * limits[1]):
+            why = await _run(process, job, look)
+    return await qemu_img.end_of(process), why
+
+
+async def _run(
+    process: asyncio.subprocess.Process,
+    job: tuple[str, Mapping[str, Any]],
+    look: Callable[[], Awaitable[None]],
+) -> str:
+    """Let the daemon do the job, and end it; return its error, empty if it has none."""
+    await _say(process, "qmp_capabilities", {})
+    await _say(process, *job)
+    why: str | None = None
+    while why is None and (message := await _heard(process, look)):
+        why = _outcome(message)
+    await _say(process, "quit", {})
+    await process.wait()
+    return "the daemon ended before its job" if why is None else why
+
+
+async def _say(
+    process: asyncio.subprocess.Process, command: str, arguments: Mapping[str, Any]
+) -> None:
+    # uvloop raises RuntimeError for a pipe that it has closed, because the daemon was killed
+    if process.stdin is not None and not process.stdin.is_closing():
+        line = json.dumps({"execute": command, "arguments": arguments})
+        with contextlib.suppress(ConnectionError):  # it has ended, and its exit code says why
+            process.stdin.write(f"{line}\n".encode())
+            await process.stdin.drain()
+
+
+async def _heard(
+    process: asyncio.subprocess.Process, look: Callable[[], Awaitable[None]]
+) -> dict[str, Any]:
+    """Return the next message of the daemon; empty once it has ended."""
+    if process.stdout is None:
+        return {}
+    while True:
+        await look()
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), qemu_img.LOOK_S)
+            found = json.loads(line or b"{}")
+        except TimeoutError:
+            continue
+        except ValueError:  # also a line without an end
+            return {"error": {"desc": "the daemon did not answer in JSON"}}
+        return found if isinstance(found, dict) else {}
+
+
+def _outcome(message: Mapping[str, Any]) -> str | None:
+    """Return the error in a message, empty for the success of the job, None for others."""
+    error, data = message.get("error"), message.get("data")
+    if isinstance(error, dict):
+        return printable(str(error.get("desc")))
+    if message.get("event") != "BLOCK_JOB_COMPLETED" or not isinstance(data, dict):
+        return None
+    if "error" in data or data.get("offset") != data.get("len"):
+        return printable(str(data.get("error", "the job is incomplete")))
+    return ""

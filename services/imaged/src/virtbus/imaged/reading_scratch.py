@@ -1,0 +1,37 @@
+"""Stages files for what a guest overwrites while a reader has its disks (ADR 0901)."""
+
+from virtbus.imaged.edge.backup_staging import BackupStaging
+from virtbus.imaged.edge.disk_space import DiskSpace
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.schemas.backup import BackupDisk, ScratchWork
+from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.operation import STEPS
+
+SERVE = STEPS["serve"][1].name
+
+
+class ReadingScratch:
+    """The files of readings, `disks/backups/<id>/`. The guest's QEMU writes them."""
+
+    def __init__(self, staging: BackupStaging, space: DiskSpace, threads: DiskThreads) -> None:
+        self._staging = staging
+        self._space = space
+        self._threads = threads
+
+    async def do(self, want: ScratchWork) -> WorkState:
+        """Stage empty files if wanted, check the free space, or remove the files.
+
+        Raises:
+            VirtbusError: 503 `disk_full`: the reading has to end before a write of the guest fails;
+                `store_error`.
+        """
+        if want.do == "cancel":
+            await self._threads.run(self._staging.remove, want.id)
+            return WorkState(state="none")
+        await self._threads.run(self._space.check_room, 0)
+        if want.stage:
+            disks = [
+                BackupDisk(name=one.name, virtual_size_bytes=one.size_bytes) for one in want.disks
+            ]
+            await self._threads.run(self._staging.make, want.id, disks)
+        return WorkState(state="working", step=SERVE)

@@ -1,0 +1,74 @@
+"""Describes the disks of a running guest to a backup, and says when its steps are repeated."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
+from virtbus.nodeagent.live_snapshots import UNKNOWN, targets_of
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.backup import BackedDisk, BackupWork
+from virtbus.schemas.errors import Code, VirtbusError
+
+LATER = frozenset({"recovering", UNKNOWN})
+"""Reasons of errors after which the step is repeated, and nothing is removed."""
+
+
+class CopiedDisks(NamedTuple):
+    """The disks of a running guest."""
+
+    targets: Mapping[str, str]
+    """libvirt's names, by the disk's name."""
+    disks: tuple[BackedDisk, ...]
+    """The disks with the sizes that the guest sees."""
+
+
+async def copied_disks(
+    tools: AgentPorts, guest: ActorState | None, work: BackupWork
+) -> CopiedDisks:
+    """Return the disks of a guest that QEMU can copy now.
+
+    Raises:
+        VirtbusError: 409 `guest_ended`, `layers_differ`, `disk_not_switchable`; 503
+            `guest_unknown`.
+    """
+    with asked_again():
+        seen = None if guest is None else await tools.layers.look(work.uid)
+    if guest is None or seen is None:
+        raise guest_ended()
+    if seen.differs:
+        raise layers_differ()
+    targets = targets_of(guest, {disk.name for disk in work.disks})
+    _refuse_others(targets, seen)
+    sizes = {name: seen.used[seen.named[targets[name]]] for name in targets}
+    disks = (disk.model_copy(update={"size_bytes": sizes[disk.name]}) for disk in work.disks)
+    return CopiedDisks(targets, tuple(disks))
+
+
+@contextlib.contextmanager
+def asked_again() -> Iterator[None]:
+    """Raise 503 `guest_unknown` if libvirt does not answer; then the step is repeated."""
+    try:
+        yield
+    except VirtbusError as error:
+        if error.code != Code.UNAVAILABLE:
+            raise
+        message = f"nobody knows what the guest's QEMU does: {error}; the agent repeats this"
+        raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message) from error
+
+
+def guest_ended() -> VirtbusError:
+    """Return 409: the guest ended too early."""
+    message = "the guest ended before its disks were copied; repeat the backup"
+    return VirtbusError(Code.CONFLICT, "guest_ended", message)
+
+
+def _refuse_others(targets: Mapping[str, str], seen: GuestLayers) -> None:
+    """Raise 409 if libvirt's XML has no file for a disk, by name with its target."""
+    if others := sorted(name for name, target in targets.items() if target not in seen.named):
+        message = (
+            f"the guest's disk {others[0]} is not a file of the node, so QEMU cannot write its "
+            "backup; detach the volume, or use the backups of its storage"
+        )
+        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)

@@ -1,0 +1,201 @@
+"""Lets readers have the disks of running guests at one instant, as NBD exports (ADR 0901).
+
+libvirt and QEMU know what is served, and the operation's step says that it was. So an agent that
+restarts continues. Nothing of a reading is left after its end: no server, file or name.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import NamedTuple
+
+from virtbus.nodeagent import brief_freezes
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.copied_guests import LATER, asked_again, copied_disks, guest_ended
+from virtbus.nodeagent.core.guest_backups import Reading
+from virtbus.nodeagent.live_snapshots import UNKNOWN
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.backup import (
+    READ_BITMAP,
+    BackedDisk,
+    BackupWork,
+    ScratchWork,
+    read_bitmap,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.operation import STEPS, OperationRecord, OperationStatus
+
+log = logging.getLogger(__name__)
+
+SERVE = STEPS["serve"][1].name
+Ask = Callable[[ScratchWork], Awaitable[WorkState]]
+
+
+class Read(NamedTuple):
+    """A reading, and what the agent knows of its guest."""
+
+    op: OperationRecord
+    status: OperationStatus
+    work: BackupWork
+    """The disks of the VM."""
+    guest: ActorState | None
+    """The running VM; None if it is off, or if that is unknown."""
+    off: bool
+    """True: no guest of the VM runs."""
+
+
+class LiveReads:
+    """The readings of a node, one at a time for each VM."""
+
+    def __init__(self, tools: AgentPorts) -> None:
+        self._tools = tools
+        self._remarks: dict[str, str] = {}
+        """The reasons why guests were not frozen, by the id of the reading."""
+        self._failed: dict[str, VirtbusError] = {}
+        """The errors of readings that have not been ended yet, by id."""
+
+    async def ensure(self, read: Read, ask: Ask) -> WorkState:
+        """Do the next step, up to a server that runs; return the state.
+
+        Raises:
+            VirtbusError: nothing is left. 409 `guest_ended`, `read_timeout`, `no_parent`,
+                `disk_not_switchable`, `layers_differ`; those of imaged and libvirt. 503
+                `guest_unknown`: it has to be repeated.
+        """
+        op = read.op
+        try:
+            if op.id in self._failed:
+                raise self._failed[op.id]
+            with asked_again():
+                served = await self._tools.reads.served(op.uid, op.id)
+            if read.status.step == SERVE or served:
+                return await self._served(read, ask, served=served)
+            await self._begin(read, ask)
+        except VirtbusError as error:
+            if error.reason not in LATER:
+                self._failed[op.id] = error
+                await self.cancel(read, ask)
+            raise
+        return WorkState(state="working", step=SERVE)
+
+    async def cancel(self, read: Read, ask: Ask) -> WorkState:
+        """End the reading, and forget its instant; raises as `ensure`."""
+        state = await self._end(read, ask)
+        with asked_again():
+            await self._tools.backups.keep_only(read.op.uid, None, read_bitmap(read.op.id))
+        self._failed.pop(read.op.id, None)
+        return state
+
+    async def end_unknown(self, known: Collection[str], busy: Collection[str]) -> bool:
+        """End the readings that no operation of `known` names; return False to repeat this.
+
+        `busy` are the VMs that are not known to be off, by uid.
+        """
+        done = True
+        for uid, id_ in await self._tools.disks.backup_pins():
+            if id_ in known:
+                continue
+            try:
+                with asked_again():
+                    ended = await self._tools.reads.end(uid, id_, off=uid not in busy)
+            except VirtbusError as error:
+                extra = {"code": error.reason, "uid": uid}
+                log.warning("a reading without an operation is ended later: %s", error, extra=extra)
+                ended = False
+            if ended:
+                await self._tools.disks.unpin_backup(uid, id_)
+            else:
+                done = False
+        return done
+
+    # --- steps ------------------------------------------------------------------------------
+    async def _served(self, read: Read, ask: Ask, *, served: bool) -> WorkState:
+        op = read.op
+        if op.finish:
+            return await self._finish(read, ask)
+        now_ns = self._tools.bus.sources.time_ns()
+        if now_ns > read.status.begun_ns + op.within_s * 10**9:
+            message = (
+                f"the reader did not finish within {op.within_s} s; read again with more time, or "
+                "make a backup in a directory"
+            )
+            raise VirtbusError(Code.CONFLICT, "read_timeout", message)
+        if not served:
+            raise guest_ended()
+        return await ask(_scratch(op))  # it checks the free space
+
+    async def _begin(self, read: Read, ask: Ask) -> None:
+        op, backups, uid, since = read.op, self._tools.backups, read.op.uid, ""
+        found, about = await copied_disks(self._tools, read.guest, read.work), _about(read.work)
+        if op.since:
+            since = read_bitmap(op.since)
+            with asked_again():
+                targets = found.targets.values()
+                usable = await backups.bitmaps(uid, targets, READ_BITMAP, about)
+            if since not in usable:
+                raise _no_parent(op.since)
+        await ask(_scratch(op, stage=True, disks=found.disks))
+        with asked_again():
+            await self._tools.reads.end(uid)
+            await backups.abort(uid)
+            await backups.keep_only(uid, None, read_bitmap(op.id))
+        exports = {target: name for name, target in found.targets.items()}
+        pins = {
+            target: await self._tools.disks.pin_backup(uid, name, op.id)
+            for target, name in exports.items()
+        }
+        remark = await brief_freezes.freeze(self._tools.freezes, uid)
+        try:
+            with asked_again():
+                reading = Reading(op.id, pins, exports, since, read_bitmap(op.id), about)
+                await self._tools.reads.begin(uid, reading)
+        finally:
+            if not remark:
+                await brief_freezes.thaw(self._tools.freezes, uid, "the reading has begun")
+        self._remarks[op.id] = remark
+
+    async def _finish(self, read: Read, ask: Ask) -> WorkState:
+        """End the server; the bitmap of this instant replaces that of the reading before."""
+        op = read.op
+        await self._end(read, ask)
+        with asked_again():
+            kept = {read_bitmap(op.id)}
+            await self._tools.backups.keep_only(op.uid, kept, prefix=READ_BITMAP)
+        log.info("reading %s finished", op.id, extra={"code": "reading_finished", "uid": op.uid})
+        return WorkState(state="done", message=self._remarks.pop(op.id, ""))
+
+    async def _end(self, read: Read, ask: Ask) -> WorkState:
+        """End the server, and remove the files.
+
+        While libvirt is away, or has lost the guest, the server may run on.
+        """
+        op = read.op
+        with asked_again():
+            ended = await self._tools.reads.end(op.uid, op.id, off=read.off)
+        if not ended:
+            message = "libvirt does not know the guest, which may serve its disks; the agent waits"
+            raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)
+        await self._tools.disks.unpin_backup(op.uid, op.id)
+        return await ask(_scratch(op, do="cancel"))
+
+
+def _scratch(op: OperationRecord, **more: object) -> ScratchWork:
+    return ScratchWork.model_validate({"id": op.id, **more})
+
+
+def _about(work: BackupWork) -> str:
+    """Return the names of the disks and their volumes: a bitmap goes with the volume's file."""
+    return " ".join(sorted(map(_volume, work.disks)))
+
+
+def _volume(disk: BackedDisk) -> str:
+    return f"{disk.name}={disk.ref.uid if disk.ref is not None else ''}"
+
+
+def _no_parent(since: str) -> VirtbusError:
+    message = (
+        f"the disks do not have the bitmap of the reading {since}: a later one was finished, the "
+        "guest ended without a stop, a snapshot or another volume came; read everything, without "
+        "--since"
+    )
+    return VirtbusError(Code.CONFLICT, "no_parent", message)
