@@ -1,4 +1,4 @@
-"""The QEMU of a running guest merges the files below a disk, on the real libvirtd (ADR 0902)."""
+"""The QEMU of a running guest merges the files below a disk, on the real libvirtd (ADR 0080)."""
 
 import asyncio
 import contextlib

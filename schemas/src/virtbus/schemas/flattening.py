@@ -1,4 +1,4 @@
-"""Requests to imaged that end the dependence of disks on layers (ADR 0902)."""
+"""Requests to imaged that end the dependence of disks on layers (ADR 0080)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Ends the dependence of disks on layers; each request may be repeated (ADR 0902)."""
+"""Ends the dependence of disks on layers; each request may be repeated (ADR 0080)."""
 
 import logging
 import os

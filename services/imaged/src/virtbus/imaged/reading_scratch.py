@@ -1,4 +1,4 @@
-"""Stages files for what a guest overwrites while a reader has its disks (ADR 0901)."""
+"""Stages files for what a guest overwrites while a reader has its disks (ADR 0079)."""
 
 from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace

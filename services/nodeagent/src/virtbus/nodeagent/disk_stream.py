@@ -1,4 +1,4 @@
-"""Connects readers to the NBD servers of guests, as streams (ADR 0023, ADR 0901)."""
+"""Connects readers to the NBD servers of guests, as streams (ADR 0023, ADR 0079)."""
 
 from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Endpoint, Request

@@ -1,4 +1,4 @@
-"""Merges the layers below the disks of running guests, by QEMU's own copy (ADR 0902).
+"""Merges the layers below the disks of running guests, by QEMU's own copy (ADR 0080).
 
 QEMU knows which files are below a disk, and how far a copy is. So an agent that restarts continues,
 and nothing is stored.

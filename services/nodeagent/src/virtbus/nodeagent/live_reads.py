@@ -1,4 +1,4 @@
-"""Lets readers have the disks of running guests at one instant, as NBD exports (ADR 0901).
+"""Lets readers have the disks of running guests at one instant, as NBD exports (ADR 0079).
 
 libvirt and QEMU know what is served, and the operation's step says that it was. So an agent that
 restarts continues. Nothing of a reading is left after its end: no server, file or name.

@@ -71,7 +71,7 @@ class BackupApi:
         return await self._operations.begin(record, request.deadline_s)
 
     async def serve(self, request: Request) -> OperationView:
-        """Accept a reading of the disks of a running VM (ADR 0901)."""
+        """Accept a reading of the disks of a running VM (ADR 0079)."""
         want = validate(BackupServe, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")

@@ -74,7 +74,7 @@ class OperationApi:
         return await self.begin(record, request.deadline_s)
 
     async def flatten(self, request: Request) -> OperationView:
-        """Accept a merge of layers. The node of the disks carries it out (ADR 0902)."""
+        """Accept a merge of layers. The node of the disks carries it out (ADR 0080)."""
         want = validate(OperationFlatten, request.data)
         asked = OperationExport(namespace=want.namespace, vm=want.vm, volume=want.volume)
         exports.refuse_unclear(asked)

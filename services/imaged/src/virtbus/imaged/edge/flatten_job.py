@@ -1,4 +1,4 @@
-"""Pulls the data of a disk's layers up into the disk, by QEMU's storage daemon (ADR 0902).
+"""Pulls the data of a disk's layers up into the disk, by QEMU's storage daemon (ADR 0080).
 
 The disk has the same content at each instant, and its header changes at the end by one write. So a
 crash or a cancel leaves a sound disk on its layers.

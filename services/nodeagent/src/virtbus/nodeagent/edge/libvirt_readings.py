@@ -1,4 +1,4 @@
-"""Implements the `GuestReadPort` with libvirt, and without one for simulated guests (ADR 0901).
+"""Implements the `GuestReadPort` with libvirt, and without one for simulated guests (ADR 0079).
 
 QEMU makes the socket itself. So QEMU's user may write to its folder, by an access control list: the
 agent has no right to give files away. A guest that took its QEMU over may put another thing in its
