@@ -3,12 +3,14 @@
 All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
 It begins once the agent of this host has said that it holds the node. It does not wait for the
 proof on the bus: each guest that it serves runs here, also if another host holds the node by now.
+From then on, it follows the leases of segments and the addresses that are closed to guests, and
+removes leftovers.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from virtbus.bus.client.local_agent import LOOK_S, holds
@@ -22,6 +24,7 @@ from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
+from virtbus.schemas.node_rpc import NetReady
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,12 @@ class HostNetworks:
         self.groups = SecurityGroups(settings.node, ports, self.attachments, store)
         self.recovered = asyncio.Event()
         """Set once all networks of an earlier netd are served again."""
+        self._leased: set[str] = set()
+        """VMs with new addresses on segments that `report_leases` has not reported."""
+        self._new_lease = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """Set once the recovery has ended, also by an error."""
         self._permitted = asyncio.Event()
         self._ask: Ask | None = None
 
@@ -65,13 +74,50 @@ class HostNetworks:
         """Serve until the end of the context. Networks stay: running guests do not need netd."""
         try:
             async with background() as tasks:
-                tasks.start(self._serve())
+                self._serving = tasks.start(self._serve())
+                self._serving.add_done_callback(lambda _task: self._settled.set())
                 yield
         finally:
             with contextlib.suppress(OSError):
                 await self.attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self.ports.dhcp.close()
             self.ports.files.close()
+
+    async def until_recovered(self) -> None:
+        """Return once all networks of an earlier netd are served again, within `running`.
+
+        Raises the error that has ended the recovery. The context cancels its body then, but
+        Python 3.11 may lose a cancel.
+        """
+        await self._settled.wait()
+        if self._serving is not None and self._serving.done():
+            self._serving.result()
+
+    async def report_leases(self, report: Callable[[NetReady], Awaitable[None]]) -> None:
+        """Report each new address on a segment, also those from before. Never returns by itself."""
+        while True:
+            await self._new_lease.wait()
+            self._new_lease.clear()
+            while self._leased:
+                ready = self.attachments.state_of(self._leased.pop())
+                if ready is not None:
+                    await report(ready)
+
+    async def _keep_lease(self, ready: NetReady) -> None:
+        """Keep that a VM has a new address until it is reported; the bus may be away."""
+        self._leased.add(ready.uid)
+        self._new_lease.set()
+
+    async def _tidy(self) -> None:
+        """Remove leftovers after each release, and the bridge once no VM needs it."""
+        while True:
+            await self.attachments.untidy.wait()
+            await asyncio.sleep(self.settings.bridge_linger_s)
+            try:
+                await self.attachments.tidy()
+            except OSError as error:
+                log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
+                self.attachments.untidy.set()
 
     async def _serve(self) -> None:
         while not (self._permitted.is_set() or holds(self._word())):
@@ -82,11 +128,15 @@ class HostNetworks:
             await self.attachments.recover()
             self.ports.resolver.complete()
             self.recovered.set()
+            self._settled.set()
             if self._ask is None:
                 count = len(self.attachments.ready())
                 extra = {"code": "served_without_bus"}
                 log.info("%d networks are served; the bus is awaited", count, extra=extra)
-            await asyncio.get_running_loop().create_future()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tidy())
+                group.create_task(self.reach.run())
+                group.create_task(self.segments.run(self._keep_lease))
 
     async def _asked(self, want: Lookup, uid: str) -> FoundName | None:
         if self._ask is None:
