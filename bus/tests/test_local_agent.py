@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.bus.client import local_agent
+from virtbus.bus.client import connection, local_agent
 from virtbus.bus.client.local_agent import LocalAgent, serve_with_agent, word_in
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Bus, Gate, WatchMark
@@ -210,7 +210,7 @@ async def test_a_service_that_guests_need_also_stays_while_the_bus_refuses_its_l
         attempts.append(name)
         raise next(refusals)
 
-    monkeypatch.setattr(local_agent.connection, "connect", connect)
+    monkeypatch.setattr(connection, "connect", connect)
     settings = Unreachable(node="n1", state_dir=tmp_path)
 
     async def serve(_bus: Bus, _gate: Gate) -> None:

@@ -83,7 +83,7 @@ async def test_a_guest_on_a_segment_keeps_its_connection_with_another_address(
             await eventually(lambda: str(other) in addresses_of(networks))
             server.cancel()
             await guest.ping(SERVER)
-            tasks.start(networks.report_leases(told.put))
+            tasks.start(networks.segments.report(told.put))
             assert (await told.get()).interfaces[0].addresses == (str(other),)
     await node.restart()
 

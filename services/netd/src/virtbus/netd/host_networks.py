@@ -10,7 +10,7 @@ removes leftovers.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from virtbus.bus.client.local_agent import LOOK_S, holds
@@ -24,7 +24,6 @@ from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
-from virtbus.schemas.node_rpc import NetReady
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +45,6 @@ class HostNetworks:
         self.groups = SecurityGroups(settings.node, ports, self.attachments, store)
         self.recovered = asyncio.Event()
         """Set once all networks of an earlier netd are served again."""
-        self._leased: set[str] = set()
-        """VMs with new addresses on segments that `report_leases` has not reported."""
-        self._new_lease = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         """Set once the recovery has ended, also by an error."""
@@ -93,21 +89,6 @@ class HostNetworks:
         if self._serving is not None and self._serving.done():
             self._serving.result()
 
-    async def report_leases(self, report: Callable[[NetReady], Awaitable[None]]) -> None:
-        """Report each new address on a segment, also those from before. Never returns by itself."""
-        while True:
-            await self._new_lease.wait()
-            self._new_lease.clear()
-            while self._leased:
-                ready = self.attachments.state_of(self._leased.pop())
-                if ready is not None:
-                    await report(ready)
-
-    async def _keep_lease(self, ready: NetReady) -> None:
-        """Keep that a VM has a new address until it is reported; the bus may be away."""
-        self._leased.add(ready.uid)
-        self._new_lease.set()
-
     async def _tidy(self) -> None:
         """Remove leftovers after each release, and the bridge once no VM needs it."""
         while True:
@@ -136,7 +117,7 @@ class HostNetworks:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tidy())
                 group.create_task(self.reach.run())
-                group.create_task(self.segments.run(self._keep_lease))
+                group.create_task(self.segments.run())
 
     async def _asked(self, want: Lookup, uid: str) -> FoundName | None:
         if self._ask is None:

@@ -134,7 +134,7 @@ class Netd:
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """Return the tasks that run from the first complete state on, and need the bus."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
-        report = partial(self._networks.report_leases, self._reporter.ready)
+        report = partial(self._networks.segments.report, self._reporter.ready)
         return report, self._networks.groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
