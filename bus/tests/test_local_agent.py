@@ -1,16 +1,18 @@
 """imaged and netd work on the host whose agent holds the node, and on no other."""
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from virtbus.bus.client import local_agent
+from virtbus.bus.client import connection, local_agent
 from virtbus.bus.client.local_agent import LocalAgent, serve_with_agent, word_in
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Bus, Gate, WatchMark
-from virtbus.bus.errors import UnavailableError
+from virtbus.bus.errors import DeniedError, UnavailableError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.bus.runtime.tasks import Background, background
@@ -22,7 +24,12 @@ from virtbus.schemas.wire import encode
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("LOOK_S", 0.01), ("SETTLES_S", 0.04), ("PROVE_S", 0.05)):
+    for name, seconds in (
+        ("LOOK_S", 0.01),
+        ("AGAIN_S", 0.01),
+        ("SETTLES_S", 0.04),
+        ("PROVE_S", 0.05),
+    ):
         monkeypatch.setattr(local_agent, name, seconds)
 
 
@@ -183,4 +190,34 @@ async def test_only_a_service_that_guests_need_stays_while_the_bus_is_away(
     assert words == []
     with pytest.raises(UnavailableError):
         await serve_with_agent(settings, serve, stays=lambda: needed.pop(0))
-    assert words == ["READY=1\nSTATUS=waits for the bus"] * 2
+    assert words == ["READY=1\nSTATUS=waits for the bus"]
+
+
+@pytest.mark.parametrize("needed", [True, False])
+async def test_a_service_that_guests_need_also_stays_while_the_bus_refuses_its_login(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    needed: bool,
+) -> None:
+    """Guests do not suffer from a bus that was restored with other accounts."""
+    refusals = iter([DeniedError("refused"), DeniedError("refused"), UnavailableError("away")])
+    attempts: list[str] = []
+
+    def connect(
+        _settings: BusSettings, *, name: str
+    ) -> contextlib.AbstractAsyncContextManager[Bus]:
+        attempts.append(name)
+        raise next(refusals)
+
+    monkeypatch.setattr(connection, "connect", connect)
+    settings = Unreachable(node="n1", state_dir=tmp_path)
+
+    async def serve(_bus: Bus, _gate: Gate) -> None:
+        pytest.fail("there is no bus")
+
+    with pytest.raises(UnavailableError if needed else DeniedError):
+        await serve_with_agent(settings, serve, stays=lambda: needed and len(attempts) < 3)
+    assert len(attempts) == (3 if needed else 1)
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert said == (["waits for the bus: refused"] if needed else [])

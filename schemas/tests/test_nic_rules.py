@@ -73,6 +73,15 @@ def test_a_port_is_published_once_in_a_vm() -> None:
     assert found[0] == "interfaces[1].publish[0].host_port"
 
 
+def test_the_port_by_which_hosts_exchange_frames_of_overlays_is_not_published() -> None:
+    port = {"host_port": 14789, "guest_port": 53, "protocol": "udp"}
+    (found,) = problems(Interface.model_validate({"name": "a", "publish": [port]}))
+    assert found[0] == "interfaces[0].publish[0].host_port"
+    assert found[1].startswith("hosts use 0.0.0.0:14789/udp for overlay networks")
+    tcp = Interface.model_validate({"name": "a", "publish": [port | {"protocol": "tcp"}]})
+    assert problems(tcp) == []
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "localhost"])
 def test_only_an_address_that_others_reach_is_published(address: str) -> None:
     port = {"host_port": 80, "guest_port": 80, "host_address": address}

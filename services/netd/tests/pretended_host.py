@@ -399,7 +399,7 @@ class Node:
             namespaces=self.host.namespaces,
             groups=self.groups,
             bridge=bridge,
-            ports=PublishedPorts(bridge),
+            ports=PublishedPorts(bridges),
             files=AttachmentStore(state / "vms"),
             cni=cni,
             dhcp=DhcpServer(),

@@ -267,6 +267,8 @@ async def test_a_published_port_answers_at_the_hosts_ipv6_addresses(node6: Node)
                 assert seen[-1] == FAR6
                 assert await asyncio.to_thread(connects, str(HOST6), port)
             assert not await reached(str(HOST6), 8081)
+            run(f"ip -n vbtest-world -6 route add {GATEWAY} via {HOST6}")
+            assert not await reached(str(GATEWAY), 8080)
             assert not await reached("198.51.100.1", 8443)
             asks, count = six(node6, B, other), len(seen)
             gateway = await asks.resolve(GATEWAY)

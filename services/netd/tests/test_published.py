@@ -19,6 +19,8 @@ from services.netd.tests.test_network_path import answers, listening, world
 
 from virtbus.netd.core.names import netns
 from virtbus.netd.core.published import Lead, listeners, taken_by
+from virtbus.netd.core.redirected import guest_port, list_connections
+from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
@@ -26,6 +28,7 @@ from virtbus.schemas.publish import PublishedPort
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+C = "0192f0c1-2d3e-7abc-8def-00000000000c"
 HOST = "198.51.100.1"
 GUEST, GUEST6 = IPv4Address("10.127.0.7"), IPv6Address("fd00:127::7")
 
@@ -281,6 +284,86 @@ async def test_the_plugin_portmap_leads_a_port_to_the_guest_and_nobody_else_gets
     finally:
         without_bridge()
         forget_rules()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["default", "nat", "routed"])
+async def test_nobody_reaches_a_published_port_by_a_gateway_of_guests(
+    node: Node, kind: str
+) -> None:
+    """A guest on a segment, or of another host, may send packets there."""
+    gateway = "10.127.0.1" if kind == "default" else "10.200.0.1"
+    with world():
+        run(f"ip -n vbtest-world route add {gateway} via 198.51.100.1")
+        await node.attach(A, **WEB)
+        if kind != "default":
+            await node.attach(B, **target(kind))
+        async with node.guest(A) as guest, serving(guest, 80) as seen:
+            assert not await reached(gateway, 8080)
+            assert seen == []
+            assert await reached(HOST, 8080)
+        port = {"host_port": 81, "guest_port": 80, "host_address": gateway}
+        with pytest.raises(VirtbusError, match="a gateway of guests") as refused:
+            await node.attach(C, **published(port))
+        assert refused.value.reason == "address_missing"
+
+
+@pytest.mark.integration
+async def test_a_redirect_of_another_program_opens_no_guest_of_a_nat_network(node: Node) -> None:
+    """As kube-proxy does for a Service whose endpoint its user has chosen."""
+    with world():
+        await node.attach(A, **target("nat"), **WEB)
+        async with node.guest(A) as guest, serving(guest, 80) as seen:
+            hook = "{ type nat hook prerouting priority -90; }"
+            run("nft add table ip vbtest")
+            try:
+                subprocess.run(["nft", f"add chain ip vbtest pre {hook}"], check=True)
+                run(f"nft add rule ip vbtest pre tcp dport 9090 dnat to {guest.ip}:80")
+                assert not await reached(HOST, 9090)
+                assert seen == []
+                assert await reached(HOST, 8080)
+            finally:
+                run("nft delete table ip vbtest")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("network", ["default", "lan"])
+async def test_the_port_of_tunnels_is_published_on_no_host(node: Node, network: str) -> None:
+    """A redirect would give the guest all frames of overlays, once the host has one."""
+    conflist(node, "lan", bridge(node), {"type": "portmap", "capabilities": {"portMappings": True}})
+    port = {"host_port": 14789, "guest_port": 14789}
+    try:
+        with pytest.raises(VirtbusError, match="for overlay networks") as refused:
+            await node.attach(A, networks=(network,), **published(port | {"protocol": "udp"}))
+        assert refused.value.reason == "port_reserved"
+        if network == "default":
+            assert (await node.attach(A, **published(port), generation=2)).interfaces[0].published
+    finally:
+        await node.attachments.release(A, 1)
+        forget_rules()
+
+
+def followed() -> set[int]:
+    """Return the ports of guests to which known connections are redirected."""
+    with Netlink(NETLINK_NETFILTER) as filters:
+        found = filters.dump(list_connections())
+    return {one.port for reply in found if (one := guest_port(reply)) is not None}
+
+
+@pytest.mark.integration
+async def test_connections_end_with_the_published_port_and_no_other_does(node: Node) -> None:
+    """A client that sends UDP from one port would reach the next guest with this address."""
+    udp = {"host_port": 5300, "guest_port": 53, "protocol": "udp"}
+    send = "import socket; socket.socket(2, 2).sendto(b'x', ('198.51.100.1', {}))"
+    with world():
+        await node.attach(A, **published(udp))
+        await node.attach(B, **published(udp | {"host_port": 5400, "guest_port": 54}))
+        for port in (5300, 5400):
+            inside = ["ip", "netns", "exec", "vbtest-world", "/usr/bin/python3"]
+            subprocess.run([*inside, "-c", send.format(port)], check=True)
+        assert followed() == {53, 54}
+        await node.attachments.release(A, 1)
+        assert followed() == {54}
 
 
 def line(local: str, state: str) -> str:

@@ -34,11 +34,14 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield a problem for each published port that an earlier port of the VM takes."""
+    """Yield a problem for each published port that an earlier port of the VM, or a host, takes."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):
             if any(port.clashes(other) for other in earlier):
                 message = f"{port.place} is published twice; give each its own host_port"
+                yield Detail(path=f"{NICS}[{index}].publish[{at}].host_port", message=message)
+            if port.is_of_tunnels:
+                message = f"hosts use {port.place} for overlay networks; publish another port"
                 yield Detail(path=f"{NICS}[{index}].publish[{at}].host_port", message=message)
             earlier.append(port)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.model import StrictModel
+from virtbus.schemas.overlay import TUNNEL_PORT
 from virtbus.schemas.quantity import Count
 
 PORT_MAX = 65_535
@@ -47,6 +48,11 @@ class PublishedPort(StrictModel):
     def has(self, version: int) -> bool:
         """Return True if packets of this version of IP may come to the port."""
         return self.host_address is None or ip_address(self.host_address).version == version
+
+    @property
+    def is_of_tunnels(self) -> bool:
+        """Return True for the port by which hosts exchange the frames of overlays."""
+        return (self.protocol, self.host_port) == ("udp", TUNNEL_PORT)
 
     @property
     def place(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus, EntryKind, Gate
-from virtbus.bus.errors import BusError, UnavailableError
+from virtbus.bus.errors import BusError, DeniedError, UnavailableError
 from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.process import notify
 from virtbus.bus.runtime.settings import ServiceSettings
@@ -28,6 +28,8 @@ FILE = "instance"
 LOOK_S = 0.1
 REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
+AGAIN_S = 2.0
+"""The pause between attempts to connect. A refused login fails at once."""
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
 
@@ -153,10 +155,11 @@ async def serve_with_agent(
 ) -> None:
     """Connect to the bus and run `serve` while this host's agent holds the node.
 
-    While `stays` returns True, a bus that does not answer is awaited.
+    While `stays` returns True, a bus that does not answer or refuses the login is awaited.
 
     Raises:
         UnavailableError: no server of the bus answers.
+        DeniedError: the bus refuses the login, or its certificate is not trusted.
     """
     state_version.check(settings.state_dir)
     async with _connected(settings, stays) as bus:
@@ -172,16 +175,21 @@ async def serve_with_agent(
 async def _connected(settings: ServiceSettings, stays: Callable[[], bool]) -> AsyncIterator[Bus]:
     """Connect to the bus. A service that stays reports itself as started, as `gate` does."""
     bus: Bus | None = None
+    said = ""
     async with AsyncExitStack() as stack:
         while bus is None:
             try:
                 connecting = connection.connect(settings.bus(), name=settings.service)
                 bus = await stack.enter_async_context(connecting)
-            except UnavailableError as error:
+            except (UnavailableError, DeniedError) as error:
                 if not stays():
                     raise
-                notify("READY=1\nSTATUS=waits for the bus")
-                log.warning("waits for the bus: %s", error, extra={"code": "bus_awaited"})
+                if str(error) != said:
+                    said = str(error)
+                    notify("READY=1\nSTATUS=waits for the bus")
+                    level = logging.ERROR if isinstance(error, DeniedError) else logging.WARNING
+                    log.log(level, "waits for the bus: %s", error, extra={"code": "bus_awaited"})
+                await asyncio.sleep(AGAIN_S)
         yield bus
 
 

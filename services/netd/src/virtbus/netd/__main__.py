@@ -61,7 +61,7 @@ def host_ports(settings: Settings) -> HostPorts:
         namespaces=Namespaces(settings.netns_dir),
         groups=NodeGroupBook(),
         bridge=bridge,
-        ports=PublishedPorts(bridge),
+        ports=PublishedPorts(bridges),
         files=AttachmentStore(state / "vms"),
         cni=cni,
         dhcp=DhcpServer(),

@@ -3,6 +3,8 @@
 All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
 It begins once the agent of this host has said that it holds the node. It does not wait for the
 proof on the bus: each guest that it serves runs here, also if another host holds the node by now.
+From then on, it follows the leases of segments and the addresses that are closed to guests, and
+removes leftovers.
 """
 
 import asyncio
@@ -43,6 +45,9 @@ class HostNetworks:
         self.groups = SecurityGroups(settings.node, ports, self.attachments, store)
         self.recovered = asyncio.Event()
         """Set once all networks of an earlier netd are served again."""
+        self._serving: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """Set once the recovery has ended, also by an error."""
         self._permitted = asyncio.Event()
         self._ask: Ask | None = None
 
@@ -65,13 +70,35 @@ class HostNetworks:
         """Serve until the end of the context. Networks stay: running guests do not need netd."""
         try:
             async with background() as tasks:
-                tasks.start(self._serve())
+                self._serving = tasks.start(self._serve())
+                self._serving.add_done_callback(lambda _task: self._settled.set())
                 yield
         finally:
             with contextlib.suppress(OSError):
                 await self.attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self.ports.dhcp.close()
             self.ports.files.close()
+
+    async def until_recovered(self) -> None:
+        """Return once all networks of an earlier netd are served again, within `running`.
+
+        Raises the error that has ended the recovery. The context cancels its body then, but
+        Python 3.11 may lose a cancel.
+        """
+        await self._settled.wait()
+        if self._serving is not None and self._serving.done():
+            self._serving.result()
+
+    async def _tidy(self) -> None:
+        """Remove leftovers after each release, and the bridge once no VM needs it."""
+        while True:
+            await self.attachments.untidy.wait()
+            await asyncio.sleep(self.settings.bridge_linger_s)
+            try:
+                await self.attachments.tidy()
+            except OSError as error:
+                log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
+                self.attachments.untidy.set()
 
     async def _serve(self) -> None:
         while not (self._permitted.is_set() or holds(self._word())):
@@ -82,11 +109,15 @@ class HostNetworks:
             await self.attachments.recover()
             self.ports.resolver.complete()
             self.recovered.set()
+            self._settled.set()
             if self._ask is None:
                 count = len(self.attachments.ready())
                 extra = {"code": "served_without_bus"}
                 log.info("%d networks are served; the bus is awaited", count, extra=extra)
-            await asyncio.get_running_loop().create_future()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tidy())
+                group.create_task(self.reach.run())
+                group.create_task(self.segments.run())
 
     async def _asked(self, want: Lookup, uid: str) -> FoundName | None:
         if self._ask is None:

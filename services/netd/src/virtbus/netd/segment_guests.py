@@ -1,7 +1,7 @@
 """Follows the addresses that the DHCP servers of segments give to guests of this host.
 
 A guest on a segment may use only the address of its last lease. netd reads the server's answer on
-the guest's tap, stores the address, and reports it.
+the guest's tap, and stores the address. It is reported once the bus is there.
 """
 
 import asyncio
@@ -30,6 +30,8 @@ class SegmentGuests:
         self._attachments = attachments
         self._waiting: dict[tuple[str, int], DhcpLease] = {}
         self._wake = asyncio.Event()
+        self._unreported: set[str] = set()
+        self._applied = asyncio.Event()
         doors.dhcp.leased = self._see
 
     def _see(self, uid: str, index: int, lease: DhcpLease) -> None:
@@ -38,8 +40,8 @@ class SegmentGuests:
             self._waiting[uid, index] = lease
             self._wake.set()
 
-    async def run(self, report: Callable[[NetReady], Awaitable[None]]) -> None:
-        """Apply leases, and report each new address. Never returns by itself."""
+    async def run(self) -> None:
+        """Apply leases, also without the bus. Never returns by itself."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -54,7 +56,18 @@ class SegmentGuests:
                     log.warning("%s is not in use: %s", lease.address, error, extra=extra)
                     continue
                 if ready is not None:
-                    await report(ready)
+                    self._unreported.add(uid)
+                    self._applied.set()
+
+    async def report(self, send: Callable[[NetReady], Awaitable[None]]) -> None:
+        """Report VMs with new addresses, also those from before. Never returns by itself."""
+        while True:
+            await self._applied.wait()
+            self._applied.clear()
+            while self._unreported:
+                ready = self._attachments.state_of(self._unreported.pop())
+                if ready is not None:
+                    await send(ready)
 
     async def guard(self) -> None:
         """Apply the reach rules of this host to the taps on segments. A failure is logged."""

@@ -118,7 +118,7 @@ class Netd:
                         compiler=COMPILER,
                     )
                 )
-                await self._networks.recovered.wait()
+                await self._networks.until_recovered()
                 self._changed.set()
                 process.notify("READY=1")
                 held = len(self._attachments.resources())
@@ -132,11 +132,10 @@ class Netd:
                     )
 
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that run from the first complete state on."""
+        """Return the tasks that run from the first complete state on, and need the bus."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
-        leases = partial(self._networks.segments.run, self._reporter.ready)
-        groups, reach = self._networks.groups, self._networks.reach
-        return self._tidy, reach.run, leases, groups.run, sweep.run
+        report = partial(self._networks.segments.report, self._reporter.ready)
+        return report, self._networks.groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
         """Process an item of the watch that is no VM's record."""
@@ -275,17 +274,6 @@ class Netd:
             tunnel=await in_thread(self._ports.attachers.tunnels.end),
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
-
-    async def _tidy(self) -> None:
-        """Remove leftovers after each release, and the bridge once no VM needs it."""
-        while True:
-            await self._attachments.untidy.wait()
-            await asyncio.sleep(self._settings.bridge_linger_s)
-            try:
-                await self._attachments.tidy()
-            except OSError as error:
-                log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
-                self._attachments.untidy.set()
 
 
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:

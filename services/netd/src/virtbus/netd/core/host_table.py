@@ -6,7 +6,7 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
-from virtbus.netd.core import nft, nft_counters, nft_tables
+from virtbus.netd.core import nft, nft_counters, nft_tables, redirected
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4, of_ipv6
@@ -14,8 +14,8 @@ from virtbus.schemas.overlay import TUNNEL_PORT
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
-_LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 1, 2, 3, 4
-_FILTER, _SOURCE_NAT = 0, 100
+_PREROUTING, _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 0, 1, 2, 3, 4
+_BEFORE_REDIRECTS, _FILTER, _SOURCE_NAT = -110, 0, 100
 
 _DNS_PORT = 53
 _CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
@@ -44,7 +44,8 @@ def host_table(
     With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
     The rules of an isolated network are `_isolated`. Those of a routed one do not masquerade, and
-    nobody opens a connection to a guest of a nat network, except to a published port.
+    nobody opens a connection to a guest of a nat network, except to a published port. Packets to a
+    gateway from elsewhere are dropped before a published port of the host could redirect them.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
     is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
@@ -67,6 +68,7 @@ def host_table(
     )
     hosts, hosts6 = _sets(reach)
     chains = [
+        nft.Chain("prerouting", _PREROUTING, _BEFORE_REDIRECTS),
         nft.Chain("input", _LOCAL_IN, _FILTER),
         nft.Chain("forward", _FORWARD, _FILTER),
         nft.Chain("output", _LOCAL_OUT, _FILTER),
@@ -74,15 +76,7 @@ def host_table(
     ]
     rules = [
         *_tunnels(kind, hosts),
-        # a guest on a segment reaches this host without being routed by its own
-        nft.rule(
-            "input",
-            nft.comes_from_elsewhere_than(bridge),
-            nft.comes_from_elsewhere_than("lo"),
-            ipv4,
-            nft.ip_destination(gateway.ip),
-            drop,
-        ),
+        *_gateways(bridge, gateway, gateway6),
         *_opened("input", bridge, reach),
         nft.rule(
             "input",
@@ -121,10 +115,31 @@ def host_table(
 
 
 def _only_published(bridge: str) -> Iterator[nft.NftRule]:
-    """Yield the rules for new connections to guests: the table of published ports leads to them."""
-    to_guest = nft.goes_to(bridge)
-    yield nft.rule("forward", to_guest, nft.redirected(), nft.verdict(nft.NftVerdict.ACCEPT))
+    """Yield the rules for new connections to guests: the table of published ports leads to them.
+
+    A redirect of another program, such as one of kube-proxy, opens no guest.
+    """
+    to_guest, accept = nft.goes_to(bridge), nft.verdict(nft.NftVerdict.ACCEPT)
+    yield nft.rule("forward", to_guest, redirected.is_redirected(), accept)
     yield nft.rule("forward", to_guest, nft.verdict(nft.NftVerdict.DROP))
+
+
+def _gateways(
+    bridge: str, gateway: IPv4Interface, gateway6: IPv6Interface | None
+) -> Iterator[nft.NftRule]:
+    """Yield the rules that close the gateways to everybody else than the bridge's own guests.
+
+    A guest on a segment reaches this host without being routed by its own, and so does the world if
+    it has a route to a routed network. The rules of `input` are for destinations that another
+    program has rewritten.
+    """
+    elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))
+    places = [(*nft.is_ipv4(), *nft.ip_destination(gateway.ip))]
+    if gateway6 is not None:
+        places.append((*nft.is_ipv6(), *nft.ip6_destination(gateway6.ip)))
+    for chain in ("prerouting", "input"):
+        for place in places:
+            yield nft.rule(chain, elsewhere, place, nft.verdict(nft.NftVerdict.DROP))
 
 
 def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:

@@ -167,15 +167,15 @@ def _address_in(offset: int, network: IPv4Network | IPv6Network, op: int = EQ) -
     return loaded, masked(mask), compare(network.network_address.packed, op)
 
 
-def masked(mask: bytes) -> bytes:
-    """Clear the bits of register 1 that are not in a mask."""
+def masked(mask: bytes, flipped: bytes = b"") -> bytes:
+    """Clear the bits of register 1 that are not in a mask, then flip those of `flipped`."""
     return expression(
         "bitwise",
         be32(1, REGISTER),
         be32(2, REGISTER),
         be32(3, len(mask)),
         nest(4, attr(1, mask)),
-        nest(5, attr(1, bytes(len(mask)))),
+        nest(5, attr(1, flipped or bytes(len(mask)))),
     )
 
 

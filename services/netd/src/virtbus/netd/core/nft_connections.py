@@ -71,6 +71,20 @@ def mark_connection(mark: int) -> tuple[bytes, ...]:
     return _ct_set(_CT_MARK, struct.pack("=I", mark))
 
 
+def add_to_connection_mark(bit: int) -> tuple[bytes, ...]:
+    """Set one bit of the mark of the packet's connection."""
+    return (
+        _ct(_CT_MARK),
+        masked(struct.pack("=I", ~bit & 0xFFFFFFFF), struct.pack("=I", bit)),
+        expression("ct", be32(4, REGISTER), be32(2, _CT_MARK)),
+    )
+
+
+def of_connection_with(bit: int) -> tuple[bytes, ...]:
+    """Match packets of connections whose mark has a bit."""
+    return _ct(_CT_MARK), masked(struct.pack("=I", bit)), compare(bytes(4), NEQ)
+
+
 def of_marked_connection(mark: int) -> tuple[bytes, ...]:
     """Match packets of connections with a mark."""
     return _ct(_CT_MARK), compare(struct.pack("=I", mark))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_interface
 
-from virtbus.netd.core import names, nft, nft_tables
+from virtbus.netd.core import names, nft, nft_tables, redirected
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.host_table import table_of
 from virtbus.netd.core.netlink import NetlinkCall
@@ -32,6 +32,12 @@ class Lead:
     port: PublishedPort
     guest: Address
     owner: str
+
+    @property
+    def end(self) -> redirected.GuestPort:
+        """Return the port of the guest."""
+        protocol = _PROTOCOLS[self.port.protocol]
+        return redirected.GuestPort(self.guest, protocol, self.port.guest_port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +63,31 @@ class Listener:
 
 
 def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
-    """Return the published ports of a VM whose addresses are known."""
+    """Return the published ports of a VM whose addresses are known.
+
+    The tunnels' port leads nowhere, also if an earlier netd has published it.
+    """
     owner = f"the VM {attachment.namespace}/{attachment.vm_name} ({attachment.uid})"
     return tuple(
         Lead(port, guest, owner)
         for nic in _own(attachment)
         for port in nic.publish
         for guest in _first_of_each(nic)
-        if port.has(guest.version)
+        if port.has(guest.version) and not port.is_of_tunnels
     )
+
+
+def refuse_tunnel_port(attachment: Attachment) -> None:
+    """Raise 422 `port_reserved` if a port is that of the tunnels of overlays.
+
+    A redirect would give the guest the frames of other overlays. A host may get its first overlay
+    at any time, so the port is refused on each host.
+    """
+    for nic in attachment.nics:
+        for port in nic.publish:
+            if port.is_of_tunnels:
+                message = f"hosts use {port.place} for overlay networks; publish another port"
+                raise VirtbusError(Code.UNSUPPORTED, "port_reserved", message)
 
 
 def refuse_without_ipv6(attachment: Attachment) -> None:
@@ -119,7 +141,7 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
     rules = []
     for lead in leads:
         place = _place(lead)
-        redirect = nft.redirect_to(lead.guest, lead.port.guest_port)
+        redirect = redirected.redirect_to(lead.guest, lead.port.guest_port)
         rules.append(nft.rule("prerouting", outside, place, redirect))
         rules.append(nft.rule("output", place, redirect))
     return nft_tables.replace_table(_FAMILY, table_name(bridge), chains, rules)
@@ -205,8 +227,8 @@ def port_taken(port: PublishedPort, who: str) -> VirtbusError:
 def no_such_address(port: PublishedPort) -> VirtbusError:
     """Return 409 `address_missing`: the host does not have the address of a published port."""
     message = (
-        f"this host has no address {port.host_address} for {port.place}; publish on every address, "
-        "or place the VM on the host that has it"
+        f"this host has no address {port.host_address} for {port.place}, or it is a gateway of "
+        "guests; publish on every address, or place the VM on the host that has it"
     )
     return VirtbusError(Code.CONFLICT, "address_missing", message, retry=Retry.LATER, after_ms=5000)
 

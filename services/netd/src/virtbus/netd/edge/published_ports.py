@@ -1,10 +1,12 @@
-"""Publishes ports of the host: one nftables table for all guests of the built-in network."""
+"""Publishes ports of the host: one nftables table for all guests."""
 
+import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from virtbus.netd.core import redirected
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.published import (
     Lead,
@@ -17,12 +19,15 @@ from virtbus.netd.core.published import (
     no_such_address,
     port_taken,
     ports_table,
+    refuse_tunnel_port,
     refuse_without_ipv6,
     taken_by,
 )
-from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
 
 _TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
 
@@ -30,8 +35,8 @@ _TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
 class PublishedPorts:
     """The published ports of this host, by VM. All methods block, in the host's namespace."""
 
-    def __init__(self, bridge: HostBridge) -> None:
-        self._bridge = bridge
+    def __init__(self, bridges: HostBridges) -> None:
+        self._bridges = bridges
         self._leads: dict[str, tuple[Lead, ...]] = {}
         self._lock = threading.Lock()
         self._whole = False
@@ -42,9 +47,10 @@ class PublishedPorts:
 
         Raises:
             VirtbusError: 409 `port_taken` with the VM or process that has a port,
-                `address_missing`; as `refuse_without_ipv6`.
+                `address_missing`; as `refuse_tunnel_port` and `refuse_without_ipv6`.
         """
         with self._lock:
+            refuse_tunnel_port(attachment)
             leads = leads_of(attachment)
             refuse_without_ipv6(attachment)
             if leads:
@@ -79,7 +85,7 @@ class PublishedPorts:
             self._whole = True
 
     def drop(self, uid: str) -> None:
-        """End the published ports of a VM."""
+        """End the published ports of a VM, and the connections through them."""
         with self._lock:
             self._set(uid, ())
 
@@ -99,6 +105,7 @@ class PublishedPorts:
         self._keep(uid, leads)
         if leads != before or (leads and not self._stands()):
             self._write()
+        _end_connections({lead.end for lead in before} - {lead.end for lead in leads})
 
     def _keep(self, uid: str, leads: tuple[Lead, ...]) -> None:
         if leads:
@@ -111,16 +118,17 @@ class PublishedPorts:
         self._whole = True
 
     def _apply(self) -> None:
-        name, leads = self._bridge.name, [lead for held in self._leads.values() for lead in held]
+        name = self._bridges.built_in.name
+        leads = [lead for held in self._leads.values() for lead in held]
         with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(ports_table(name, leads) if leads else no_ports_table(name))
 
     def _stands(self) -> bool:
         with Netlink(NETLINK_NETFILTER) as filters:
-            return filters.ask(has_ports_table(self._bridge.name)) is not None
+            return filters.ask(has_ports_table(self._bridges.built_in.name)) is not None
 
     def _check(self, uid: str, leads: Sequence[Lead]) -> None:
-        addresses = self._bridge.addresses()
+        addresses = self._bridges.addresses()
         for lead in leads:
             port = lead.port
             if port.host_address is not None and port.host_address not in addresses:
@@ -129,6 +137,23 @@ class PublishedPorts:
                 raise port_taken(port, who)
             if (socket := taken_by(lead, _listening(port.protocol))) is not None:
                 raise port_taken(port, _process(socket))
+
+
+def _end_connections(ports: Collection[redirected.GuestPort]) -> None:
+    """End the connections to ports of guests that are published no more. A failure is logged.
+
+    The kernel redirects a known connection without a look at the rules. A client that sends UDP
+    from one port would reach the next guest with this address.
+    """
+    if not ports:
+        return
+    try:
+        with Netlink(NETLINK_NETFILTER) as filters:
+            found = filters.dump(redirected.list_connections())
+            filters.do(list(redirected.ended(found, ports)))
+    except OSError as error:
+        extra = {"code": "connections_left"}
+        log.warning("connections to unpublished ports not ended: %s", error, extra=extra)
 
 
 def _listening(protocol: str) -> list[Listener]:
