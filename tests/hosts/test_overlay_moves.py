@@ -222,8 +222,8 @@ def sniffer(mesh: Mesh, tmp_path: Path) -> None:
 def captured(guest: Guest) -> Iterator[list[bytes]]:
     """Yield a list that has the frames at a guest's interface after the context."""
     frames: list[bytes] = []
-    wait = "until [ -e /tmp/began ]; do sleep 0.1; done"
-    guest.run(f"nohup /tmp/sniff eth0 >/tmp/frames 2>&1 & {wait}")
+    wait = "until [ -e /tmp/began ]; do kill -0 $! || exit; sleep 0.1; done"
+    guest.run(f"setsid /tmp/sniff eth0 </dev/null >/tmp/frames 2>&1 & {wait}")
     yield frames
     told = guest.run("touch /tmp/end; while pidof sniff; do sleep 0.1; done >&2; cat /tmp/frames")
     frames.extend(bytes.fromhex(line) for line in told.split())

@@ -183,6 +183,20 @@ async def test_a_guest_that_two_hosts_list_is_where_its_key_was_written_last(
     assert "dst 198.51.100.3" in run(f"bridge fdb show dev {DEVICE}")
 
 
+async def test_a_guest_that_ended_here_is_where_its_peers_list_it(spanning: Node) -> None:
+    """A host that was cut off hears of a guest's move while it still has that guest."""
+    await spanning.attach(A, **overlay())
+    ready = await spanning.attach(B, **overlay(address="10.200.0.6"))
+    mac = ready.interfaces[0].mac
+    told(spanning, far(MEMBER, OverlayMember(mac=mac, addresses=("10.200.0.6",))))
+    tunnelled = f"{mac} dst {OTHER_HOST}"
+    assert tunnelled not in run(f"bridge fdb show dev {DEVICE}")
+    await spanning.attachments.release(B, 1_000)
+    await spanning.attachments.tidy()
+    assert tunnelled in run(f"bridge fdb show dev {DEVICE}")
+    assert f"10.200.0.6 lladdr {mac}" in run(f"ip neigh show dev {DEVICE}")
+
+
 async def test_a_stranger_on_the_underlay_reaches_no_guest(
     spanning: Node, underlay: Segment
 ) -> None:

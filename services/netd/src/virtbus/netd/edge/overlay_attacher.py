@@ -59,4 +59,13 @@ class OverlayAttacher:
         self.tunnels.sync(host, nic, macs)
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Do nothing: a tunnel ends with its bridge."""
+        """Write a guest that ended here as one of another host, if its peers list it there.
+
+        A host that was cut off gets the peers of a moved guest while it still has that guest. A
+        tunnel itself ends with its bridge.
+        """
+        overlays = self.tunnels.first_of_each(self.tunnels.guests())
+        if overlays:
+            with Netlink() as host:
+                for nic, macs in overlays:
+                    self.tunnels.sync(host, nic, macs)
