@@ -14,6 +14,9 @@ from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
 from virtbus.schemas.address_pool import pool_of
 
+GIVES_UP_S = 60
+"""udhcpc tries the last three renewals half a minute before a lease ends, and then gives it up."""
+
 
 class Settings(ServiceSettings):
     """Settings of `virtbus-netd`."""
@@ -121,7 +124,7 @@ class Settings(ServiceSettings):
         ge=120,
         description=(
             "for at least so many seconds, guests keep their addresses while netd is stopped; "
-            "DHCP leases are twice as long, and renewed at half"
+            "DHCP leases are twice as long and a minute more, and renewed at half"
         ),
     )
     emulator: Path = Field(
@@ -192,5 +195,5 @@ class Settings(ServiceSettings):
             ntp=self.ntp,
             domain=self.domain,
             search=self.search,
-            lease_s=2 * self.lease_s,
+            lease_s=2 * self.lease_s + GIVES_UP_S,
         )
