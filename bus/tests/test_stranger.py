@@ -43,7 +43,7 @@ WILDCARDS = (
 
 FOR_CLIENTS = {
     *("", "console", "logs", "port", "vnc", "screenshot", "guest", "export", "counters"),
-    *("exec", "network"),
+    *("exec", "network", "nbd"),
 }
 """Requests that clients send to a node's agent directly."""
 

@@ -11,7 +11,7 @@ from tests.e2e.test_live_snapshots import starts, writing, written
 
 from virtbus.bus.runtime.ids import uuid7
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 DISKS = ("root", "data-1", "data-2")
 READ = """
