@@ -347,7 +347,7 @@ async def test_the_file_of_a_deleted_operation_is_removed_once(site: Site) -> No
         await site.told(key)  # as each list does
         await site.runner.round()
         assert [do for _, do in site.imaged.asked] == ["ensure", "ensure", "remove"]
-        assert site.runner.export(record.id) is None
+        assert site.runner.of_id(record.id) is None
 
 
 async def test_the_file_of_a_deleted_operation_is_removed_once_imaged_has_started(
@@ -392,7 +392,7 @@ async def test_an_operation_without_a_record_is_only_forgotten(site: Site) -> No
         site.runner.list_begins()
         site.runner.list_ends()
         await site.runner.round()
-        assert site.runner.export(record.id) is None
+        assert site.runner.of_id(record.id) is None
         assert [do for _, do in site.imaged.asked] == ["ensure"]
 
 
@@ -535,5 +535,5 @@ async def test_an_agent_exports_and_a_restarted_one_continues(tmp_path: Path) ->
         await is_phase("Succeeded")
         assert agent.vms.listings.count({"unreadable"}) == 0
         await node.bus.purge(key, why=b"deleted")
-        await eventually(lambda: agent.vms.operations.export(uid(10)) is None)
+        await eventually(lambda: agent.vms.operations.of_id(uid(10)) is None)
         await node.start_another()

@@ -251,7 +251,7 @@ class Imaged:
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
-        scratch = ReadingScratch(BackupStaging(files.root), space, threads)
+        scratch = ReadingScratch(of_backups.staging, space, threads)
         flattening = Flattening(jobs, FlattenParts(locks, places, space, threads, limits))
         return Transfers(
             *(uploads, exports, fills, snapshots, backups, checks, scratch, flattening),

@@ -54,8 +54,13 @@ def asked_again() -> Iterator[None]:
     except VirtbusError as error:
         if error.code != Code.UNAVAILABLE:
             raise
-        message = f"nobody knows what the guest's QEMU does: {error}; the agent repeats this"
-        raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message) from error
+        raise unknown(str(error)) from error
+
+
+def unknown(why: str) -> VirtbusError:
+    """Return 503 `guest_unknown`."""
+    message = f"nobody knows what the guest's QEMU does: {why}; the agent repeats this"
+    return VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)
 
 
 def guest_ended() -> VirtbusError:

@@ -28,7 +28,7 @@ class DiskStreams:
 
     async def _read(self, request: Request) -> None:
         want = validate(DisksRead, request.data)
-        op = self._operations.export(valid_uid(want.uid))
+        op = self._operations.of_id(valid_uid(want.uid))
         if op is None or op.kind != "serve":
             message = f"this node has no reading {want.uid}; see `virtbus operation list`"
             raise VirtbusError(Code.NOT_FOUND, "reading_not_here", message)

@@ -33,7 +33,7 @@ class ExportStreams:
 
     async def _send(self, request: Request) -> None:
         want = validate(ExportRead, request.data)
-        op = self._operations.export(valid_uid(want.uid))
+        op = self._operations.of_id(valid_uid(want.uid))
         if op is None:
             raise unknown_export(want.uid, self._node)
         check_owner(request.account, op.owner)

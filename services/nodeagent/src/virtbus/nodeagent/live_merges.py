@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.copied_guests import LATER, asked_again
+from virtbus.nodeagent.copied_guests import LATER, asked_again, unknown
 from virtbus.nodeagent.core.addresses import target
 from virtbus.nodeagent.core.guest_layers import GuestLayers, is_image
-from virtbus.nodeagent.live_snapshots import UNKNOWN, targets_of
+from virtbus.nodeagent.live_snapshots import targets_of
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.disk import DiskBus
 from virtbus.schemas.errors import Code, VirtbusError
@@ -37,7 +37,7 @@ class _Merge:
 
 
 class LiveMerges:
-    """The merges of running guests on a node: one guest at a time, for the sake of the space."""
+    """The merges of running guests on a node, one at a time: each may fill the free space."""
 
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
@@ -77,7 +77,7 @@ class LiveMerges:
         try:
             await self._tools.layers.end_pulls(guest.record.uid)
         except VirtbusError as error:
-            raise _unknown(str(error)) from error
+            raise unknown(str(error)) from error
         seen = await self._look(guest)
         merge = self._merges.get(work.id) or _Merge()
         await self._tell(work, guest, seen, merge, frozenset(), ask)
@@ -164,7 +164,7 @@ class LiveMerges:
             if seen is not None and seen.differs:  # a disk may have been attached meanwhile
                 seen = await self._tools.layers.look(guest.record.uid)
         if seen is None:  # it has just ended, or libvirt has lost it and QEMU copies on
-            raise _unknown("libvirt does not have it")
+            raise unknown("libvirt does not have it")
         return seen
 
 
@@ -202,8 +202,3 @@ def _left_out(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> str:
     if not others:
         return ""
     return f"not merged, because the guest cannot write to them now: {', '.join(sorted(others))}"
-
-
-def _unknown(why: str) -> VirtbusError:
-    message = f"nobody knows what the guest's QEMU does: {why}; the agent repeats this"
-    return VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)

@@ -184,7 +184,7 @@ def _scratch(op: OperationRecord, **more: object) -> ScratchWork:
 
 
 def _about(work: BackupWork) -> str:
-    """Return the names of the disks and their volumes: a bitmap goes with the volume's file."""
+    """Return the names of the disks and their volumes: a bitmap is in its volume's file."""
     return " ".join(sorted(map(_volume, work.disks)))
 
 

@@ -8,7 +8,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, NamedTuple
+
+from pydantic import BaseModel
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
@@ -31,13 +34,11 @@ from virtbus.nodeagent.operation_rules import (
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
-from virtbus.schemas.backup import BackupWork, ScratchWork, VerifyWork
+from virtbus.schemas.backup import VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
-from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class OperationRunner:
         self._open.pop(id_, None)
         self._statuses.forget(id_)
 
-    def export(self, id_: str) -> OperationRecord | None:
+    def of_id(self, id_: str) -> OperationRecord | None:
         """Return an operation by its id, None if the node has none."""
         held = self._held.get(id_)
         return held.record if held is not None else None
@@ -269,15 +270,17 @@ class OperationRunner:
         if op.kind == "backup" and self._backups is not None:
             work = backup_work(op, do, self._vms())
             if do == "cancel":
-                return await self._backups.cancel(work, self._ask_backup)
+                return await self._backups.cancel(work, partial(self._imaged, "backup"))
             if guest is not None or self._backups.begun(op.id):
-                return await self._backups.ensure(work, guest, self._ask_backup)
+                return await self._backups.ensure(work, guest, partial(self._imaged, "backup"))
         elif op.kind == "snapshot" and guest is not None and self._live is not None:
             step = self._live.cancel if do == "cancel" else self._live.ensure
-            return await step(snapshot_work(op, do, self._vms()), guest, self._ask_snapshot)
+            return await step(
+                snapshot_work(op, do, self._vms()), guest, partial(self._imaged, "snapshot")
+            )
         elif op.kind == "flatten" and guest is not None and self._merges is not None:
             merge = flatten_work(op, do, self._vms())
-            return await self._merges.do(merge, guest, self._ask_merge)
+            return await self._merges.do(merge, guest, partial(self._imaged, "flatten"))
         return await self._ask(op, do)
 
     async def _serve(
@@ -289,7 +292,7 @@ class OperationRunner:
         vms = list(self._vms())
         read = Read(op, status, backup_work(op, do, vms), guest, is_off(op, vms))
         step = self._reads.cancel if do == "cancel" else self._reads.ensure
-        return await step(read, self._ask_scratch)
+        return await step(read, partial(self._imaged, "scratch"))
 
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
@@ -319,40 +322,25 @@ class OperationRunner:
 
     async def _ask(self, op: OperationRecord, do: str) -> WorkState:
         work: FillWork | ExportWork
-        verb: str = op.kind
         if op.kind in {"snapshot", "restore"}:
-            return await self._ask_snapshot(snapshot_work(op, do, self._vms()))
+            return await self._imaged("snapshot", snapshot_work(op, do, self._vms()))
         if op.kind == "backup":
-            return await self._ask_backup(backup_work(op, do, self._vms()))
+            return await self._imaged("backup", backup_work(op, do, self._vms()))
         if op.kind == "verify":
             check = VerifyWork.model_validate({"id": op.id, "do": do, "backup": op.backup})
-            subject = subjects.rpc(self._node, "imaged", "backup-verify")
-            return validate(WorkState, await self._bus.request(subject, check, timeout_s=ASK_S))
+            return await self._imaged("backup-verify", check)
         if op.kind == "flatten":
-            return await self._ask_merge(flatten_work(op, do, self._vms()))
+            return await self._imaged("flatten", flatten_work(op, do, self._vms()))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
         else:
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
+        return await self._imaged(op.kind, work)
+
+    async def _imaged(self, verb: str, work: BaseModel) -> WorkState:
         subject = subjects.rpc(self._node, "imaged", verb)
-        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
-
-    async def _ask_merge(self, work: FlattenWork) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", "flatten")
-        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
-
-    async def _ask_backup(self, work: BackupWork) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", "backup")
-        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
-
-    async def _ask_scratch(self, work: ScratchWork) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", "scratch")
-        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
-
-    async def _ask_snapshot(self, work: SnapshotWork) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", "snapshot")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:

@@ -192,7 +192,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def renew_note(self, folder: str, volume: str) -> None:
-        """Bring the metadata file of a readable disk to its header.
+        """Make the metadata file of a readable disk agree with its header.
 
         A crash after a merge of its layers leaves an old one.
         """

@@ -59,7 +59,7 @@ class OverlayAttacher:
         self.tunnels.sync(host, nic, macs)
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Write a guest that ended here as one of another host, if its peers list it there.
+        """Lead the tunnel to the new host of a guest that ended here, if its peers list it.
 
         A host that was cut off gets the peers of a moved guest while it still has that guest. A
         tunnel itself ends with its bridge.

@@ -7,9 +7,9 @@ import libvirt
 
 from virtbus.nodeagent.core.guest_layers import GuestLayers, files_below, named_files, switch_xml
 from virtbus.nodeagent.edge import qemu_monitor
+from virtbus.nodeagent.edge.libvirt_backups import simulated
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
-from virtbus.schemas.errors import Code, VirtbusError
 
 LOOK_S = 45.0
 """libvirt waits up to 30 s for the job lock of a domain, which a switch in progress has."""
@@ -79,13 +79,13 @@ class NoLayers:
     """The `GuestLayerPort` for simulated guests, which have no disks."""
 
     async def look(self, uid: str) -> GuestLayers | None:
-        raise _simulated()
+        raise simulated()
 
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
-        raise _simulated()
+        raise simulated()
 
     async def pull(self, uid: str, target: str, base: str) -> None:
-        raise _simulated()
+        raise simulated()
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
         return {}
@@ -112,8 +112,3 @@ def _inode(file: str) -> int:
         return Path(file).stat().st_ino
     except OSError:
         return 0
-
-
-def _simulated() -> VirtbusError:
-    message = "the guests of this node are simulated: they have no disks; stop the VM, then repeat"
-    return VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
