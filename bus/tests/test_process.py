@@ -68,8 +68,8 @@ def test_a_clean_exit_of_a_service_logs_nothing() -> None:
 EARLY = """
     from virtbus.schemas.catalogue import CHANNELS
     from virtbus.schemas.model import models
-    process.MODELS_AFTER_S = process.MODELS_PAUSE_S = 0.0
     import asyncio
+    process.notify("READY=1")
     until_s = asyncio.get_running_loop().time() + 30
     while waiting := [one for one in models() if not one.__pydantic_complete__]:
         assert asyncio.get_running_loop().time() < until_s, waiting
@@ -78,7 +78,7 @@ EARLY = """
 """
 
 
-def test_a_service_that_has_started_builds_each_validator_before_a_message_needs_it() -> None:
+def test_a_ready_service_builds_each_validator_before_a_message_needs_it() -> None:
     assert _ended(EARLY.strip()) == (0, [])
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 STOP_AGAIN_S = 2.0
 """Time after which a service that is still stopping is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
-MODELS_AFTER_S, MODELS_PAUSE_S = 10.0, 0.02
-"""Time from the start to the first validator that is built early, and between two of them."""
+_READY: ContextVar[asyncio.Event] = ContextVar("ready")
+"""Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
 """Number of new objects that trigger a garbage collection.
 
@@ -61,6 +62,8 @@ def notify(state: str) -> None:
     alive = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     if alive and state == "READY=1":
         Path(alive).touch()
+    if state.startswith("READY=1") and (ready := _READY.get(None)):
+        ready.set()
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -91,17 +94,17 @@ async def _keep_fresh() -> None:
 
 
 async def _build_models() -> None:
-    """Build the validators that no message has needed yet, one at a time.
+    """Build the validators that no message has needed yet, one at a time, once the service is ready.
 
-    So no request waits for one, and a service has its full size before it is busy.
+    So the service is ready sooner, and soon afterwards no request waits for a validator.
     """
-    await asyncio.sleep(MODELS_AFTER_S)
+    await _READY.get().wait()
     for model in models():
         try:
             model.model_rebuild()
         except Exception:  # boundary: a model's fault is of its own messages, and of no others
             log.exception("no validator of %s", model.__name__, extra={"code": "internal"})
-        await asyncio.sleep(MODELS_PAUSE_S)
+        await asyncio.sleep(0)
 
 
 async def _parent_ended() -> None:
@@ -158,6 +161,7 @@ async def _until_stop() -> str:
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:
     """Run `body` until it ends, a signal arrives or the parent ends; then cancel it and wait."""
+    _READY.set(asyncio.Event())
     async with asyncio.TaskGroup() as group:
         work = group.create_task(_body(body))
         dog = group.create_task(_watchdog())
