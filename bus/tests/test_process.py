@@ -82,6 +82,26 @@ def test_a_ready_service_builds_each_validator_before_a_message_needs_it() -> No
     assert _ended(EARLY.strip()) == (0, [])
 
 
+HOLES = """
+    import asyncio
+    from pathlib import Path
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+    process.TRIM_INTERVAL_S = 0.2
+    await asyncio.sleep(0)
+    blocks = [bytearray(16 * 1024) for _ in range(6400)]
+    held = resident()
+    del blocks[::2], blocks[::2]
+    until_s = asyncio.get_running_loop().time() + 30
+    while resident() > held - 60:
+        assert asyncio.get_running_loop().time() < until_s, (resident(), held)
+        await asyncio.sleep(0.01)
+"""
+
+
+def test_free_memory_between_used_blocks_goes_back_to_the_system() -> None:
+    assert _ended(HOLES.strip()) == (0, [])
+
+
 MEMORY = """
 import resource
 from pathlib import Path

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 STOP_AGAIN_S = 2.0
 """Time after which a service that is still stopping is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
+TRIM_INTERVAL_S = 30.0
 _READY: ContextVar[asyncio.Event] = ContextVar("ready")
 """Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
@@ -52,6 +53,18 @@ def _give_memory_back() -> None:
     for parameter, value in _MALLOC.items():
         if mallopt is not None:
             mallopt(parameter, value)
+
+
+async def _trim_memory() -> None:
+    """Return free pages between used blocks to the system, which glibc never does by itself.
+
+    A call takes 2 to 13 ms after a burst of requests.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None: not glibc
+    while trim is not None:
+        await asyncio.sleep(TRIM_INTERVAL_S)
+        gc.collect(1)  # without old objects, which may be many
+        trim(0)
 
 
 def notify(state: str) -> None:
@@ -94,7 +107,7 @@ async def _keep_fresh() -> None:
 
 
 async def _build_models() -> None:
-    """Build the validators that no message has needed yet, one at a time, once the service is ready.
+    """Build the validators that no message has needed yet, once the service is ready.
 
     So the service is ready sooner, and soon afterwards no request waits for a validator.
     """
@@ -167,12 +180,13 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         dog = group.create_task(_watchdog())
         fresh = group.create_task(_keep_fresh())
         build = group.create_task(_build_models())
+        trim = group.create_task(_trim_memory())
         stop = group.create_task(_until_stop())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             log.info("stopping: %s", stop.result(), extra={"code": "stopping"})
         notify("STOPPING=1")
-        for task in (dog, fresh, build, stop):
+        for task in (dog, fresh, build, trim, stop):
             task.cancel()
         while not work.done():  # Python 3.11 loses a cancel that meets a finished wait_for
             work.cancel()
