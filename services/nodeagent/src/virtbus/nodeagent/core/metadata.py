@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.element import Element
 from virtbus.nodeagent.core.nics import hardware_hash
 from virtbus.nodeagent.core.ports import DomainMetadata
-from virtbus.schemas.vm import Disk, VmRecord
+from virtbus.schemas.vm import Disk, Domain, VmRecord
 from virtbus.schemas.wire import spec_hash
 
 NAMESPACE = "https://virtbus.dev/domain/1"
@@ -24,10 +25,14 @@ def domain_hash(record: VmRecord) -> str:
     Other changes there need a restart of the guest. Disks that are volumes, and interfaces, come
     and go, so they have hashes of their own (`disk_hashes`, `nics.hardware_hash`).
     """
-    domain, devices = record.spec.domain, record.spec.domain.devices
-    own = volume_names(record)
-    disks = tuple(_still(disk) for disk in devices.disks if disk.name not in own)
-    devices = devices.model_copy(update={"disks": disks, "interfaces": ()})
+    return _domain_hash(record.spec.domain, volume_names(record))
+
+
+@lru_cache(maxsize=64)
+def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
+    """Return the hash without the disks `own`. VMs of a node are mostly of a few kinds."""
+    disks = tuple(_still(disk) for disk in domain.devices.disks if disk.name not in own)
+    devices = domain.devices.model_copy(update={"disks": disks, "interfaces": ()})
     return spec_hash(domain.model_copy(update={"devices": devices, "resources": None}))
 
 

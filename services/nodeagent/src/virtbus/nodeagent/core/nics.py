@@ -5,6 +5,7 @@ before their root ports exist.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.nic import NicModel
@@ -30,6 +31,7 @@ def netdev_id(index: int) -> str:
     return f"net{index}"
 
 
+@lru_cache(maxsize=256)
 def hardware_hash(nic: Interface) -> str:
     """Return a hash of the properties that the guest reads once, when it sees the device."""
     return spec_hash(nic.model_copy(update={"state": None, "limits": None}))[:8]
