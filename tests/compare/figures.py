@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, Better], ...] = (
     (r"load: churn\.(running_ms|gone_ms)\.p50", LOWER),
     # A few milliseconds in five seconds, given to one millisecond.
     (r"load: idle full\.(cores\..*|messages_per_s)", TOLD),
+    (r"instructions: .*\.million_per_vm\.", LOWER),
 )
 """The first match decides. A value without a match is no figure: a size, a count, a maximum.
 

@@ -8,12 +8,16 @@ measures. So sizes and clocks are the same for all. Only names that all trees ha
 import asyncio
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.bench import measures
 from tests.bench.figures import Figure, as_json
@@ -22,8 +26,9 @@ from tests.bench.stage import Stage, stage
 from tests.load import __main__ as load
 from tests.load import phases
 from tests.load.meters import line
+from tests.load.services import Service
 from tests.load.storm import storm
-from tests.load.world import Shape, World
+from tests.load.world import Shape, World, world
 
 CREATES, CPU_CREATES, COMMANDS = 3, 5, 3
 """Repetitions. The median of creates is compared with raw libvirt; CPU is a sum over creates."""
@@ -33,6 +38,10 @@ GUESTS, STORMS = 6, 2
 LOAD = Shape(vms=800, nodes=20, in_flight=256, controllers=1, churn_s=2.0)
 IDLE_S = 1.0
 """The idle phases of the load are not judged."""
+FEW, MANY = 40, 160
+"""VMs whose instructions are counted. The difference leaves out what a service does only once."""
+COUNTED = ("controller", "simulated")
+COUNTER = ("valgrind", "-q", "--tool=cachegrind", "--cache-sim=no")
 
 Lines = dict[str, list[str]]
 Program = Callable[[], Coroutine[None, None, Lines]]
@@ -148,7 +157,67 @@ async def netd() -> Lines:
         return {"bench": [as_json(figure) for figure in await netd_growth(here)]}
 
 
-PROGRAMS: dict[str, Program] = {"host": host, "load": many, "ten": ten, "netd": netd}
+async def instructions() -> Lines:
+    """The machine instructions of a create, and of a create and a delete.
+
+    CPU time grows with other load of the machine, in bursts by a half. Instructions do not.
+    """
+    if shutil.which(COUNTER[0]) is None:
+        raise SystemExit(f"no {COUNTER[0]} here; install its package")
+    lines = []
+    for name, to_the_end in (("create", False), ("create and delete", True)):
+        few, many = [await _instructions(vms, to_the_end=to_the_end) for vms in (FEW, MANY)]
+        each = {one: (many[one] - few[one]) / (MANY - FEW) / 1e6 for one in few}
+        lines.append(line(name, million_per_vm=each))
+    return {"instructions": lines}
+
+
+async def _instructions(vms: int, *, to_the_end: bool) -> dict[str, int]:
+    """Return the instructions that each service executed in a run with few nodes."""
+    with tempfile.TemporaryDirectory() as name, _counting(Path(name)):
+        async with world(Shape(vms=vms, nodes=2, in_flight=8, controllers=1)) as here:
+            await phases.idle(here, IDLE_S)
+            await phases.creates(here, vms, _silent)
+            if to_the_end:
+                await phases.deletes(here, _silent)
+        found = {}
+        for file in Path(name).iterdir():
+            total = re.search(r"^summary: (\d+)", file.read_text(errors="replace"), re.MULTILINE)
+            assert total is not None, f"no count of {file.name}"
+            found[file.name.partition("-")[0]] = int(total[1])
+        return found
+
+
+def _silent(_text: str) -> None:
+    return
+
+
+@contextmanager
+def _counting(folder: Path) -> Iterator[None]:
+    """Count the instructions of services that start meanwhile; their ends write the files."""
+    start = Service.start
+
+    def counted(service: Service) -> None:
+        name = Path(service._notify).stem
+        if name.startswith(COUNTED) and COUNTER[0] not in service._argv:
+            at = service._argv.index(sys.executable)
+            service._argv[at:at] = [*COUNTER, f"--cachegrind-out-file={folder / name}"]
+        start(service)
+
+    with (
+        patch.object(Service, "start", counted),
+        patch.dict(os.environ, {"PYTHONHASHSEED": "0"}),
+    ):
+        yield
+
+
+PROGRAMS: dict[str, Program] = {
+    "host": host,
+    "load": many,
+    "ten": ten,
+    "netd": netd,
+    "instructions": instructions,
+}
 
 
 def main() -> None:

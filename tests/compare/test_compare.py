@@ -65,6 +65,15 @@ def test_figures_of_all_three_programs_are_read_and_judged_by_their_names() -> N
     assert better_of("bench: delete to told gone over raw destroy, CNI bridge") is Better.TOLD
 
 
+def test_counts_of_instructions_are_judged() -> None:
+    counted = '{"figure": "create", "million_per_vm": {"controller": 7.5, "simulated": 17.0}}'
+    assert read("instructions", [counted]) == {
+        "instructions: create.million_per_vm.controller": 7.5,
+        "instructions: create.million_per_vm.simulated": 17.0,
+    }
+    assert better_of("instructions: create.million_per_vm.controller") is Better.LOWER
+
+
 def test_each_tree_is_first_as_often_as_the_others_and_in_turn() -> None:
     turns = program.planned(6, chosen(""), TREES)
     firsts = [turn[0]["tree"] for turn in turns]

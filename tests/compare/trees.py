@@ -28,9 +28,12 @@ class Program:
     extra: bool = False
 
 
-PROGRAMS = (Program("host"), Program("load"), Program("ten", True), Program("netd", True))
+PROGRAMS = (
+    *(Program("host"), Program("load")),
+    *(Program(name, extra=True) for name in ("ten", "netd", "instructions")),
+)
 """The steps of the bench are parts of creates. Ten creates at once are similar to a storm. So they,
-and the 300 attachments of netd, run only by name.
+the 300 attachments of netd, and counts of instructions run only by name.
 """
 
 
