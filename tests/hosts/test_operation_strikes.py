@@ -398,6 +398,64 @@ def test_a_merge_keeps_each_byte_whatever_dies(platform: Fleet, tmp_path: Path) 
     nothing_left(strikes)
 
 
+def test_a_merge_of_a_running_guest_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "running merge", OF_GUEST)
+    guests = Guests(strikes, tmp_path)
+    for number in range(POINTS + 1):
+        guest = guests.next()
+        guests.snapshot(f"r-{number}")
+
+        def work(name: str = guest.name) -> str:
+            id_ = uuid7()
+            why = strikes.begun("operation.flatten", {"vm": name, "id": id_})
+            end = {} if why else strikes.ended(id_)
+            return why or (end["error"]["reason"] if end["phase"] != "Succeeded" else "")
+
+        why, end_s = struck(strikes, guest, work, first=not number), time.monotonic() + WITHIN_S
+        while why:
+            assert why in NO_GUEST | {"copy_failed", UNKNOWN_LAYERS}
+            assert time.monotonic() < end_s, why
+            if why == UNKNOWN_LAYERS:
+                guest.stop()
+                guest.restarted()
+            why = work()
+        disk = str(STATE / f"disks/{guest.uid}/root.qcow2")
+        told = strikes.host.box.run("qemu-img", "info", "-U", "--output=json", disk)
+        assert "images/data" in json.loads(told)["backing-filename"]
+        strikes.nothing_staged()
+    guests.end()
+    nothing_left(strikes)
+
+
+def test_a_reading_ends_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "reading", OF_GUEST)
+    guest = FilesGuest(strikes, tmp_path, "read")
+    command = 'qemu-img convert -O raw "nbd+unix:///root?socket=$VIRTBUS_NBD_SOCKET" "$1"'
+    for number in range(POINTS + 1):
+        raw = tmp_path / f"{number}.raw"
+
+        def work(raw: Path = raw) -> bool:
+            id_ = uuid7()
+            program = ("--", "sh", "-c", command, "read", str(raw))
+            read = platform.try_cli("backup", "serve", guest.name, "--id", id_, *program)
+            known = not strikes.gone("operation.get", {"id": id_})
+            phase = strikes.ended(id_)["phase"] if known else "Failed"
+            sys.stderr.write(f"reading: {read.returncode} {phase} {read.stderr[-300:]}\n")
+            return read.returncode == 0
+
+        if not struck(strikes, guest, work, first=not number):
+            until(work, "a reading succeeds", within_s=WITHIN_S)
+        assert raw.stat().st_size > MIB
+        raw.unlink()
+        strikes.nothing_staged()
+        assert not list(strikes.path(f"vms/{guest.uid}").glob("backup-*"))
+    guest.stop()
+    strikes.check_all()
+    guest.restarted()
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    nothing_left(strikes)
+
+
 def test_an_export_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
     strikes = Strikes(platform, "export", SERVICES)
     guest = FilesGuest(strikes, tmp_path, "exported")
