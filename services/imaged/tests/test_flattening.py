@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from services.imaged.tests.test_snapshots import (
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
-from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge import openat2, storage_daemon
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -132,6 +133,34 @@ async def test_disks_leave_their_layers_with_all_content(
         async with snapshots(node, threads) as made:  # layers are as before
             await ended(made, work(20, 11))
         io(files(node)[0], "read -P 0x22 4M 64k")
+
+
+def with_children(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(below for child in children for below in with_children(int(child)))]
+
+
+async def test_a_daemon_that_dies_right_after_its_merge_loses_nothing(
+    make_node: NodeMaker, threads: DiskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = storage_daemon._say
+
+    async def say_or_kill(process: asyncio.subprocess.Process, command: str, *rest: Any) -> None:
+        if command == "quit":
+            for pid in with_children(process.pid):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            await say(process, command, *rest)
+
+    monkeypatch.setattr(storage_daemon, "_say", say_or_kill)
+    async with make_node() as node:
+        await on_layers(node, threads)
+        async with flattening(node, threads) as made:
+            assert await refused(merged(made, merge())) == "copy_failed"
+        path = files(node)[0]
+        assert backing(path) == ""
+        sound(path)
+        whole(path)
 
 
 async def test_a_disk_of_an_image_rests_on_the_image_only(

@@ -135,6 +135,18 @@ async def test_without_a_switch_nothing_has_changed(
         assert late.state == "done"
 
 
+async def test_a_guest_that_ended_before_its_first_look_fails_the_snapshot_as_such(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node() as node, snapshots(node, threads) as made:
+        await node.disks.ensure(vm())
+        write(node, OLD)
+        without_sizes = layered(10, live=True)
+        assert await refused(ended(made, without_sizes)) == "guest_ended"
+        assert has(node) == {OLD}
+        assert nothing_is_left(node, 10)
+
+
 async def test_a_start_waits_until_it_is_known_which_files_have_the_content(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:

@@ -16,7 +16,7 @@ def test_a_daemon_that_was_killed_is_told_nothing_more() -> None:
         assert process.stdin is not None
         while not process.stdin.is_closing():
             await asyncio.sleep(0.01)
-        why = await storage_daemon._run(process, ("block-stream", {}), _look)
+        why = await storage_daemon._run(process, (), ("block-stream", {}), _look)
         assert why == "the daemon ended before its job"
 
     async def _look() -> None:

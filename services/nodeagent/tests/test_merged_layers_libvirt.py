@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -75,6 +77,33 @@ async def test_the_layers_below_a_disk_are_those_of_qemu_and_a_pull_ends_at_the_
     assert seen.layers("vda") == ()
     assert seen.below["vda"] == seen.used_below[str(new)] == (str(image),)
     assert backing(new) == str(image)
+
+
+async def test_a_guest_that_is_killed_right_after_a_pull_has_all_its_content(host: Host) -> None:
+    record, new, pin, image = await switched(host)
+    layers, uid = host.hypervisor.layers, record.uid
+    process = int(Path(f"/run/libvirt/qemu/vb-{uid}.pid").read_text())
+    await layers.pull(uid, "vda", str(image))
+    while backing(new) != str(image):
+        await layers.pulls(uid)
+    os.kill(process, signal.SIGKILL)
+    while Path(f"/proc/{process}/exe").exists():
+        await asyncio.sleep(0.01)
+    subprocess.run(["qemu-img", "compare", "-q", pin, new], check=True)
+
+
+async def test_a_copy_that_waits_for_its_end_can_be_ended_and_leaves_the_layers(
+    host: Host,
+) -> None:
+    record, new, pin, image = await switched(host)
+    layers, uid, before = host.hypervisor.layers, record.uid, backing(new)
+    await layers.pull(uid, "vda", str(image))
+    await asyncio.sleep(1)
+    await layers.end_pulls(uid)
+    assert await layers.pulls(uid) == {}
+    seen = await layers.look(uid)
+    assert seen is not None
+    assert (seen.layers("vda"), backing(new)) == ((str(pin),), before)
 
 
 async def test_a_pull_that_runs_can_be_ended_and_leaves_the_layers(host: Host) -> None:

@@ -160,8 +160,7 @@ class Layering:
             pending.changed.set()  # otherwise the end follows in a moment
         if note.live and not await self._switched(note, pending):
             await self._parts.threads.run(translated, discard, self._parts.files, note)
-            message = "the guest ended before its disks were frozen; repeat the snapshot"
-            raise VirtbusError(Code.CONFLICT, "guest_ended", message)
+            raise _ended()
         job.step = PUBLISH
         await self._parts.forward(partial(freeze_layers, self._parts.files), note)
 
@@ -193,14 +192,18 @@ class Layering:
                 raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
             place = self._parts.places.of(note.uid, disk.name, disk.ref)
             size_bytes = disk.size_bytes if note.live else place.overlay.virtual_size_bytes
-            if size_bytes <= 0:
-                message = f"nobody knows the size of the disk {disk.name}; repeat the snapshot"
-                raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
+            if size_bytes <= 0:  # the agent found no QEMU that has the disk
+                raise _ended()
             if not note.live:
                 lock_disk(open_disk(opened, place.path))
             refuse_long(disk, len(place.layers))
             layer = files.layers.path(note.ref.uid, disk.name)
             stage_on_layer(files, note.uid, disk, layer, size_bytes)
+
+
+def _ended() -> VirtbusError:
+    message = "the guest ended before its disks were frozen; repeat the snapshot"
+    return VirtbusError(Code.CONFLICT, "guest_ended", message)
 
 
 def refuse_long(disk: SnapshotDisk, layers: int) -> None:

@@ -1,7 +1,8 @@
 """Pulls the data of a disk's layers up into the disk, by QEMU's storage daemon (ADR 0080).
 
 The disk has the same content at each instant, and its header changes at the end by one write. So a
-crash or a cancel leaves a sound disk on its layers.
+crash or a cancel leaves a sound disk on its layers. QEMU by itself would change the header before
+its tables are in the file, and a crash would lose what was copied. So the job waits for a flush.
 """
 
 import os
@@ -41,7 +42,7 @@ async def flatten(
         message = "this node has no qemu-storage-daemon; install qemu-system-common, then repeat"
         raise VirtbusError(Code.UNSUPPORTED, "sandbox_unavailable", message)
     disk = {**source_node(source), "node-name": "disk"}
-    stream: dict[str, object] = {"job-id": "flatten", "device": "disk"}
+    stream: dict[str, object] = {"job-id": "flatten", "device": "disk", "auto-finalize": False}
     if image is not None:
         _lowest(disk)["node-name"] = BASE
         stream |= {"base-node": BASE, "backing-file": str(image)}

@@ -11,6 +11,7 @@ from virtbus.imaged.core.archive import printable
 from virtbus.imaged.edge import qemu_img
 
 COMMAND = "/usr/bin/qemu-storage-daemon"
+_FLUSH = "flush"
 _MONITOR = ("--chardev", "stdio,id=monitor", "--monitor", "chardev=monitor,mode=control")
 
 
@@ -29,7 +30,8 @@ async def run(
     """Open block nodes, run a job, and end the daemon; return how it ended, and the job's error.
 
     `job` is the command that begins it, with its arguments; `limits` are as in `qemu_img.convert`.
-    `look` is called meanwhile, and may raise to end it.
+    `look` is called meanwhile, and may raise to end it. A job with `auto-finalize` false ends once
+    its data is in the files.
 
     Raises:
         TimeoutError: it took `WALL_PER_CPU` times its CPU time.
@@ -38,12 +40,13 @@ async def run(
     program, pipe = (COMMAND, *options, *_MONITOR), asyncio.subprocess.PIPE
     async with qemu_img.sandboxed(files, limits, program, pipe) as process:
         async with asyncio.timeout(qemu_img.WALL_PER_CPU * limits[1]):
-            why = await _run(process, job, look)
+            why = await _run(process, nodes, job, look)
     return await qemu_img.end_of(process), why
 
 
 async def _run(
     process: asyncio.subprocess.Process,
+    nodes: Sequence[Mapping[str, object]],
     job: tuple[str, Mapping[str, Any]],
     look: Callable[[], Awaitable[None]],
 ) -> str:
@@ -53,17 +56,25 @@ async def _run(
     why: str | None = None
     while why is None and (message := await _heard(process, look)):
         why = _outcome(message)
+        if message.get("event") == "BLOCK_JOB_PENDING":
+            # QEMU flushes a node before it opens it again; there is no other command that does it
+            await _say(process, "blockdev-reopen", {"options": list(nodes)}, _FLUSH)
+        elif message.get("id") == _FLUSH and why is None:
+            await _say(process, "job-finalize", {"id": job[1]["job-id"]})
     await _say(process, "quit", {})
     await process.wait()
     return "the daemon ended before its job" if why is None else why
 
 
 async def _say(
-    process: asyncio.subprocess.Process, command: str, arguments: Mapping[str, Any]
+    process: asyncio.subprocess.Process,
+    command: str,
+    arguments: Mapping[str, Any],
+    id_: str = "",
 ) -> None:
     # uvloop raises RuntimeError for a pipe that it has closed, because the daemon was killed
     if process.stdin is not None and not process.stdin.is_closing():
-        line = json.dumps({"execute": command, "arguments": arguments})
+        line = json.dumps({"execute": command, "arguments": arguments, "id": id_})
         with contextlib.suppress(ConnectionError):  # it has ended, and its exit code says why
             process.stdin.write(f"{line}\n".encode())
             await process.stdin.drain()

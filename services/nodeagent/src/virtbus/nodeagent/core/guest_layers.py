@@ -85,18 +85,26 @@ def named_files(xml: str) -> dict[str, str]:
     return found
 
 
-def files_below(xml: str) -> dict[str, tuple[str, ...]]:
-    """Return the files below each disk in the XML of a running domain, from the top, by target."""
+def source_indexes(xml: str) -> dict[str, dict[str, str]]:
+    """Return the files of each disk, from the top, with libvirt's indexes of them, by target.
+
+    An index is part of the name of a file's node in QEMU.
+    """
     found = {}
     for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314  from libvirtd
-        target, files = disk.find("target"), list[str]()
-        node = disk.find("backingStore")
+        target, files = disk.find("target"), dict[str, str]()
+        node: ET.Element | None = disk
         while node is not None and (source := node.find("source")) is not None:
-            files.append(source.get("file", ""))
+            files[source.get("file", "")] = source.get("index", "")
             node = node.find("backingStore")
         if target is not None:
-            found[target.get("dev", "")] = tuple(files)
+            found[target.get("dev", "")] = files
     return found
+
+
+def files_below(xml: str) -> dict[str, tuple[str, ...]]:
+    """Return the files below each disk in the XML of a running domain, from the top, by target."""
+    return {target: (*files,)[1:] for target, files in source_indexes(xml).items()}
 
 
 def switch_xml(xml: str, files: Mapping[str, str]) -> str:
@@ -133,10 +141,16 @@ class GuestLayerPort(Protocol):
         """
 
     async def pull(self, uid: str, target: str, base: str) -> None:
-        """Begin to copy the files below a disk into it, down to `base`; empty: all of them."""
+        """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
+
+        The disk leaves them in a call of `pulls` after the copy, once that is in its file.
+        """
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
-        """Return the progress of all such copies of a guest and their ends, by target."""
+        """Let disks leave the layers that were copied; return the progress of the other copies.
+
+        The progress is the bytes done and their end, by target.
+        """
 
     async def end_pulls(self, uid: str) -> None:
         """End all such copies of a guest; no effect without one."""

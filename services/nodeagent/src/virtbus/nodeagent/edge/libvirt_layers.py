@@ -5,11 +5,19 @@ from pathlib import Path
 
 import libvirt
 
-from virtbus.nodeagent.core.guest_layers import GuestLayers, files_below, named_files, switch_xml
+from virtbus.nodeagent.core.guest_layers import (
+    GuestLayers,
+    files_below,
+    is_image,
+    named_files,
+    source_indexes,
+    switch_xml,
+)
 from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.nodeagent.edge.libvirt_backups import simulated
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.schemas.errors import Code, VirtbusError
 
 LOOK_S = 45.0
 """libvirt waits up to 30 s for the job lock of a domain, which a switch in progress has."""
@@ -53,17 +61,28 @@ class LibvirtLayers:
 
     async def pull(self, uid: str, target: str, base: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
-            domain.blockRebase(target, base or None, 0, 0)
+            names = source_indexes(domain.XMLDesc()).get(target, {})
+            files = [*names]
+            if not files or base not in {"", *names}:
+                message = f"libvirt does not have {target} on {base}; repeat"
+                raise VirtbusError(Code.UNAVAILABLE, "guest_unknown", message, after_ms=1000)
+            qemu_monitor.begin_copy(domain, target, names[files[0]], names.get(base, ""))
 
         await on_ours(self._links, uid, run, "merge the layers", timeout_s=LOOK_S)
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
-        found = await on_ours(self._links, uid, _pulls, "read the progress", timeout_s=LOOK_S)
+        def run(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
+            _leave_layers(domain)
+            return _pulls(domain)
+
+        found = await on_ours(self._links, uid, run, "read the progress", timeout_s=LOOK_S)
         return found or {}
 
     async def end_pulls(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
             failed: libvirt.libvirtError | None = None
+            for target in qemu_monitor.copies(domain) if domain.isActive() else ():
+                qemu_monitor.end_copy(domain, target)
             for target in _pulls(domain):
                 try:
                     domain.blockJobAbort(target, 0)
@@ -98,12 +117,33 @@ def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
     """Return the progress of the copies of all disks and their ends, by target."""
     if not domain.isActive():
         return {}
+    copies = qemu_monitor.copies(domain)
+    found = {target: (one.done_bytes, one.total_bytes) for target, one in copies.items()}
     jobs = {target: domain.blockJobInfo(target, 0) for target in files_below(domain.XMLDesc())}
-    return {
+    return found | {
         target: (int(job["cur"]), int(job["end"]))
         for target, job in jobs.items()
         if job and job["type"] == libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_PULL
     }
+
+
+def _leave_layers(domain: libvirt.virDomain) -> None:
+    """Let each disk leave its layers that has all their data, on the disk.
+
+    QEMU's own pull changes the header of a disk before the tables are in its file. A crash right
+    then would lose what was copied, so libvirt's pull begins only if nothing is left to copy.
+    """
+    if not domain.isActive():
+        return
+    whole = [target for target, one in qemu_monitor.copies(domain).items() if one.whole]
+    for target in whole:
+        names = source_indexes(domain.XMLDesc())[target]
+        disk, *_ = names.values()
+        lowest = [*names][-1]
+        base = lowest if is_image(lowest) else None
+        qemu_monitor.end_copy(domain, target)
+        qemu_monitor.flush(domain, disk)
+        domain.blockRebase(target, base, 0, 0)
 
 
 def _inode(file: str) -> int:

@@ -1,11 +1,12 @@
 """Sends commands to a guest's QEMU by libvirt's monitor. libvirt itself has no calls like these.
 
 libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050,
-0056, 0057). Only the commands of this module are sent.
+0056, 0057, 0080). Only the commands of this module are sent.
 """
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ _NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
 """libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
 _DEVICES = "/machine/peripheral"
 """The devices with an id, in QEMU's object model."""
+_END_S = 10.0
 _GONE = "DeviceNotFound"
 _PENDING = "in the process of unplug"
 
@@ -115,6 +117,62 @@ def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> No
                 error = _execute(domain, "block-dirty-bitmap-remove", **of_disk).get("error")
                 if error:
                     raise _refused(f"to remove the bitmap {one['name']}", error)
+
+
+_COPY = "virtbus-copy-"
+"""The ids of our jobs begin with this; the rest is libvirt's name of the disk."""
+
+
+class Copy(NamedTuple):
+    """A copy of what is below a disk into it: bytes done, bytes in all."""
+
+    done_bytes: int
+    total_bytes: int
+    whole: bool
+    """True if it waits for its end."""
+
+
+def begin_copy(domain: libvirt.virDomain, target: str, disk: str, base: str) -> None:
+    """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
+
+    `disk` and `base` are indexes of libvirt's sources. The copy does not end by itself, and the
+    disk keeps its files. Raises VirtbusError 500 `qemu_refused`.
+    """
+    job: dict[str, str | bool] = {"job-id": _COPY + target, "auto-finalize": False}
+    job["device"] = f"libvirt-{disk}-format"
+    if base:
+        job["base-node"] = f"libvirt-{base}-format"
+    if error := _execute(domain, "block-stream", **job).get("error"):
+        raise _refused(f"to merge the layers of {target}", error)
+
+
+def copies(domain: libvirt.virDomain) -> dict[str, Copy]:
+    """Return the copies of `begin_copy`, by target."""
+    found = {}
+    for job in _execute(domain, "query-block-jobs").get("return", []):
+        name = str(job["device"])
+        if name.startswith(_COPY):
+            whole = job.get("status") == "pending"
+            found[name.removeprefix(_COPY)] = Copy(int(job["offset"]), int(job["len"]), whole)
+    return found
+
+
+def end_copy(domain: libvirt.virDomain, target: str) -> None:
+    """End a copy. The disk keeps what was copied, and its files."""
+    _execute(domain, "block-job-cancel", device=_COPY + target)
+    limit_s = time.monotonic() + _END_S
+    while target in copies(domain):
+        if time.monotonic() > limit_s:
+            message = f"QEMU does not end the copy of {target}; repeat"
+            raise VirtbusError(Code.UNAVAILABLE, "guest_unknown", message, after_ms=1000)
+        time.sleep(0.01)
+
+
+def flush(domain: libvirt.virDomain, disk: str) -> None:
+    """Write the tables of a disk, by the index of libvirt's source, to its file."""
+    command = {"command-line": f"qemu-io libvirt-{disk}-format flush"}
+    if error := _execute(domain, "human-monitor-command", **command).get("error"):
+        raise _refused("to flush a disk", error)
 
 
 def _file_of(name: str) -> str:
