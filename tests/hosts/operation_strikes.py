@@ -115,6 +115,16 @@ class Strikes:
         if target == "libvirtd":
             _end_probes(self.host)
 
+    def restart_libvirtd(self) -> None:
+        """Kill libvirtd, and wait until another one runs."""
+        before = self._victims("libvirtd", "")
+        self._kill("libvirtd", "")
+        until(
+            lambda: self._victims("libvirtd", "") not in ([], before),
+            "libvirtd runs again",
+            within_s=WITHIN_S,
+        )
+
     def _victims(self, target: str, vm: str) -> list[int]:
         if target == "qemu":
             return [pid for pid, uid in self.host.emulators().items() if uid == vm]

@@ -32,6 +32,10 @@ _KEEP = libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 _NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
+_LOST = "backup job data missing"
+"""libvirtd died between the begin of a backup and the storage of its data. It then keeps the job
+until the guest ends, and can neither continue nor end it. It starts that guest again only after it
+was restarted once more (libvirt 9.0)."""
 
 
 class LibvirtBackups:
@@ -89,8 +93,13 @@ class LibvirtBackups:
 
     async def abort(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
-            if domain.isActive() and domain.jobStats().get("operation") == _BACKUP:
-                domain.abortJob()
+            try:
+                if domain.isActive() and domain.jobStats().get("operation") == _BACKUP:
+                    domain.abortJob()
+            except libvirt.libvirtError as error:
+                if _LOST not in str(error):
+                    raise
+                raise _job_lost() from error
 
         await self._run(uid, run, "end the backup")
 
@@ -142,6 +151,15 @@ class NoBackups:
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
     ) -> None:
         return None
+
+
+def _job_lost() -> VirtbusError:
+    message = (
+        "libvirtd died when it began a backup of this guest, and can begin no other: the guest "
+        "runs on; stop the VM, restart libvirtd (other guests keep running), start the VM, then "
+        "repeat"
+    )
+    return VirtbusError(Code.CONFLICT, "backup_lost", message)
 
 
 def simulated() -> VirtbusError:
