@@ -45,7 +45,7 @@ CHUNKS = 16
 CHUNK_S = 0.05
 """The server sends an image in pieces, so that a pull takes a second."""
 LOST_BACKUP = "backup_lost"
-"""libvirtd died when it began a backup: it starts the guest again after one more restart."""
+"""libvirtd died when it began a backup. The guest needs a stop, and libvirtd one more restart."""
 OF_ONE_VM = MAX_LAYERS - 6
 """Snapshots of one VM, whose chain is bounded."""
 

@@ -135,7 +135,7 @@ async def test_without_a_switch_nothing_has_changed(
         assert late.state == "done"
 
 
-async def test_a_guest_that_ended_before_its_first_look_fails_the_snapshot_as_such(
+async def test_a_snapshot_of_a_guest_that_has_just_ended_fails_as_guest_ended(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:
     async with make_node() as node, snapshots(node, threads) as made:

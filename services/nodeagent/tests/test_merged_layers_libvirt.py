@@ -12,6 +12,7 @@ import pytest
 from services.nodeagent.tests.libvirt_host import URI, Host, folder, host
 
 from virtbus.nodeagent.core.disk_sources import DATA, IMAGES, DiskSource
+from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import VmRecord
 
@@ -98,7 +99,10 @@ async def test_a_copy_that_waits_for_its_end_can_be_ended_and_leaves_the_layers(
     record, new, pin, image = await switched(host)
     layers, uid, before = host.hypervisor.layers, record.uid, backing(new)
     await layers.pull(uid, "vda", str(image))
-    await asyncio.sleep(1)
+    with contextlib.closing(libvirt.open(URI)) as connection:
+        domain = connection.lookupByUUIDString(uid)
+        while not qemu_monitor.copies(domain)["vda"].whole:
+            await asyncio.sleep(0.01)
     await layers.end_pulls(uid)
     assert await layers.pulls(uid) == {}
     seen = await layers.look(uid)

@@ -143,7 +143,7 @@ class GuestLayerPort(Protocol):
     async def pull(self, uid: str, target: str, base: str) -> None:
         """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
 
-        The disk leaves them in a call of `pulls` after the copy, once that is in its file.
+        After the copy, a call of `pulls` flushes the disk and lets it leave these files.
         """
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:

@@ -62,11 +62,11 @@ class LibvirtLayers:
     async def pull(self, uid: str, target: str, base: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
             names = source_indexes(domain.XMLDesc()).get(target, {})
-            files = [*names]
-            if not files or base not in {"", *names}:
-                message = f"libvirt does not have {target} on {base}; repeat"
-                raise VirtbusError(Code.UNAVAILABLE, "guest_unknown", message, after_ms=1000)
-            qemu_monitor.begin_copy(domain, target, names[files[0]], names.get(base, ""))
+            if not names or base not in {"", *names}:
+                message = f"the disk {target} has just changed; the agent asks again"
+                raise VirtbusError(Code.UNAVAILABLE, "domain_busy", message)
+            disk, *_ = names.values()
+            qemu_monitor.begin_copy(domain, target, disk, names.get(base, ""))
 
         await on_ours(self._links, uid, run, "merge the layers", timeout_s=LOOK_S)
 
@@ -128,7 +128,7 @@ def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
 
 
 def _leave_layers(domain: libvirt.virDomain) -> None:
-    """Let each disk leave its layers that has all their data, on the disk.
+    """Flush each disk whose copy is complete, and begin libvirt's pull of it.
 
     QEMU's own pull changes the header of a disk before the tables are in its file. A crash right
     then would lose what was copied, so libvirt's pull begins only if nothing is left to copy.

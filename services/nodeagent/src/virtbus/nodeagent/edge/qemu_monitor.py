@@ -163,13 +163,16 @@ def end_copy(domain: libvirt.virDomain, target: str) -> None:
     limit_s = time.monotonic() + _END_S
     while target in copies(domain):
         if time.monotonic() > limit_s:
-            message = f"QEMU does not end the copy of {target}; repeat"
-            raise VirtbusError(Code.UNAVAILABLE, "guest_unknown", message, after_ms=1000)
+            message = f"QEMU does not end the copy of {target}; the agent asks again"
+            raise VirtbusError(Code.UNAVAILABLE, "domain_busy", message)
         time.sleep(0.01)
 
 
 def flush(domain: libvirt.virDomain, disk: str) -> None:
-    """Write the tables of a disk, by the index of libvirt's source, to its file."""
+    """Write the tables of a disk, by the index of libvirt's source, to its file.
+
+    QEMU does not report a failed write here. It keeps the tables, and the guest's next flush fails.
+    """
     command = {"command-line": f"qemu-io libvirt-{disk}-format flush"}
     if error := _execute(domain, "human-monitor-command", **command).get("error"):
         raise _refused("to flush a disk", error)
