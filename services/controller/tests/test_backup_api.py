@@ -21,7 +21,7 @@ from virtbus.schemas.backup import (
     HeldBackup,
     HeldBackups,
 )
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import VolumeRecord
@@ -169,6 +169,7 @@ async def test_nodes_that_do_not_answer_are_named(made: World) -> None:
     assert page["silent"] == ["n1"]
     error = await refused(made.ask("get", "backup", id=ID))
     assert "n1 did not answer" in error.body.message
+    assert (error.code, error.body.retry) == (Code.UNAVAILABLE, Retry.LATER)
 
 
 @played(nodes=3)

@@ -93,8 +93,9 @@ def backups_off(node: str) -> VirtbusError:
 
 
 def not_found(id_: str, silent: list[str]) -> VirtbusError:
-    """Return the error 404 of a missing backup; `silent` nodes did not answer and may have it."""
-    message = f"no node has the backup {id_}; `virtbus backup list` shows what there is"
+    """Return the error of a missing backup: 503 if a node that may have it did not answer."""
     if silent:
         message = f"no node that answers has the backup {id_}; {', '.join(silent)} did not answer"
+        return VirtbusError(Code.UNAVAILABLE, "backups_unheard", message, after_ms=1000)
+    message = f"no node has the backup {id_}; `virtbus backup list` shows what there is"
     return VirtbusError(Code.NOT_FOUND, "backup_not_found", message)

@@ -132,7 +132,7 @@ class BackupApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupAsk, request: Request) -> tuple[BackupView, str]:
-        """Return a backup with its owner; raises VirtbusError 403, 404."""
+        """Return a backup with its owner; raises VirtbusError 403, 404, 503."""
 
         async def ask(node: str) -> HeldBackups:
             return await self._directories.ask(node, BackupsAsk(do="get", id=want.id))
