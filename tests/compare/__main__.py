@@ -1,11 +1,10 @@
-"""`python -m tests.compare --old COMMIT --old COMMIT`: older trees and this one in turns.
+"""`python -m tests.compare --old COMMIT --old COMMIT`: older trees and this one in short turns.
 
-In each round each program runs in all trees, one directly after the other. The order rotates with
-each program and each round. A figure of a round is the median of the program's own repetitions.
-The samples of finished turns are kept as JSON lines, so that an interrupted comparison continues
-with the next call of the same trees and sizes. With `--control` each turn measures the first old
-tree twice. The second measurement shows which bounds this machine can reach at all: its true ratios
-are 1.
+A program runs in all trees at once, but only one of them measures at a time, for a few seconds. So
+all trees find the machine in the same state. A round has one turn of each tree; the order rotates.
+The samples of finished rounds are kept as JSON lines, so that an interrupted comparison continues
+with the next call of the same trees and sizes. With `--control` the first old tree runs twice. The
+second one shows which bounds this machine can reach at all: its true ratios are 1.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,6 @@ from tests.compare.ratios import BOUND, Better, Comparison, compare
 from tests.compare.trees import Program, Tree
 
 BUILD_OUT = trees.HERE / "build-out"
-ROUNDS = 12
-"""The bound is the 10th smallest of 12 ratios, and of 13 too."""
-
 Run = dict[str, Any]
 
 
@@ -35,39 +31,21 @@ def say(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
-def order(number: int, place: int, measured: Sequence[Tree]) -> Sequence[Tree]:
-    """Begin each turn with another tree: none always finds the machine as the same one left it."""
-    first = (number + place) % len(measured)
+def order(number: int, measured: Sequence[str]) -> Sequence[str]:
+    """Begin each round with another tree: none always follows the same one."""
+    first = number % len(measured)
     return (*measured[first:], *measured[:first])
 
 
-def finished(path: Path, turns: Sequence[Sequence[Run]]) -> list[Run]:
-    """Runs of the same trees and sizes that an earlier call has done."""
-    keys = [_key(run) for turn in turns for run in turn]
+def finished(path: Path, measured: Sequence[Tree]) -> list[Run]:
+    """Return the rounds of the same trees and sizes that an earlier call has done."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [run for run in map(json.loads, lines) if _key(run) in keys]
+    now = _key({tree.name: tree.commit for tree in measured})
+    return [run for run in map(json.loads, lines) if _key(run["trees"], run["sizes"]) == now]
 
 
-def _key(run: Run) -> tuple[Any, ...]:
-    return (run["round"], run["tree"], run["commit"], run["program"], run["sizes"])
-
-
-def planned(rounds: int, programs: Sequence[Program], measured: Sequence[Tree]) -> list[list[Run]]:
-    """Return all turns in their order: the runs of one program in one round, without figures."""
-    return [
-        [
-            {
-                "round": number,
-                "tree": tree.name,
-                "commit": tree.commit,
-                "program": program.name,
-                "sizes": trees.sizes(),
-            }
-            for tree in order(number, place, measured)
-        ]
-        for number in range(1, rounds + 1)
-        for place, program in enumerate(programs)
-    ]
+def _key(commits: dict[str, str], sizes: str | None = None) -> tuple[Any, ...]:
+    return (commits, trees.sizes() if sizes is None else sizes)
 
 
 def comparisons(
@@ -79,8 +57,9 @@ def comparisons(
     """
     values: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
-        for name, value in run["figures"].items():
-            values.setdefault(name, {}).setdefault(run["tree"], {})[run["round"]] = value
+        for tree, figures in run["figures"].items():
+            for name, value in figures.items():
+                values.setdefault(name, {}).setdefault(tree, {})[run["round"]] = value
     both, lost = [], []
     for name, by_tree in values.items():
         better = better_of(name) or Better.TOLD
@@ -153,14 +132,26 @@ def _told(ratio: float | None) -> float | None:
     return None if ratio is None or math.isinf(ratio) else round(ratio, 4)
 
 
-def measured(run: Run, tree: Tree) -> Run:
-    """The run with its figures."""
-    program = next(one for one in trees.PROGRAMS if one.name == run["program"])
-    begun = time.monotonic()
-    lines = trees.run(tree, program)
-    took_s = time.monotonic() - begun
-    say(f"round {run['round']}: {program.name}, {tree.name} tree, {took_s:.0f} s")
-    return run | {"seconds": round(took_s, 1), "figures": read_all(lines)}
+def measure(
+    program: Program, numbers: Iterable[int], measured: Sequence[Tree], keep: Callable[[Run], None]
+) -> None:
+    """Measure the rounds of a program in all trees."""
+    names = [tree.name for tree in measured]
+    commits = {tree.name: tree.commit for tree in measured}
+    with trees.sessions(measured, program) as sessions:
+        for number in numbers:
+            begun_s = time.monotonic()
+            figures = {name: read_all(sessions[name].round()) for name in order(number, names)}
+            say(f"{program.name}: round {number}, {time.monotonic() - begun_s:.0f} s")
+            keep(
+                {
+                    "program": program.name,
+                    "round": number,
+                    "sizes": trees.sizes(),
+                    "trees": commits,
+                    "figures": figures,
+                }
+            )
 
 
 def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -169,11 +160,8 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--old", required=True, action="append", help="a commit to compare with; repeatable"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, help="of each program; by default each has its own")
     parser.add_argument("--only", default="", help="the programs whose name holds this word")
-    parser.add_argument(
-        "--lock", type=Path, help="a file to lock while a program is measured in all trees"
-    )
     parser.add_argument("--control", action="store_true", help="measure the first old tree twice")
     parser.add_argument(
         "--resume",
@@ -197,16 +185,20 @@ def main() -> int:
         trees.prepare(tree)
     control = [replace(olds[0], name="control")] if options.control else []
     by_name = {tree.name: tree for tree in (*olds, new, *control)}
-    turns = planned(options.rounds, programs, [*by_name.values()])
-    runs = finished(options.resume, turns)
-    done = {_key(run) for run in runs}
-    for turn in (turn for turn in turns if not done.issuperset(map(_key, turn))):
-        with trees.locked(options.lock):
-            runs += (one := [measured(run, by_name[run["tree"]]) for run in turn])
+    all_trees = [*by_name.values()]
+    runs = finished(options.resume, all_trees)
+
+    def keep(run: Run) -> None:
+        runs.append(run)
         with options.resume.open("a") as file:
-            file.write("".join(json.dumps(run) + "\n" for run in one))
-        if turn[0]["program"] == programs[-1].name:
-            tell(runs, olds, new)
+            file.write(json.dumps(run) + "\n")
+
+    for program in programs:
+        done = {run["round"] for run in runs if run["program"] == program.name}
+        left = sorted(set(range(1, (options.rounds or program.rounds) + 1)) - done)
+        if left:
+            measure(program, left, all_trees, keep)
+            tell([run for run in runs if run["program"] == program.name], olds, new)
     return 0 if tell(runs, olds, new) else 1
 
 

@@ -1,8 +1,10 @@
-"""Runs one program of `make compare` in the tree of the working directory.
+"""Measures one program of `make compare` in the tree of the working directory, in rounds.
 
-`python -P measure.py NAME FILE` with PYTHONPATH=TREE writes a list of lines for each source of
-figures: bench, storm and load. All trees run this file, each with its own Python and its own
-measures. So sizes and clocks are the same for all. Only names that all trees have are used.
+`python -P measure.py NAME` with PYTHONPATH=TREE starts what the program measures. Then it writes an
+empty line of JSON. For each line on its input it measures one round and writes the figures: lists
+of lines by their source, which is bench, storm, load or instructions. The end of the input ends it.
+All trees run this file, each with its own Python and its own services. So sizes and clocks are the
+same for all. Only names that all trees have are used.
 """
 
 import asyncio
@@ -11,40 +13,42 @@ import os
 import re
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 from tests.bench import measures
-from tests.bench.figures import Figure, as_json
+from tests.bench.figures import as_json
 from tests.bench.netd_growth import netd_growth
-from tests.bench.stage import Stage, stage
-from tests.load import __main__ as load
+from tests.bench.stage import IMAGE, VIRTBUS, Stage, stage
 from tests.load import phases
+from tests.load.crowd import Crowd
 from tests.load.meters import line
 from tests.load.services import Service
-from tests.load.storm import storm
 from tests.load.world import Shape, World, world
 
-CREATES, CPU_CREATES, COMMANDS = 3, 5, 3
-"""Repetitions. The median of creates is compared with raw libvirt; CPU is a sum over creates."""
-TENS = 3
-WRAPPER_STARTS = 20
-GUESTS, STORMS = 6, 2
-LOAD = Shape(vms=800, nodes=20, in_flight=256, controllers=1, churn_s=2.0)
+NETWORKS = (("default", "built-in network"), ("bench", "CNI bridge"))
+OURS = ("controller", "imaged", "netd", "nodeagent")
+HOPS = 50
 IDLE_S = 1.0
-"""The idle phases of the load are not judged."""
+GUESTS = 6
+HELD = 10
+LOAD = Shape(vms=400, nodes=20, in_flight=64, controllers=1, churn_s=2.0)
+BATCH = 128
 FEW, MANY = 40, 160
 """VMs whose instructions are counted. The difference leaves out what a service does only once."""
 COUNTED = ("controller", "simulated")
 COUNTER = ("valgrind", "-q", "--tool=cachegrind", "--cache-sim=no")
 
 Lines = dict[str, list[str]]
-Program = Callable[[], Coroutine[None, None, Lines]]
+Rounds = AsyncGenerator[Lines, None]
+Program = Callable[[], Rounds]
 
 
 class Clocks:
@@ -79,18 +83,72 @@ def clocks() -> Iterator[Clocks]:
             group.rmdir()
 
 
-def wrapper_start_ms(stage: Stage, runs: int = WRAPPER_STARTS) -> float:
-    """As the bench's function of that name, with an exact clock."""
-    wrapper = next(stage.folder.rglob("libexec/vmwrapper"), None)
-    if wrapper is None:
-        return 0.0
-    took = []
-    for argv in ([str(wrapper), "--version"], ["/usr/bin/qemu-system-x86_64", "--version"]):
-        before = _children_s()
-        for _ in range(runs):
-            subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
-        took.append((_children_s() - before) / runs * 1000)
-    return max(took[0] - took[1], 0.0)
+def _bench(name: str, value: float) -> str:
+    return json.dumps({"name": name, "value": value})
+
+
+async def host() -> Rounds:
+    """One host with one guest at a time: the time and the CPU of a create and of a command."""
+    with clocks() as exact:
+        async with stage() as here:
+            pids = here.pids()
+
+            def spent_s() -> dict[str, float]:
+                return {name: exact.cpu_s(pid) for name, pid in pids.items()}
+
+            for network, _ in NETWORKS:
+                await here.delete((await here.create(network))[1])
+            yield {}
+            while True:
+                before = spent_s()
+                await asyncio.sleep(IDLE_S)
+                idle = {name: (cpu - before[name]) / IDLE_S for name, cpu in spent_s().items()}
+                found = [_bench("request and answer over the bus", await _hops_ms(here))]
+                for network, label in NETWORKS:
+                    before, begun_s = spent_s(), time.perf_counter()
+                    took_s, uid = await here.create(network)
+                    await asyncio.sleep(measures.TAIL_S)
+                    lasted_s = time.perf_counter() - begun_s
+                    cpu = {
+                        name: (now - before[name] - idle[name] * lasted_s) * 1000
+                        for name, now in spent_s().items()
+                    }
+                    gone_s = await here.delete(uid)
+                    nats, ours = cpu["nats-server"], sum(cpu.get(name, 0.0) for name in OURS)
+                    found += [
+                        _bench(f"create to told Running, {label}", took_s),
+                        _bench(f"delete to told gone, {label}", gone_s),
+                        _bench(f"CPU of our services per create, {network} network", ours),
+                        _bench(f"CPU of nats-server per create, {network} network", nats),
+                    ]
+                yield {"bench": found + await _command(here)}
+
+
+async def _hops_ms(here: Stage) -> float:
+    took_s = []
+    for _ in range(HOPS):
+        begun_s = time.perf_counter()
+        await here.bus.request("virtbus.api.v1.node.list", {}, timeout_s=5)
+        took_s.append(time.perf_counter() - begun_s)
+    return statistics.median(took_s) * 1000
+
+
+async def _command(here: Stage) -> list[str]:
+    """Run `virtbus vm create --wait running`; return its duration and the CPU of its process."""
+    env = {**os.environ, "VIRTBUS_CREDS": str(next(here.folder.rglob("bus.creds")))}
+    name = f"cli-{time.monotonic_ns()}"
+    words = [VIRTBUS, "vm", "create", name, "--image", IMAGE, "--memory", "64MiB"]
+    words += ["--wait", "running", "-o", "json"]
+    before_s, begun_s = _children_s(), time.perf_counter()
+    await asyncio.to_thread(subprocess.run, words, env=env, check=True, stdout=subprocess.DEVNULL)
+    took_s, cpu_s = time.perf_counter() - begun_s, _children_s() - before_s
+    view = await here.bus.request("virtbus.api.v1.vm.get", {"name": name}, timeout_s=5)
+    here.made.append(view["uid"])
+    await here.delete(view["uid"])
+    return [
+        _bench("virtbus vm create --wait running", took_s),
+        _bench("CPU of virtbus vm create --wait running", cpu_s * 1000),
+    ]
 
 
 def _children_s() -> float:
@@ -98,78 +156,118 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def host() -> Lines:
-    """One host: memory first, because creates add to it, then the rest, and a storm."""
-    found: list[Figure] = []
+async def fast() -> Rounds:
+    """Creates without queries of QEMU's CPU models."""
+    async with stage(VIRTBUS_FAST_START="true") as here:
+        for network, _ in NETWORKS:
+            await here.delete((await here.create(network))[1])
+        yield {}
+        while True:
+            found = []
+            for network, label in NETWORKS:
+                took_s, uid = await here.create(network)
+                await here.delete(uid)
+                found.append(_bench(f"create to told Running, {label}, no CPU queries", took_s))
+            yield {"bench": found}
+
+
+async def burst() -> Rounds:
+    """Guests that are all created, and started, at once on one host."""
     with clocks() as exact:
         async with stage() as here:
-            measures.cpu_s, measures.wrapper_start_ms = exact.cpu_s, wrapper_start_ms
-            raw = await measures.raw_of(here)
-            found += await measures.memory(here, 10)
-            found += await measures.bus_hops(here)
-            found += await measures.command(here, raw, COMMANDS)
-            for network, label in (("default", "built-in network"), ("bench", "CNI bridge")):
-                found += await measures.create_and_delete(
-                    here, raw, network, CREATES, bound=1.15, label=label
-                )
-                found += await measures.cpu_per_create(here, network, CPU_CREATES, 0)
-            stormed = (await storm(here, GUESTS, STORMS)).figures()
-        found += await _fast()
-    return {
-        "bench": [as_json(figure) for figure in found],
-        "storm": [line(name, **values) for name, values in stormed.items()],
-    }
+            pids = here.pids()
+            await here.delete((await here.create())[1])
+            yield {}
+            while True:
+                crowd = Crowd(here, GUESTS, 64)
+                creates_s = await crowd.create()
+                await crowd.stop()
+                before = {name: exact.cpu_s(pid) for name, pid in pids.items()}
+                starts_s = await crowd.start()
+                cpu = {n: (exact.cpu_s(pid) - before[n]) * 1000 for n, pid in pids.items()}
+                await crowd.stop()
+                await crowd.delete()
+                each = {name: cpu_ms / GUESTS for name, cpu_ms in cpu.items()}
+                found = [line("creates", per_s=GUESTS / creates_s)]
+                found.append(line("starts", per_s=GUESTS / starts_s, cpu_ms_per_vm=each))
+                yield {"storm": found}
 
 
-async def _fast() -> list[Figure]:
-    found = []
-    async with stage(VIRTBUS_FAST_START="true") as here:
-        raw = await measures.raw_of(here)
-        for network, label in (("default", "built-in"), ("bench", "CNI bridge")):
-            found += await measures.create_and_delete(
-                here, raw, network, CREATES, bound=1.20, label=f"{label}, no CPU queries"
-            )
-    return found
+async def many() -> Rounds:
+    """Batches of creates, and of deletes, on simulated nodes that have VMs already."""
+    async with world(LOAD) as here:
+        await _resident(here)
+        yield {}
+        while True:
+            creates = await phases.creates(here, BATCH, _silent)
+            deletes = await phases.deletes(here, _silent)
+            here.population.vms.clear()
+            for name in ("pss_mib", "pss_kib_per_vm"):
+                creates.pop(name, None)
+            yield {"load": [line("creates", **creates), line("deletes", **deletes)]}
 
 
-async def many() -> Lines:
-    """Hundreds of VMs on simulated nodes."""
-    idle = phases.idle
-
-    async def short(world: World, seconds: float) -> phases.Figures:
-        return await idle(world, min(seconds, IDLE_S))
-
-    phases.idle = short
-    figures, _ = await load.run(LOAD, to_the_end=True)
-    return {"load": [line(name, **values) for name, values in figures.items()]}
+async def churn() -> Rounds:
+    """Creates and deletes while a controller is killed."""
+    async with world(LOAD) as here:
+        await phases.creates(here, LOAD.vms, _silent)
+        yield {}
+        while True:
+            yield {"load": [line("churn", **await phases.churn(here, _silent))]}
 
 
-async def ten() -> Lines:
+async def _resident(here: World) -> None:
+    """Make VMs that the rounds neither count nor delete."""
+    await phases.creates(here, LOAD.vms, _silent)
+    here.population.vms.clear()
+
+
+async def memory() -> Rounds:
+    """The memory of services that have just started and then made their first VMs."""
+    yield {}
+    while True:
+        async with stage() as here:
+            found = [as_json(figure) for figure in await measures.memory(here, HELD)]
+        async with world(LOAD) as simulated:
+            await phases.idle(simulated, IDLE_S)
+            creates = await phases.creates(simulated, LOAD.vms, _silent)
+        sizes = {name: creates[name] for name in ("pss_mib", "pss_kib_per_vm")}
+        yield {"bench": found, "load": [line("creates", **sizes)]}
+
+
+async def ten() -> Rounds:
     """Ten creates at once."""
     async with stage() as here:
-        found = await measures.ten_at_once(here, await measures.raw_of(here), TENS)
-    return {"bench": [as_json(figure) for figure in found]}
+        raw = await measures.raw_of(here)
+        yield {}
+        while True:
+            yield {"bench": [as_json(one) for one in await measures.ten_at_once(here, raw, 1)]}
 
 
-async def netd() -> Lines:
+async def netd() -> Rounds:
     """The network of the 300th VM."""
-    async with stage() as here:
-        return {"bench": [as_json(figure) for figure in await netd_growth(here)]}
+    yield {}
+    while True:
+        async with stage() as here:
+            found = [as_json(figure) for figure in await netd_growth(here)]
+        yield {"bench": found}
 
 
-async def instructions() -> Lines:
+async def instructions() -> Rounds:
     """The machine instructions of a create, and of a create and a delete.
 
     CPU time grows with other load of the machine, in bursts by a half. Instructions do not.
     """
     if shutil.which(COUNTER[0]) is None:
         raise SystemExit(f"no {COUNTER[0]} here; install its package")
-    lines = []
-    for name, to_the_end in (("create", False), ("create and delete", True)):
-        few, many = [await _instructions(vms, to_the_end=to_the_end) for vms in (FEW, MANY)]
-        each = {one: (many[one] - few[one]) / (MANY - FEW) / 1e6 for one in few}
-        lines.append(line(name, million_per_vm=each))
-    return {"instructions": lines}
+    yield {}
+    while True:
+        lines = []
+        for name, to_the_end in (("create", False), ("create and delete", True)):
+            few, many = [await _instructions(vms, to_the_end=to_the_end) for vms in (FEW, MANY)]
+            each = {one: (many[one] - few[one]) / (MANY - FEW) / 1e6 for one in few}
+            lines.append(line(name, million_per_vm=each))
+        yield {"instructions": lines}
 
 
 async def _instructions(vms: int, *, to_the_end: bool) -> dict[str, int]:
@@ -213,17 +311,30 @@ def _counting(folder: Path) -> Iterator[None]:
 
 PROGRAMS: dict[str, Program] = {
     "host": host,
+    "fast": fast,
+    "storm": burst,
     "load": many,
+    "churn": churn,
+    "memory": memory,
     "ten": ten,
     "netd": netd,
     "instructions": instructions,
 }
 
 
+async def rounds(program: Program) -> None:
+    """Measure a round for each line of the input."""
+    async with aclosing(program()) as measured:
+        async for lines in measured:
+            sys.stdout.write(json.dumps(lines) + "\n")
+            sys.stdout.flush()
+            if not await asyncio.to_thread(sys.stdin.readline):
+                break
+
+
 def main() -> None:
     os.environ.pop("PYTHONPATH")  # the tree's processes start as they always do
-    name, path = sys.argv[1:]
-    Path(path).write_text(json.dumps(asyncio.run(PROGRAMS[name]())))
+    asyncio.run(rounds(PROGRAMS[sys.argv[1]]))
 
 
 if __name__ == "__main__":

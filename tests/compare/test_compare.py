@@ -8,7 +8,7 @@ import pytest
 from tests.compare import __main__ as program
 from tests.compare.figures import better_of, read, read_all
 from tests.compare.ratios import Better, compare, lower_bound, upper_bound, worse_by
-from tests.compare.trees import HERE, Tree, chosen
+from tests.compare.trees import HERE, PROGRAMS, Tree, chosen, sizes
 
 TREES = [Tree("a", HERE, "aa"), Tree("b", HERE, "bb"), Tree("new", HERE, "cc")]
 
@@ -51,18 +51,17 @@ def test_twelve_rounds_hold_or_do_not() -> None:
         assert found.holds is holds
 
 
-def test_figures_of_all_three_programs_are_read_and_judged_by_their_names() -> None:
-    bench = '{"name": "create to told Running, CNI bridge", "value": 1.1, "unit": "x raw"}'
+def test_figures_of_all_programs_are_read_and_judged_by_their_names() -> None:
+    bench = '{"name": "create to told Running, CNI bridge", "value": 1.1, "unit": "s"}'
     assert read("bench", [bench]) == {"bench: create to told Running, CNI bridge": 1.1}
     cpu = '{"netd": 2, "imaged": 1, "controller": 3, "nodeagent": 4, "nats-server": 5}'
-    storm = f'{{"figure": "starts", "guests": 6, "share": 0.9, "cpu_ms_per_vm": {cpu}}}'
+    storm = f'{{"figure": "starts", "guests": 6, "per_s": 0.9, "cpu_ms_per_vm": {cpu}}}'
     read_storm = read_all({"bench": [bench], "storm": [storm]})
     assert read_storm["bench: create to told Running, CNI bridge"] == 1.1
-    assert read_storm["storm: starts.share"] == 0.9
+    assert read_storm["storm: starts.per_s"] == 0.9
     assert read_storm["storm: starts.cpu_ms_per_vm.ours"] == 10
     assert "storm: starts.guests" not in read_storm
-    assert better_of("storm: starts.share") is Better.HIGHER
-    assert better_of("bench: delete to told gone over raw destroy, CNI bridge") is Better.TOLD
+    assert better_of("storm: starts.per_s") is Better.HIGHER
 
 
 def test_counts_of_instructions_are_judged() -> None:
@@ -74,19 +73,20 @@ def test_counts_of_instructions_are_judged() -> None:
     assert better_of("instructions: create.million_per_vm.controller") is Better.LOWER
 
 
-def test_each_tree_is_first_as_often_as_the_others_and_in_turn() -> None:
-    turns = program.planned(6, chosen(""), TREES)
-    firsts = [turn[0]["tree"] for turn in turns]
-    assert {firsts.count(tree.name) for tree in TREES} == {len(firsts) // len(TREES)}
-    for number in (0, 1):
-        of_one_program = firsts[number::2]
-        assert {of_one_program.count(tree.name) for tree in TREES} == {2}
-    assert all(sorted(run["tree"] for run in turn) == ["a", "b", "new"] for turn in turns)
+def test_each_tree_is_first_as_often_as_the_others() -> None:
+    rounds = [program.order(number, ["a", "b", "new"]) for number in range(1, 7)]
+    assert {one[0] for one in rounds} == {"a", "b", "new"}
+    assert all(sum(one[0] == name for one in rounds) == 2 for name in ("a", "b", "new"))
+    assert all(sorted(one) == ["a", "b", "new"] for one in rounds)
 
 
 def test_an_extra_program_runs_only_where_it_is_named() -> None:
-    assert [one.name for one in chosen("")] == ["host", "load"]
+    assert not {one.name for one in chosen("")} & {"ten", "netd", "instructions"}
     assert [one.name for one in chosen("netd")] == ["netd"]
+
+
+def test_every_program_has_rounds_for_a_bound() -> None:
+    assert all(one.rounds >= 12 for one in PROGRAMS)
 
 
 def test_several_old_trees_are_compared_in_one_call() -> None:
@@ -94,33 +94,29 @@ def test_several_old_trees_are_compared_in_one_call() -> None:
     assert options.old == ["one", "two"]
 
 
-def test_a_call_continues_the_finished_turns_of_the_same_trees_and_sizes(tmp_path: Path) -> None:
-    turns = program.planned(2, chosen(""), TREES)
-    other_tree = [run | {"commit": "other"} for run in turns[0]]
-    other_sizes = [run | {"sizes": "other"} for run in turns[0]]
+def test_a_call_continues_the_rounds_of_the_same_trees_and_sizes(tmp_path: Path) -> None:
+    commits = {tree.name: tree.commit for tree in TREES}
+    run = {"program": "load", "round": 1, "sizes": sizes(), "trees": commits, "figures": {}}
+    others = [run | {"trees": commits | {"new": "other"}}, run | {"sizes": "other"}]
     path = tmp_path / "samples.jsonl"
-    path.write_text(
-        "".join(json.dumps(run) + "\n" for run in (*turns[1], *other_tree, *other_sizes))
-    )
-    assert program.finished(path, turns) == turns[1]
-    assert program.finished(tmp_path / "missing", turns) == []
+    path.write_text("".join(json.dumps(one) + "\n" for one in (*others, run)))
+    assert program.finished(path, TREES) == [run]
+    assert program.finished(tmp_path / "missing", TREES) == []
 
 
 def test_a_judged_figure_that_the_new_tree_lost_is_named_and_one_that_it_gained_is_not() -> None:
-    runs = [
-        {"round": 1, "tree": "a", "figures": {"bench: a": 1.0, "bench: b": 2.0}},
-        {"round": 1, "tree": "new", "figures": {"bench: a": 1.0, "bench: c": 3.0}},
-    ]
+    old, new = {"bench: a": 1.0, "bench: b": 2.0}, {"bench: a": 1.0, "bench: c": 3.0}
+    runs = [{"round": 1, "figures": {"a": old, "new": new}}]
     found, lost = program.comparisons(runs, "a")
     assert [one.name for one in found] == ["bench: a"]
     assert lost == ["bench: b"]
 
 
 def test_the_control_shows_the_bound_of_two_measurements_of_one_tree() -> None:
+    values = [{"a": 10.0, "new": 10.0, "control": 10.0 + number} for number in range(1, 6)]
     runs = [
-        {"round": number, "tree": tree, "figures": {"bench: a": value}}
-        for number in range(1, 6)
-        for tree, value in (("a", 10.0), ("new", 10.0), ("control", 10.0 + number))
+        {"round": number, "figures": {tree: {"bench: a": one} for tree, one in figures.items()}}
+        for number, figures in enumerate(values)
     ]
     (found,), _ = program.comparisons(runs, "a")
     (control,), _ = program.comparisons(runs, "a", "control")

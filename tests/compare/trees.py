@@ -1,19 +1,18 @@
-"""Trees to measure: a worktree of a commit with its own environment, and runs of its programs."""
+"""Trees to measure: a worktree of a commit with its own environment, and its running programs."""
 
-import fcntl
 import hashlib
 import json
 import os
-import signal
+import select
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parents[2]
 CACHE = HERE / "build-out" / "compare"
-RUN_S, END_S = 900.0, 60.0
+ROUND_S, END_S = 900.0, 120.0
 SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "simulator", "tests")
 
 
@@ -22,18 +21,26 @@ MEASURE = Path(__file__).with_name("measure.py")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of `measure.py`. An `extra` one runs only if it is named."""
+    """A program of `measure.py`, and the number of its rounds. An `extra` one runs only by name."""
 
     name: str
+    rounds: int
     extra: bool = False
 
 
 PROGRAMS = (
-    *(Program("host"), Program("load")),
-    *(Program(name, extra=True) for name in ("ten", "netd", "instructions")),
+    Program("host", 40),
+    Program("fast", 30),
+    Program("storm", 30),
+    Program("load", 60),
+    Program("churn", 30),
+    Program("memory", 12),
+    *(Program(name, 12, extra=True) for name in ("ten", "netd", "instructions")),
 )
-"""The steps of the bench are parts of creates. Ten creates at once are similar to a storm. So they,
-the 300 attachments of netd, and counts of instructions run only by name.
+"""Times and CPU differ more between two rounds than memory does, so they have more rounds.
+
+Ten creates at once are similar to a storm. So they, the 300 attachments of netd, and counts of
+instructions run only by name.
 """
 
 
@@ -87,44 +94,56 @@ def prepare(tree: Tree) -> None:
     subprocess.run(words, cwd=tree.folder, check=False)
 
 
+class Session:
+    """A program that runs in a tree, in a network namespace of its own, and measures by rounds."""
+
+    def __init__(self, tree: Tree, program: Program) -> None:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        self.tree = tree
+        self._log = CACHE / f"{tree.name}-{program.name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["tools/in-host-netns", ".venv/bin/python", "-P", str(MEASURE), program.name],
+                cwd=tree.folder,
+                env=os.environ | {"PYTHONPATH": str(tree.folder)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def ready(self) -> dict[str, list[str]]:
+        """Wait until it can measure, or has measured; a program that ends raises SystemExit."""
+        out = self._process.stdout
+        assert out is not None
+        found = out.readline() if select.select([out], [], [], ROUND_S)[0] else b""
+        if not found:
+            msg = f"the {self.tree.name} tree gives no figures: {self._log}\n"
+            raise SystemExit(msg + self._log.read_text(errors="replace")[-4000:])
+        lines: dict[str, list[str]] = json.loads(found)
+        return lines
+
+    def round(self) -> dict[str, list[str]]:
+        """Measure once; return lines of figures by their source."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        return self.ready()
+
+    def end(self) -> None:
+        """Let it remove everything that it has started."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(END_S)
+
+
 @contextmanager
-def locked(path: Path | None) -> Iterator[None]:
-    """Hold a lock, so that only one measurement runs on this machine."""
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def run(tree: Tree, program: Program) -> dict[str, list[str]]:
-    """Run a program of a tree in a network namespace of its own; return its lines by their source.
-
-    A run that writes no figures raises SystemExit with its log.
-    """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    figures = CACHE / f"{tree.name}-{program.name}.json"
-    log = figures.with_suffix(".log")
-    figures.unlink(missing_ok=True)
-    words = [".venv/bin/python", "-P", str(MEASURE), program.name, str(figures)]
-    environment = os.environ | {"PYTHONPATH": str(tree.folder)}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            ["tools/in-host-netns", *words],
-            cwd=tree.folder,
-            env=environment,
-            stdout=out,
-            stderr=out,
-        )
-        try:
-            process.wait(RUN_S)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # it then leaves nothing behind
-                process.wait(END_S)
-    if not figures.exists():
-        msg = f"{program.name} of the {tree.name} tree ended without figures: {log}\n"
-        raise SystemExit(msg + log.read_text(errors="replace")[-4000:])
-    lines: dict[str, list[str]] = json.loads(figures.read_text())
-    return lines
+def sessions(trees: Sequence[Tree], program: Program) -> Iterator[dict[str, Session]]:
+    """Run a program in all trees at once; each waits, except while it measures a round."""
+    with ExitStack() as stack:
+        found = {}
+        for tree in trees:
+            found[tree.name] = session = Session(tree, program)
+            stack.callback(session.end)
+            session.ready()
+        yield found
