@@ -6,7 +6,7 @@ from itertools import permutations, product
 import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
-from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.fleet import GONE_KEPT, Fleet
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, LEFT_FOR_S, SUSPECT_AFTER_S
 from virtbus.controller.core.unrecorded_vms import HELD
@@ -373,9 +373,9 @@ def test_vms_are_listed_by_namespace_name_and_uid() -> None:
 
 def test_the_memory_of_deleted_vms_is_bounded() -> None:
     fleet = Fleet()
-    for number in range(1, fleet.GONE_KEPT + 11):
+    for number in range(1, GONE_KEPT + 11):
         fleet.drop_vm(uid(number), number)
-    assert len(fleet.gone) == fleet.GONE_KEPT
+    assert len(fleet.gone) == GONE_KEPT
     assert fleet.forgotten_revision == 10
 
 

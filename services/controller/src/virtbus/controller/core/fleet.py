@@ -5,7 +5,6 @@ The cache may lag. Answers and placement use it; each decision is then a CAS wri
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from virtbus.controller.core.allocations import NOTHING, Allocations
 from virtbus.controller.core.given_addresses import GivenAddresses
@@ -24,6 +23,7 @@ from virtbus.controller.core.nodes import (
     state_of,
 )
 from virtbus.controller.core.operations import Operations
+from virtbus.controller.core.own_writes import OwnWrites
 from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
 from virtbus.controller.core.pools import KnownPools
 from virtbus.controller.core.security_groups import SecurityGroups
@@ -46,6 +46,8 @@ PROOF_FRESH_S = 5.0
 """If the last lease renewal is older, silence is not counted: the bus may be unreachable."""
 SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
+GONE_KEPT = 20_000
+"""Number of deleted VMs that a resumed watch can still report."""
 REASON_FRESH_S = 1.0
 REASONS_KEPT = 1000
 
@@ -57,9 +59,6 @@ class Fleet:
     Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
     VM counts only while the VM's record is on that node.
     """
-
-    GONE_KEPT: ClassVar[int] = 20_000
-    """Number of deleted VMs that a resumed watch can still report."""
 
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Overcommit factor of a node's shared CPUs."""
@@ -100,6 +99,7 @@ class Fleet:
     proved_s: float = math.inf
     """The loop's time of the last known lease renewal. See PROOF_FRESH_S."""
     damaged: Damaged = field(default_factory=Damaged)
+    own_writes: OwnWrites = field(default_factory=OwnWrites)
     braked: bool = False
     """Too many nodes are silent together, so no action is taken."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Fleet:
             return None  # our own write, already applied: needs no decoding
         if (tokens := key.split("."))[-1] == subjects.JOIN_KEY:
             self.hosts.joined.add(tokens[2])
-        message = read_vm_key(key, value)
+        message = self.own_writes.record_of(key, value) or read_vm_key(key, value)
         if isinstance(message, NameClaim | AddressClaim):
             self.claims[key] = StoredClaim(message.uid, revision, time_ns)
             self.addresses.put(key)
@@ -185,7 +185,7 @@ class Fleet:
         """Forget a VM; return its uid if it was known."""
         self.gone.pop(uid, None)
         self.gone[uid] = revision
-        if len(self.gone) > self.GONE_KEPT:
+        if len(self.gone) > GONE_KEPT:
             self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
         self.evacuating.discard(uid)
         self.moving.pop(uid, None)

@@ -72,7 +72,9 @@ class Commits:
         self, bus: Bus, fleet: Fleet | None = None, volumes: VolumeHolders | None = None
     ) -> None:
         self._bus = bus
-        self._reservations = Reservations(bus, fleet or Fleet(), volumes)
+        fleet = fleet or Fleet()
+        self._own_writes = fleet.own_writes
+        self._reservations = Reservations(bus, fleet, volumes)
 
     async def create(
         self, record: VmRecord, secrets: VmSecrets | None, claimed: Collection[str] = ()
@@ -203,10 +205,12 @@ class Commits:
             subjects.vm_record(record.node, record.uid),
             subjects.vm_anywhere(record.uid),
         )
-        first = Write(key, encode(record), expect=0, expect_over=anywhere)
+        value = encode(record)
+        first = Write(key, value, expect=0, expect_over=anywhere)
         for _ in range(ATTEMPTS):
             try:
-                revision = await self._reservations.write(None, record, [first])
+                with self._own_writes.writing(key, value, record):
+                    revision = await self._reservations.write(None, record, [first])
                 return Committed(StoredVm(record, revision), created=True)
             except ConflictError:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
@@ -287,8 +291,10 @@ class Commits:
         Raises NodeFullError if a strict VM grows beyond its node's capacity.
         """
         key = subjects.vm_record(held.record.node, record.uid)
-        write = Write(key, encode(record), expect=held.revision)
-        return StoredVm(record, await self._reservations.write(held.record, record, [write]))
+        write = Write(key, value := encode(record), expect=held.revision)
+        with self._own_writes.writing(key, value, record):
+            revision = await self._reservations.write(held.record, record, [write])
+        return StoredVm(record, revision)
 
     async def known(self, uid: str) -> Known:
         """Return the last message of a uid, read from the stream's leader."""

@@ -1,0 +1,35 @@
+"""Records that this controller is writing: their echo by the watch needs no decoding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from virtbus.bus.client.signing import unsigned
+from virtbus.schemas.vm import VmRecord
+
+
+class OwnWrites:
+    """The writes of VM records that are under way, by key.
+
+    The watch usually delivers a record before its write is acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, tuple[bytes, VmRecord]] = {}
+
+    @contextmanager
+    def writing(self, key: str, value: bytes, record: VmRecord) -> Iterator[None]:
+        """Keep a record and its encoded form during its write; of two writes, the later one."""
+        own = self._under_way[key] = (value, record)
+        try:
+            yield
+        finally:
+            if self._under_way.get(key) is own:
+                del self._under_way[key]
+
+    def record_of(self, key: str, value: bytes) -> VmRecord | None:
+        """Return the record if a stored value is this controller's own, apart from its signature.
+
+        Another controller may have written the key meanwhile, so the bytes decide.
+        """
+        own = self._under_way.get(key)
+        return own[1] if own is not None and unsigned(value) == own[0] else None
