@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from virtbus.bus.client.records import Records
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.ids import uuid7
+from virtbus.bus.runtime.ids import random_token
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
 
@@ -47,7 +47,7 @@ def stored_id(subject: str, message_id: str) -> str:
     The id is random if nodes write to the stream, too. Only controllers write dead letters; these
     keep `message_id`, so a dead letter that several controllers report is stored once.
     """
-    return uuid7() if shared(subject) else message_id
+    return random_token().hex() if shared(subject) else message_id
 
 
 def shared(subject: str) -> bool:

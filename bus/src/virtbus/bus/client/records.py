@@ -32,7 +32,7 @@ from virtbus.bus.client.timestamps import time_ns
 from virtbus.bus.errors import ConflictError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.bus.runtime.ids import uuid7
+from virtbus.bus.runtime.ids import random_token
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Records:
     ) -> int:
         """Store one message and return its sequence."""
         check_written(key, value)
-        headers = {**headers, MESSAGE_ID: message_id or uuid7()}
+        headers = {**headers, MESSAGE_ID: message_id or random_token().hex()}
         sent = _Sent()
         try:
             answer = answer_of(await self._persist(key, value, headers, sent=sent))
@@ -257,7 +257,7 @@ class Records:
             raise ValueError(msg)
         for write in writes:
             check_written(write.key, write.value or b"")
-        identity = uuid7()
+        identity = random_token().hex()
         last = len(writes)
         raw = Raw("")
         for number, write in enumerate(writes, start=1):
