@@ -41,7 +41,9 @@ def finished(path: Path, measured: Sequence[Tree]) -> list[Run]:
     """Return the rounds of the same trees and sizes that an earlier call has done."""
     lines = path.read_text().splitlines() if path.exists() else []
     now = _key({tree.name: tree.commit for tree in measured})
-    return [run for run in map(json.loads, lines) if _key(run.get("trees", {}), run["sizes"]) == now]
+    return [
+        run for run in map(json.loads, lines) if _key(run.get("trees", {}), run["sizes"]) == now
+    ]
 
 
 def _key(commits: dict[str, str], sizes: str | None = None) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ They check every token, so an id can neither add tokens nor match other subjects
 """
 
 import re
+from functools import lru_cache
 from ipaddress import ip_address
 
 from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token, token_name
@@ -86,6 +87,7 @@ def snapshot_record(namespace: str, name: str) -> str:
     return f"$KV.vm.{SNAPSHOTS}.{check_id(namespace)}.{name_token(check_id(name))}"
 
 
+@lru_cache(1024)
 def image_name(namespace: str, name: str) -> str:
     """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
     token = name_token(check_image_name(name))

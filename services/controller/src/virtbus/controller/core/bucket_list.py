@@ -23,6 +23,11 @@ class BucketList:
         self._missing = dict(cached)
         self._all, self._older = self._older, False
 
+    @property
+    def incomplete(self) -> bool:
+        """Return True while the list has not contained all cached values."""
+        return bool(self._missing)
+
     def outdated(self, names: Iterable[str], revision: int) -> list[str]:
         """Return those of a value's names whose cached value it replaces despite its revision."""
         found = []

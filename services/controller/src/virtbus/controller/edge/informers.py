@@ -111,7 +111,7 @@ class Informers:
                         watch.relist()
                     self._lists[bucket].set()
                 elif isinstance(item, Entry):
-                    if item.kind is EntryKind.PUT:
+                    if item.kind is EntryKind.PUT and listing.incomplete:
                         names = {_name(item.key), item.key}
                         self._forget(bucket, listing.outdated(names, item.revision))
                     self._changed(self._take(take, item))

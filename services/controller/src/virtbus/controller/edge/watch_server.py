@@ -6,7 +6,7 @@ each watch of its namespace and of all namespaces (ADR 0028).
 """
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from virtbus.bus.client.owners import account_of, owner_of
 from virtbus.bus.client.ports import Bus, Request
@@ -27,8 +27,7 @@ RESUME_WITHIN_S = 23 * 3600
 """Maximum age of a position. Purge markers expire after 24 h, and with them older deletes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The content of `after`: the highest revisions sent, and the time (UNIX seconds)."""
 
     revision: int
