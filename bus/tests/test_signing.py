@@ -6,11 +6,12 @@ import pytest
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Bus, EntryKind, Write
-from virtbus.bus.client.signing import RecordKeys, Signer, signing, unsigned
+from virtbus.bus.client.signing import RecordKeys, Signer, signing
 from virtbus.bus.provisioning import backup
 from virtbus.documents.examples import full, minimal
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import SigningKey
+from virtbus.schemas.record_signature import unsigned
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode, read
 

@@ -19,6 +19,7 @@ from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.hosts import SigningKey
+from virtbus.schemas.record_signature import unsigned, with_signature
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -26,12 +27,7 @@ log = logging.getLogger(__name__)
 
 SEED_BYTES = 32
 RETRY_S = 1.0
-_TEXT_BYTES = 52
-"""Length of a signature's text: key id, a colon, 32 bytes in base64 without padding."""
-_FIELD = b"\xa9signature\xd9" + bytes([_TEXT_BYTES])
-"""The msgpack bytes before the signature's text: it is the last pair of a signed record."""
 _TOMBSTONE = b"\xa9tombstone\xc3"
-_FIXMAP, _FIXMAP_MOST, _MAP16 = 0x80, 15, 0xDE
 
 
 class Signer:
@@ -47,7 +43,7 @@ class Signer:
     def signed(self, node: str, uid: str, value: bytes) -> bytes:
         """Return the encoded record with a signature; replace a signature that it already has."""
         bare = unsigned(value)
-        return _counted(bare, 1) + _FIELD + self._text(node, uid, bare).encode()
+        return with_signature(bare, self._text(node, uid, bare))
 
     def verifies(self, record: VmRecord) -> bool:
         """Return True if the record has a valid signature of this key."""
@@ -59,23 +55,6 @@ class Signer:
         signed_bytes = f"virtbus record\n{node}\n{uid}\n".encode() + bare
         signature = base64.urlsafe_b64encode(hmac.digest(self._seed, signed_bytes, "sha256"))
         return f"{self.id}:{signature.decode().rstrip('=')}"
-
-
-def unsigned(value: bytes) -> bytes:
-    """Return an encoded record without its signature."""
-    end = len(_FIELD) + _TEXT_BYTES
-    return _counted(value[:-end], -1) if value[-end:].startswith(_FIELD) else value
-
-
-def _counted(value: bytes, more: int) -> bytes:
-    """Return a msgpack map with `more` added to the number of pairs in its header."""
-    if value[0] == _MAP16:
-        count, rest = int.from_bytes(value[1:3], "big") + more, value[3:]
-    else:
-        count, rest = value[0] - _FIXMAP + more, value[1:]
-    if count <= _FIXMAP_MOST:
-        return bytes([_FIXMAP + count]) + rest
-    return bytes([_MAP16]) + count.to_bytes(2, "big") + rest
 
 
 class _Kept(NamedTuple):

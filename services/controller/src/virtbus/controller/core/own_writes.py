@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from virtbus.bus.client.signing import unsigned
+from virtbus.schemas.record_signature import unsigned
 from virtbus.schemas.vm import VmRecord
 
 
