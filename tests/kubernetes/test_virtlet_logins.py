@@ -195,14 +195,15 @@ def _by_key(node: PodNode, login: Login, name: str, pod: str) -> None:
     until(
         lambda: wanted in _told(login, vm, user, command),
         lambda: f"{name}: {command}: {_told(login, vm, user, command)!r}",
-        within_s=300,
+        within_s=BOOT_S,
     )
 
 
 def _told(login: Login, vm: Json, user: str, command: str = "id -un") -> str:
+    """Return the answer of a command; empty if there was none, also of a slow guest."""
     try:
         return login(vm, command, user=user)
-    except subprocess.CalledProcessError:
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return ""
 
 
