@@ -201,11 +201,8 @@ class Commits:
 
     # --- the record -----------------------------------------------------------------------
     async def _commit(self, record: VmRecord, body: bytes | None) -> Committed:
-        key, anywhere = (
-            subjects.vm_record(record.node, record.uid),
-            subjects.vm_anywhere(record.uid),
-        )
-        value = encode(record)
+        key, value = subjects.vm_record(record.node, record.uid), encode(record)
+        anywhere = subjects.vm_anywhere(record.uid)
         first = Write(key, value, expect=0, expect_over=anywhere)
         for _ in range(ATTEMPTS):
             try:
@@ -345,9 +342,8 @@ class Commits:
         """
         record = held.record
         if record.sec_digest is not None:
-            await self._bus.purge(
-                subjects.vm_secret(record.node, record.uid), marker_ttl_s=MARKER_TTL_S
-            )
+            secret = subjects.vm_secret(record.node, record.uid)
+            await self._bus.purge(secret, marker_ttl_s=MARKER_TTL_S)
         key = subjects.vm_record(record.node, record.uid)
         end = Write(key, None, held.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         revision = await self._reservations.write(record, None, guarded(fence, end))
