@@ -388,7 +388,7 @@ def test_a_merge_keeps_each_byte_whatever_dies(platform: Fleet, tmp_path: Path) 
         else:
             end = work()
             strikes.calibrate(time.monotonic() - begun_s)
-        assert end["phase"] == "Succeeded", end
+        assert end["phase"] == "Succeeded", end.get("error")
         strikes.check(str(disk.relative_to(STATE)))
         told = strikes.host.box.run("qemu-img", "info", "--output=json", str(disk))
         assert "images/data" in json.loads(told)["backing-filename"]
