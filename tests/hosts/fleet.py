@@ -49,6 +49,13 @@ PROGRAMS = ("libvirtd", "virtlogd", "nats-server")
 CAPABILITIES = Path("var/cache/libvirt/qemu/capabilities")
 
 
+def _parent_of(pid: int) -> int:
+    """Return the pid of a process's parent; 0 if the process has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
 class Member:
     """A box with services of virtbus in it."""
 
@@ -59,7 +66,10 @@ class Member:
     def pids(self) -> dict[str, int]:
         """Return the running services by name: services, `up`, nats-server, libvirtd, virtlogd."""
         found = {}
-        for pid, argv in self.box.processes().items():
+        processes = self.box.processes()
+        for pid, argv in processes.items():
+            if processes.get(_parent_of(pid)) == argv:
+                continue  # a child has its parent's command line until its exec
             program = Path(argv[0]).name
             if program in PROGRAMS:
                 found[program] = pid
