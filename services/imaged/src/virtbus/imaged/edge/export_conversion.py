@@ -145,7 +145,7 @@ def failure(ended: qemu_img.Ended) -> VirtbusError:
         message = "a guest uses the disk; stop its VM, then try again"
         return VirtbusError(Code.CONFLICT, "disk_in_use", message)
     if ended.is_over_cpu:
-        return failed("it took more CPU time than its size allows")
+        return failed("it took more CPU time than its size allows, or something killed it")
     return failed(f"QEMU's program ended with {ended.code}, {ended.why}")
 
 
