@@ -12,10 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[2]
 CACHE = HERE / "build-out" / "compare"
-ROUND_S, END_S = 900.0, 120.0
+ROUND_S = 900.0
+"""The time limit of a turn, and of the end of a program, which ends its turn first."""
 SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "simulator", "tests")
-
-
 MEASURE = Path(__file__).with_name("measure.py")
 
 
@@ -109,10 +108,11 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                process_group=0,  # a signal to our group would end it in a turn, and leave guests
             )
 
-    def ready(self) -> dict[str, list[str]]:
-        """Wait until it can measure, or has measured; a program that ends raises SystemExit."""
+    def figures(self) -> dict[str, list[str]]:
+        """Return its next figures, none once it is ready; raise SystemExit if it ends instead."""
         out = self._process.stdout
         assert out is not None
         found = out.readline() if select.select([out], [], [], ROUND_S)[0] else b""
@@ -127,14 +127,14 @@ class Session:
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
-        return self.ready()
+        return self.figures()
 
     def end(self) -> None:
-        """Let it remove everything that it has started."""
+        """Let it end its turn, and remove everything that it has started."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait(END_S)
+        self._process.wait(ROUND_S)
 
 
 @contextmanager
@@ -145,5 +145,5 @@ def sessions(trees: Sequence[Tree], program: Program) -> Iterator[dict[str, Sess
         for tree in trees:
             found[tree.name] = session = Session(tree, program)
             stack.callback(session.end)
-            session.ready()
+            session.figures()
         yield found
