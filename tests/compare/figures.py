@@ -30,8 +30,8 @@ RULES: tuple[tuple[str, Better], ...] = (
 )
 """The first match decides. A value without a match is no figure: a size, a count, a maximum.
 
-All trees find the same machine in a round. So times and rates are compared directly, and not as
-ratios to a floor, whose own noise they would have too.
+All trees find the same machine in a round. So times and rates are compared directly. Ratios to a
+floor would add the noise of that floor.
 """
 
 

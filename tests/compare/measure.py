@@ -1,8 +1,8 @@
 """Measures one program of `make compare` in the tree of the working directory, in rounds.
 
-`python -P measure.py NAME` with PYTHONPATH=TREE starts what the program measures. Then it writes an
-empty line of JSON. For each line on its input it measures one round and writes the figures: lists
-of lines by their source, which is bench, storm, load or instructions. The end of the input ends it.
+`python -P measure.py NAME` with PYTHONPATH=TREE starts the services of the program. Once they run,
+it writes an empty JSON object. For each line of its input it measures one round and writes a JSON
+object: lists of figures by their source (bench, storm, load, instructions). It ends with its input.
 All trees run this file, each with its own Python and its own services. So sizes and clocks are the
 same for all. Only names that all trees have are used.
 """

@@ -200,7 +200,7 @@ def _by_key(node: PodNode, login: Login, name: str, pod: str) -> None:
 
 
 def _told(login: Login, vm: Json, user: str, command: str = "id -un") -> str:
-    """Return the answer of a command; empty if there was none, also of a slow guest."""
+    """Return the output of a command; empty if it failed or took too long."""
     try:
         return login(vm, command, user=user)
     except (AssertionError, subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ def unsigned(value: bytes) -> bytes:
 
 
 def with_signature(bare: bytes, text: str) -> bytes:
-    """Return an encoded record without a signature with this one; it has TEXT_BYTES characters."""
+    """Return the unsigned record `bare` with the signature `text` of TEXT_BYTES characters."""
     return _counted(bare, 1) + _FIELD + text.encode()
 
 
