@@ -1,10 +1,12 @@
 """A program in the sandbox can do nothing but compute, and read and write its two files."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,8 @@ def sandboxed(tmp_path: Path, code: str, cpu_s: int = 20, file_bytes: int = 1 <<
         os.set_inheritable(other.fileno(), True)
         fds = read.fileno(), write.fileno()
         limits = (1 << 30, file_bytes, cpu_s)
-        argv = [sys.executable, "-I", "-S", sandbox.__file__, *map(str, (*fds, *limits)), "--"]
+        numbers = map(str, (os.getpid(), *fds, *limits))
+        argv = [sys.executable, "-I", "-S", sandbox.__file__, *numbers, "--"]
         argv += [_PYTHON, "-I", "-S", "-c", _PRELUDE + code]
         argv += [f"/proc/self/fd/{number}" for number in fds]
         subprocess.run(argv, check=True, pass_fds=fds, timeout=60, cwd="/")
@@ -160,7 +163,8 @@ def test_a_service_without_rights_converts_an_image(
         files = [f"/proc/self/fd/{number}" for number in fds]
         argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         argv += ["--bounding-set=-all", "--no-new-privs", _PYTHON, "-I", "-S", "-c", text]
-        argv += [*map(str, (*fds, 1 << 30, 1 << 20, 20)), "--", "/usr/bin/qemu-img", "convert"]
+        argv += [*map(str, (os.getpid(), *fds, 1 << 30, 1 << 20, 20)), "--"]
+        argv += ["/usr/bin/qemu-img", "convert"]
         argv += ["-f", "vmdk", "-O", "qcow2", *files]
         subprocess.run(argv, check=True, pass_fds=fds, timeout=60, cwd="/")
     assert target.read_bytes().startswith(b"QFI\xfb")
@@ -170,10 +174,38 @@ def test_without_the_kernels_help_nothing_is_run() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import sandbox\n"
         "sandbox.platform.machine = lambda: 'riscv64'\n"
-        "sandbox.main(['0', '1', '1', '1', '1', '--', '/usr/bin/touch', '/tmp/never'])\n"
+        "sandbox.main(['1', '0', '1', '1', '1', '1', '--', '/usr/bin/touch', '/tmp/never'])\n"
     )
     folder = str(Path(sandbox.__file__).parent)
     argv = [sys.executable, "-I", "-S", "-c", code, folder]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert done.returncode == sandbox.UNAVAILABLE
     assert "Landlock" in done.stderr
+
+
+def test_nothing_is_run_for_a_parent_that_was_killed_right_after_the_fork() -> None:
+    """Otherwise a storage daemon without its imaged would lock a disk for good."""
+    seconds = f"30.{os.getpid()}"
+    limits = ["0", "1", str(1 << 30), "1", "1"]
+    code = (
+        "import os, subprocess, sys\n"
+        "argv = [sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()), *sys.argv[2:]]\n"
+        "subprocess.Popen(argv)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    words = ["-c", code, sandbox.__file__, *limits, "--", "/usr/bin/sleep", seconds]
+    subprocess.run([sys.executable, *words], check=False, stdin=subprocess.DEVNULL)
+    limit_s = time.monotonic() + 10
+    while _processes(seconds):
+        assert time.monotonic() < limit_s, "it runs without its parent"
+        time.sleep(0.05)
+
+
+def _processes(word: str) -> list[str]:
+    """Return the processes that have this word in their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if word in path.read_bytes().decode(errors="replace").split("\0"):
+                found.append(path.parent.name)
+    return found

@@ -102,7 +102,8 @@ async def sandboxed(
     with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
-            *map(str, (files.source, files.target, _ADDRESS_BYTES, file_bytes, cpu_s, *files.more)),
+            *map(str, (os.getpid(), files.source, files.target)),
+            *map(str, (_ADDRESS_BYTES, file_bytes, cpu_s, *files.more)),
             "--", *program,
             stdin=pipes,
             stdout=pipes,

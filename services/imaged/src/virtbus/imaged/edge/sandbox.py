@@ -158,11 +158,13 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int]) -> None:
-    """Give all rights of this process up; `limits` are (address space, file size, CPU seconds).
+def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int], parent: int) -> None:
+    """Give all rights of this process up, and end with the process `parent`.
+
+    `limits` are (address space, file size, CPU seconds).
 
     Raises:
-        OSError: the kernel cannot do that.
+        OSError: the kernel cannot do that, or the parent has ended.
     """
     version = landlock_version()
     if not version or platform.machine() != "x86_64":
@@ -170,6 +172,8 @@ def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int]) -
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "follow its parent")
     _drop_user()
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "follow its parent")
+    if os.getppid() != parent:  # it ended before the kernel was asked to report that
+        raise OSError(errno.ESRCH, "the parent has ended")
     _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs")
     _limit(*limits)
     restrict_files(version, sources, target)
@@ -179,13 +183,14 @@ def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int]) -
 def main(argv: list[str]) -> None:
     """Enter the sandbox, and become the program.
 
-    The numbers are a descriptor to read, one to write, three limits, and more to read.
+    The numbers are the pid of the parent, a descriptor to read, one to write, three limits, and
+    more to read.
     """
     end = argv.index("--")
-    source, target, *numbers = map(int, argv[:end])
+    parent, source, target, *numbers = map(int, argv[:end])
     program = argv[end + 1 :]
     try:
-        enter((source, *numbers[3:]), target, (numbers[0], numbers[1], numbers[2]))
+        enter((source, *numbers[3:]), target, (numbers[0], numbers[1], numbers[2]), parent)
         os.execve(program[0], program, ENVIRONMENT)  # noqa: S606  the program of our caller
     except OSError as error:
         os.write(2, f"sandbox: {error.strerror}".encode())
