@@ -142,6 +142,27 @@ async def test_requests_share_the_attempt_of_their_record(tasks: Background) -> 
     assert len(step.reporter.published) == 1
 
 
+async def test_a_request_joins_a_running_attempt_and_does_not_wait_for_a_retry(
+    tasks: Background,
+) -> None:
+    step = Step(LATE)
+    step.first_retry_s = 60.0
+    step.go_on.clear()
+    work = worker(tasks, step)
+    work.want(record())
+    await step.begun.get()
+    async with asyncio.TaskGroup() as group:
+        joined = group.create_task(work.attempted(record()))
+        await asyncio.sleep(0)
+        step.go_on.set()
+    refused = joined.result().error
+    assert refused is not None
+    assert refused.reason == "image_unreachable"
+    assert step.begun.empty()
+    assert (await work.attempted(record())).error is None
+    work.drop(A)
+
+
 @pytest.mark.parametrize("interrupts", [True, False])
 async def test_a_newer_record_replaces_the_older_one(
     tasks: Background, *, interrupts: bool

@@ -308,6 +308,16 @@ class RecordWorker(Generic[Ready]):
             await wait_for_event(job.again, None if job.for_good else next(pauses))
             job.failed = None
 
+    async def attempted(self, record: VmRecord) -> Ready:
+        """Return the outcome of the attempt that runs for this very record, or of a new one.
+
+        The watch and the agent's request often start the same work within milliseconds.
+        """
+        job = self._jobs.get(record.uid)
+        if job is not None and job.failed is None and job.record == record:
+            return await asyncio.shield(job.outcome)
+        return await self.attempt(record)
+
     async def attempt(
         self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
     ) -> Ready:
