@@ -52,6 +52,9 @@ int main(int argc, char **argv) {
     int peer = peer_of(argv + 2, listens);
     if (peer < 0)
         return fail("no peer");
+    struct timeval limit = {.tv_sec = 30}; /* of a stalled stream */
+    setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     long long begun = now_ns(), bytes = 0;
     ssize_t done;
     if (!strcmp(argv[argc - 2], "send")) {
