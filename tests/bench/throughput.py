@@ -124,7 +124,7 @@ async def _vms(here: Stage, login: Login) -> Pair:
             "name": name,
             "image": IMAGE,
             "memory": "128MiB",
-            "vcpus": 2,
+            "cpus": 2,
             "ssh_keys": [_text(login)],
         }
         await here.bus.request("virtbus.api.v1.vm.create", request, timeout_s=30)
