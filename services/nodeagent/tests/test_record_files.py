@@ -91,6 +91,15 @@ async def test_a_second_agent_on_the_same_state_is_refused(tmp_path: Path) -> No
     opened(tmp_path).close()
 
 
+async def test_an_imaged_of_its_own_user_can_read_the_version(tmp_path: Path) -> None:
+    version = tmp_path / "state" / "VERSION"
+    opened(tmp_path).close()
+    assert version.stat().st_mode & 0o777 == 0o644
+    version.chmod(0o600)  # an agent of an earlier commit wrote it
+    opened(tmp_path).close()
+    assert version.stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.parametrize("version", [str(SCHEMA_VERSION + 1), "99", "x"])
 async def test_state_of_a_newer_program_is_refused_with_the_next_step(
     tmp_path: Path, version: str

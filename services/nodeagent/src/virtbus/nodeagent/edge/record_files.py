@@ -75,8 +75,10 @@ class AgentFiles:
         except BlockingIOError:
             message = f"another nodeagent works on {self._state}; stop it, or give --state-dir"
             raise VirtbusError(Code.CONFLICT, "second_agent", message) from None
+        version = self._state / state_version.FILE
         if not state_version.check(self._state):
-            replace(self._state / state_version.FILE, f"{SCHEMA_VERSION}\n".encode())
+            replace(version, f"{SCHEMA_VERSION}\n".encode())
+        version.chmod(0o644)  # imaged, of its own user, checks it at its start
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
             path.unlink(missing_ok=True)  # left by an agent that was killed
