@@ -188,7 +188,7 @@ def _look(crictl: Crictl, vm_pod: str, vm: str, box_pod: str, box: str) -> None:
     deadline = time.monotonic() + BOOT_S
     while "GUEST-READY" not in crictl("logs", vm) and time.monotonic() < deadline:
         time.sleep(2)
-    crictl("logs", "--tail", "1", vm, shows="^.+$")
+    crictl("logs", "--tail", "100", vm, shows="^GUEST-READY")
     crictl("stats", shows=f"{vm[:13]}.*web.*MB")
     crictl("stats", shows=f"{box[:13]}.*box")
     crictl("stats", "-o", "json", vm, shows='"workingSetBytes"')

@@ -240,5 +240,14 @@ class Terminal:
         self.seen = self.seen.partition(text)[2]
 
     def ended(self, within_s: float = 30) -> int:
-        """Return the program's exit code at its end."""
-        return self._process.wait(within_s)
+        """Read until the program's end, and return its exit code.
+
+        A program that restores its terminal waits until its output was read.
+        """
+        deadline = time.monotonic() + within_s
+        while (code := self._process.poll()) is None:
+            assert time.monotonic() < deadline, f"it runs on after {self.seen!r}"
+            if select.select([self._descriptor], [], [], 0.5)[0]:
+                with suppress(OSError):  # EIO: nobody has the other side any more
+                    self.seen += os.read(self._descriptor, 4096)
+        return code
