@@ -30,6 +30,9 @@ FINAL = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 ENDED = "create its next attempt"
 """The text of a start whose guest did not start, or ended meanwhile."""
 
+SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "5"}
+"""A controller that is killed between a claim and its record leaves the claim to the sweep."""
+
 Call = Callable[..., Awaitable[Any]]
 
 
@@ -197,6 +200,6 @@ def test_fifty_pods_under_kills_leave_nothing(
 def test_a_thousand_simulated_pods_under_kills_leave_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with simulated(Simulated({"VIRTBUS_VCPUS_PER_CPU": "50"})) as platform:
+    with simulated(Simulated({"VIRTBUS_VCPUS_PER_CPU": "50"} | SWEEPS)) as platform:
         platform.quiet = platform.census()
         _survived(platform, SIMULATED, "virtlet.cloud/tiny", capsys)
