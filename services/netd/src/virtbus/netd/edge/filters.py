@@ -1,4 +1,4 @@
-"""Installs and checks the anti-spoofing filters of taps, in the calling thread's namespace."""
+"""Installs and checks the anti-spoofing filters of taps, in the namespace of a netlink socket."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.nft_comparison import are_equal, listed_rule
 from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.core.reach import ReachRules
-from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.netd.edge.netlink import Netlink
 
 
 def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
@@ -34,48 +34,45 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
     ]
 
 
-def faults(nics: Sequence[Nic], reach: ReachRules) -> list[str]:
+def faults(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[str]:
     """Return a message for each tap of `nics` whose current filter is missing or incomplete."""
-    with Netlink(NETLINK_NETFILTER) as filters:
-        found = [(tap, _wrong(filters, tap)) for tap in _taps(nics, reach)]
+    found = [(tap, _wrong(rules, tap)) for tap in _taps(nics, reach)]
     return [f"the filter of {tap.name} {wrong}" for tap, wrong in found if wrong]
 
 
-def _wrong(filters: Netlink, tap: Tap) -> str:
+def _wrong(rules: Netlink, tap: Tap) -> str:
     """Return what is wrong with the filter of a tap, in words."""
-    if filters.ask(has_chain(tap)) is None:
+    if rules.ask(has_chain(tap)) is None:
         return "is gone"
     sent = sent_rules(tap)
-    listed = [listed_rule(one.message)[1] for one in filters.dump(list_rules(tap))]
+    listed = [listed_rule(one.message)[1] for one in rules.dump(list_rules(tap))]
     if len(listed) != len(sent):
         return f"has {len(listed)} rules of {len(sent)}"
     return "" if are_equal(sent, listed) else "has other rules"
 
 
-def refused(nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
+def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
     """Return the packets that the filter of each interface has dropped, by rule.
 
     The counts start at zero when netd replaces a filter.
     """
-    with Netlink(NETLINK_NETFILTER) as filters:
-        found = []
-        for tap in _taps(nics, reach):
-            rules = (counted_packets(one.message) for one in filters.dump(list_rules(tap)))
-            counts = [count for count in rules if count is not None]
-            totals: Counter[str] = Counter()
-            for rule, count in zip(refusals(tap), counts, strict=True):
-                totals[rule] += count
-            found.append(dict(totals))
+    found = []
+    for tap in _taps(nics, reach):
+        counted = (counted_packets(one.message) for one in rules.dump(list_rules(tap)))
+        counts = [count for count in counted if count is not None]
+        totals: Counter[str] = Counter()
+        for rule, count in zip(refusals(tap), counts, strict=True):
+            totals[rule] += count
+        found.append(dict(totals))
     return found
 
 
-def guard(nics: Sequence[Nic], reach: ReachRules) -> None:
+def guard(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> None:
     """Ensure the filters of `nics` in the namespace; `reach` concerns interfaces on segments.
 
     Unless all are current, one transaction replaces the namespace's nftables table.
     """
     taps = _taps(nics, reach)
-    with Netlink(NETLINK_NETFILTER) as filters:
-        stands = filters.ask(has_table()) is not None
-        if not stands or any(_wrong(filters, tap) for tap in taps):
-            filters.do(guest_filters(taps, replace=stands))
+    stands = rules.ask(has_table()) is not None
+    if not stands or any(_wrong(rules, tap) for tap in taps):
+        rules.do(guest_filters(taps, replace=stands))

@@ -1,4 +1,7 @@
-"""Installs and checks the rules of security groups, in the calling thread's namespace."""
+"""Installs and checks the rules of security groups.
+
+The calling thread must be in the namespace of the netlink socket.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +11,7 @@ from virtbus.netd.core.nft import AddressSet
 from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.core.nft_tables import listed_elements
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
-from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, VirtbusError
 
 _OF_BRIDGES = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
@@ -17,7 +20,7 @@ _PICK_UP = "net/netfilter/nf_conntrack_tcp_loose"
 rules passes as one that the guest opened."""
 
 
-def guard(nics: Sequence[GroupedNic]) -> None:
+def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
     """Ensure the rules of isolated interfaces; remove the tables if there are none.
 
     If only members of groups changed, only their sets are updated. One transaction does either.
@@ -26,63 +29,60 @@ def guard(nics: Sequence[GroupedNic]) -> None:
         VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. The interfaces
             are closed, because they would be open without their rules.
     """
-    with Netlink(NETLINK_NETFILTER) as filters:
-        stands = filters.ask(group_filter.has_table()) is not None
-        if not nics:
-            if stands:
-                filters.do(group_filter.no_tables())
-            return
-        if not _track():
-            if filters.ask(group_filter.has_closed(nics)) is None:
-                filters.do(group_filter.closed_tables(nics))
-            raise _no_bridge_filter(nics)
-        if not stands or filters.ask(group_filter.has_rules(nics)) is None:
-            filters.do(group_filter.group_tables(nics))
-            _track()  # the setting may appear with the first rule about connections
-        else:
-            filters.do(group_filter.changed_members(_changes(filters, nics)))
+    stands = rules.ask(group_filter.has_table()) is not None
+    if not nics:
+        if stands:
+            rules.do(group_filter.no_tables())
+        return
+    if not _track():
+        if rules.ask(group_filter.has_closed(nics)) is None:
+            rules.do(group_filter.closed_tables(nics))
+        raise _no_bridge_filter(nics)
+    if not stands or rules.ask(group_filter.has_rules(nics)) is None:
+        rules.do(group_filter.group_tables(nics))
+        _track()  # the setting may appear with the first rule about connections
+    else:
+        rules.do(group_filter.changed_members(_changes(rules, nics)))
 
 
-def faults(nics: Sequence[GroupedNic]) -> list[str]:
+def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
     """Return a message about rules or members that are missing or wrong."""
-    with Netlink(NETLINK_NETFILTER) as filters:
-        if not nics:
-            stands = filters.ask(group_filter.has_table()) is not None
-            return ["there are rules of security groups that do not apply"] if stands else []
-        if filters.ask(group_filter.has_closed(nics)) is not None:
-            return [_no_bridge_filter(nics).body.message]
-        if filters.ask(group_filter.has_rules(nics)) is None:
-            return ["the rules of its security groups are gone"]
-        if not all(map(_is_on, _OF_BRIDGES)):
-            return ["the rules of its security groups are switched off"]
-        wrong = group_filter.changed_members(_changes(filters, nics))
-        return ["members of its security groups are missing"] if wrong else []
+    if not nics:
+        stands = rules.ask(group_filter.has_table()) is not None
+        return ["there are rules of security groups that do not apply"] if stands else []
+    if rules.ask(group_filter.has_closed(nics)) is not None:
+        return [_no_bridge_filter(nics).body.message]
+    if rules.ask(group_filter.has_rules(nics)) is None:
+        return ["the rules of its security groups are gone"]
+    if not all(map(_is_on, _OF_BRIDGES)):
+        return ["the rules of its security groups are switched off"]
+    wrong = group_filter.changed_members(_changes(rules, nics))
+    return ["members of its security groups are missing"] if wrong else []
 
 
-def refused(nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
+def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
     """Return the packets that were dropped, by the index of the interface and what they count as.
 
     The counts start at zero when the rules change.
     """
     found: dict[int, dict[str, int]] = {}
-    with Netlink(NETLINK_NETFILTER) as filters:
-        for nic in nics:
-            if filters.ask(group_filter.has_rules(nics)) is None:
-                continue
-            found[nic.index] = {
-                what: sum(counted_packets(one.message) or 0 for one in filters.dump(call))
-                for what, call in group_filter.counting(nic).items()
-            }
+    for nic in nics:
+        if rules.ask(group_filter.has_rules(nics)) is None:
+            continue
+        found[nic.index] = {
+            what: sum(counted_packets(one.message) or 0 for one in rules.dump(call))
+            for what, call in group_filter.counting(nic).items()
+        }
     return found
 
 
-def _changes(filters: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[AddressSet, set[bytes]]]:
+def _changes(rules: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[AddressSet, set[bytes]]]:
     """Return each set with the addresses that it has in the kernel."""
-    return [(one, _there(filters, one)) for one in group_filter.sets_of(nics)]
+    return [(one, _there(rules, one)) for one in group_filter.sets_of(nics)]
 
 
-def _there(filters: Netlink, one: AddressSet) -> set[bytes]:
-    messages = filters.dump(group_filter.list_members(one))
+def _there(rules: Netlink, one: AddressSet) -> set[bytes]:
+    messages = rules.dump(group_filter.list_members(one))
     return {packed for reply in messages for packed in listed_elements(reply.message)}
 
 

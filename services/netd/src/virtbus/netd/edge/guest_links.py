@@ -22,7 +22,7 @@ from virtbus.netd.edge import filters, group_filters, links, neighbours, taps, t
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
-from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -125,8 +125,9 @@ class GuestLinks:
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
-        found += filters.faults(attachment.nics, self._bridge.reach)
-        return found + group_filters.faults(self._groups.of(attachment))
+        with Netlink(NETLINK_NETFILTER) as rules:
+            found += filters.faults(rules, attachment.nics, self._bridge.reach)
+            return found + group_filters.faults(rules, self._groups.of(attachment))
 
     def tune(self, attachment: Attachment) -> None:
         """Apply the link states and limits of `attachment`, also while a guest uses it."""
@@ -142,9 +143,8 @@ class GuestLinks:
 
     def _guard_first(self, inside: Netlink, attachment: Attachment, *, keeps_running: bool) -> None:
         """Install the filters before the taps are up."""
-        filters.guard(attachment.nics, self._bridge.reach)
         try:
-            group_filters.guard(self._groups.of(attachment))
+            self._guard(attachment)
         except VirtbusError as error:
             if not (keeps_running and any(_running(inside, nic.tap) for nic in attachment.nics)):
                 raise
@@ -152,15 +152,17 @@ class GuestLinks:
             log.error("the rules of its groups are not in force: %s", error, extra=extra)
 
     def _guard(self, attachment: Attachment) -> None:
-        filters.guard(attachment.nics, self._bridge.reach)
-        group_filters.guard(self._groups.of(attachment))
+        with Netlink(NETLINK_NETFILTER) as rules:
+            filters.guard(rules, attachment.nics, self._bridge.reach)
+            group_filters.guard(rules, self._groups.of(attachment))
 
     def counters(self, attachment: Attachment) -> Counters:
         """Return the counters of each interface. A tap receives what its guest sends."""
         nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
-        refused = filters.refused(nics, self._bridge.reach)
-        by_group = group_filters.refused(self._groups.of(attachment.joined))
+        with Netlink(NETLINK_NETFILTER) as rules:
+            refused = filters.refused(rules, nics, self._bridge.reach)
+            by_group = group_filters.refused(rules, self._groups.of(attachment.joined))
         with Netlink() as inside:
             taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
