@@ -9,7 +9,7 @@ from socket import AF_INET, AF_INET6
 
 from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.netd.edge.rtnl import NEIGHBOURS, Message
+from virtbus.netd.edge.rtnl import NEIGHBOURS, OF_PORT, Message
 
 _AF_BRIDGE = 7
 _NTF_SELF, _NTF_MASTER = 0x02, 0x04
@@ -42,9 +42,10 @@ class Forwarding:
 
 
 def list_forwarding(netlink: Netlink, index: int) -> Forwarding:
-    """Return the forwarding entries of a VXLAN device. Lists those of all bridges."""
+    """Return the forwarding entries of a VXLAN device."""
     remote, ports = {}, set()
-    for mac, message in _entries(netlink, _AF_BRIDGE, index):
+    listed = OF_PORT.list_all("forwarding", family=_AF_BRIDGE, index=index)
+    for mac, message in _entries(netlink, listed, index):
         host = message.get_attr("NDA_DST")
         if host is not None:
             remote[mac] = str(host)
@@ -58,14 +59,16 @@ def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
     return {
         str(ip_interface(message.get_attr("NDA_DST")).ip): mac
         for family in (AF_INET, AF_INET6)
-        for mac, message in _entries(netlink, family, index)
+        for mac, message in _entries(
+            netlink, NEIGHBOURS.list_all("neighbours", family=family), index
+        )
         if message["state"] & _NUD_PERMANENT and message.get_attr("NDA_DST")
     }
 
 
-def _entries(netlink: Netlink, family: int, index: int) -> Iterator[tuple[str, Message]]:
+def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tuple[str, Message]]:
     """Yield the entries of a link that have a MAC, with it."""
-    for reply in netlink.dump(NEIGHBOURS.list_all("neighbours", family=family)):
+    for reply in netlink.dump(listing):
         if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
             continue
         message = NEIGHBOURS.read(reply)

@@ -106,3 +106,5 @@ class Objects:
 LINKS = Objects(ifinfmsg, RTM_NEWLINK)
 ADDRESSES = Objects(ifaddrmsg, RTM_NEWADDR)
 NEIGHBOURS = Objects(ndmsg, RTM_NEWNEIGH)
+OF_PORT = Objects(ifinfmsg, RTM_NEWNEIGH)
+"""Lists the forwarding entries of one port: with a link's header, the kernel leaves out others."""
