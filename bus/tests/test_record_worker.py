@@ -152,14 +152,14 @@ async def test_a_request_joins_a_running_attempt_and_does_not_wait_for_a_retry(
     work.want(record())
     await step.begun.get()
     async with asyncio.TaskGroup() as group:
-        joined = group.create_task(work.attempted(record()))
+        joined = group.create_task(work.join_or_attempt(record()))
         await asyncio.sleep(0)
         step.go_on.set()
     refused = joined.result().error
     assert refused is not None
     assert refused.reason == "image_unreachable"
     assert step.begun.empty()
-    assert (await work.attempted(record())).error is None
+    assert (await work.join_or_attempt(record())).error is None
     work.drop(A)
 
 

@@ -26,10 +26,8 @@ SLOWEST, COSTLIEST = 0.85, 1.2
 READY_S = 120.0
 """The guests are ready within this, on a busy machine without KVM."""
 ONE_VCPU = "echo 0 > /sys/devices/system/cpu/cpu1/online"
-"""In software, QEMU ignores the memory barriers of a guest that has only one vCPU from its start.
-
-Such a guest can lose an interrupt of its network card, and then receives nothing any more.
-"""
+"""Switches the second vCPU off. QEMU 7.2 without KVM ignores the memory barriers of a guest whose
+machine has one vCPU. Such a guest can lose an interrupt of its network card."""
 PATHS = ("guest to guest", "guest to host", "host to guest")
 
 View = dict[str, Any]

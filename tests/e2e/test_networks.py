@@ -105,7 +105,7 @@ def only_rules_open_a_guest(platform: Platform, login: Login, one: Json, two: Js
         before = dropped()
 
         def drops_more() -> bool:
-            held.sendall(b"x")  # of a version line; what is sent before the rules change, passes
+            held.sendall(b"x")  # a part of a version line; bytes sent before the change still pass
             return dropped() > before
 
         until(drops_more, "the connection that only the removed rule allowed ends")

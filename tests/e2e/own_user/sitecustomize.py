@@ -19,9 +19,10 @@ umask 077
 shift 2
 exec setpriv --reuid={USER_ID} --regid={USER_ID} --clear-groups "$@"
 """
-"""Runs in a mount namespace of its own, with the interpreter's prefix and a folder above it.
+"""Runs in a mount namespace of its own. $1 is the folder of the Python installation.
 
-If that folder is closed to others, as /root is, it has only the interpreter there.
+$2 is a folder above it that other users cannot enter, such as /root, or empty. A tmpfs that has
+only the Python installation replaces $2 there.
 """
 
 

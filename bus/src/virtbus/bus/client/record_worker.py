@@ -308,8 +308,8 @@ class RecordWorker(Generic[Ready]):
             await wait_for_event(job.again, None if job.for_good else next(pauses))
             job.failed = None
 
-    async def attempted(self, record: VmRecord) -> Ready:
-        """Return the outcome of the attempt that runs for this very record, or of a new one.
+    async def join_or_attempt(self, record: VmRecord) -> Ready:
+        """Return the outcome of the attempt that runs for an equal record. If none runs, start one.
 
         The watch and the agent's request often start the same work within milliseconds.
         """

@@ -165,7 +165,7 @@ class Netd:
         async def ensure(request: Request) -> NetReady:
             asked = validate(Ensure, request.data).record
             self._attachments.refuse_while_recovering()  # no failure of the VM, so no event
-            ready = await work.attempted(await _newest(work, asked))
+            ready = await work.join_or_attempt(await _newest(work, asked))
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)
             return ready

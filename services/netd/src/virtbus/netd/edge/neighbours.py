@@ -9,7 +9,7 @@ from socket import AF_INET, AF_INET6
 
 from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.netd.edge.rtnl import NEIGHBOURS, OF_PORT, Message
+from virtbus.netd.edge.rtnl import FORWARDING, NEIGHBOURS, Message
 
 _AF_BRIDGE = 7
 _NTF_SELF, _NTF_MASTER = 0x02, 0x04
@@ -44,7 +44,7 @@ class Forwarding:
 def list_forwarding(netlink: Netlink, index: int) -> Forwarding:
     """Return the forwarding entries of a VXLAN device."""
     remote, ports = {}, set()
-    listed = OF_PORT.list_all("forwarding", family=_AF_BRIDGE, index=index)
+    listed = FORWARDING.list_all("forwarding", family=_AF_BRIDGE, index=index)
     for mac, message in _entries(netlink, listed, index):
         host = message.get_attr("NDA_DST")
         if host is not None:

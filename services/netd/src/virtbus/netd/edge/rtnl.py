@@ -106,5 +106,6 @@ class Objects:
 LINKS = Objects(ifinfmsg, RTM_NEWLINK)
 ADDRESSES = Objects(ifaddrmsg, RTM_NEWADDR)
 NEIGHBOURS = Objects(ndmsg, RTM_NEWNEIGH)
-OF_PORT = Objects(ifinfmsg, RTM_NEWNEIGH)
-"""Lists the forwarding entries of one port: with a link's header, the kernel leaves out others."""
+FORWARDING = Objects(ifinfmsg, RTM_NEWNEIGH)
+"""The forwarding entries of one bridge port. The kernel filters a list by port only if the request
+has a link's header (`rtnl_fdb_dump`)."""
