@@ -35,12 +35,14 @@ def kill_guests(views: list[Json]) -> None:
 
 def reboot(platform: Platform, views: list[Json]) -> None:
     """End every process, and remove namespaces, links and /run; disks stay."""
-    pids = [*host.children(platform.up.pid), platform.up.pid]
+    resolvers = host.resolvers(platform.run_dir)
+    pids = [*host.children(platform.up.pid), platform.up.pid, *resolvers]
     os.kill(platform.up.pid, signal.SIGSTOP)  # so that it starts nothing again
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     platform.up.wait(10)
+    until(lambda: not host.resolvers(platform.run_dir), "no resolver")
     kill_guests(views)
     for view in views:
         host.run("ip", "netns", "delete", f"vb-{view['uid']}")
