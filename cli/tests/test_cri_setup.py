@@ -78,7 +78,10 @@ def test_install_starts_both_services_and_names_the_next_steps(
     call(host, "install")
     answer = json.loads(capsys.readouterr().out)
     assert host.calls() == ["daemon-reload", "enable --now virtbus-cri virtbus-criproxy"]
-    made = yaml.safe_load((host.root / "etc/virtbus/runtimeclass.yaml").read_text())
+    made, policy, binding = yaml.safe_load_all(
+        (host.root / "etc/virtbus/runtimeclass.yaml").read_text()
+    )
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
     assert (made["kind"], made["metadata"]["name"], made["handler"]) == (
         "RuntimeClass",
         "virtbus",

@@ -17,9 +17,50 @@ kind: RuntimeClass
 metadata:
   name: virtbus
 handler: virtbus
+overhead:
+  podFixed:
+    memory: 48Mi # the emulator of a guest
 scheduling:
   nodeSelector:
     {NODE_LABEL}: "true"
+---
+# Refuses a VM pod with a second container before anything of it starts.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: virtbus
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [""]
+        apiVersions: [v1]
+        resources: [pods]
+        operations: [CREATE]
+      - apiGroups: [""]
+        apiVersions: [v1]
+        resources: [pods/ephemeralcontainers]
+        operations: [UPDATE]
+  matchConditions:
+    - name: is-a-vm
+      expression: >-
+        object.spec.?runtimeClassName.orValue("") == "virtbus" ||
+        object.metadata.?annotations[?"kubernetes.io/target-runtime"].orValue("") == "virtlet.cloud"
+  validations:
+    - expression: size(object.spec.containers) == 1
+      message: a pod that is a VM has one container; remove the others
+    - expression: size(object.spec.?initContainers.orValue([])) == 0
+      message: a pod that is a VM has no init containers or sidecars; use cloud-init in the guest
+    - expression: size(object.spec.?ephemeralContainers.orValue([])) == 0
+      message: a pod that is a VM takes no debug container; use kubectl exec or attach
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: virtbus
+spec:
+  policyName: virtbus
+  validationActions: [Deny]
 """
 _DRIVER = """\
 #!/bin/sh
@@ -90,7 +131,7 @@ class HostFiles:
         return True
 
     def write(self, container_runtime: str) -> list[Path]:
-        """Write the RuntimeClass, the driver of flexvolumes, and the drop-in of another socket.
+        """Write the cluster's objects, the driver of flexvolumes, and the drop-in of another socket.
 
         Return what changed.
         """

@@ -75,7 +75,8 @@ def uninstall(invocation: Invocation, root: Path) -> None:
     removed = host.remove()
     if host.systemd:
         _run(["systemctl", "daemon-reload"])
-    steps.append("after the last node: kubectl delete runtimeclass virtbus")
+    kinds = "runtimeclass,validatingadmissionpolicy,validatingadmissionpolicybinding"
+    steps.append(f"after the last node: kubectl delete {kinds} virtbus")
     lines = [*(f"removed: {path}" for path in removed), *_numbered(steps)]
     value = {"removed": [str(path) for path in removed], "next": steps}
     invocation.show(value, lambda: "\n".join(lines))
