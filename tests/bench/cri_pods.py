@@ -31,9 +31,7 @@ async def cri_pods() -> list[Figure]:
 
 
 def _on_a_platform() -> list[Figure]:
-    # One vCPU for each pod, also on a small machine.
-    roomy = Simulated({"VIRTBUS_VCPUS_PER_CPU": str(ALL)})
-    with simulated(roomy) as platform, _runtimes(platform) as processes:
+    with simulated(Simulated()) as platform, _runtimes(platform) as processes:
         return asyncio.run(_measured(platform, processes))
 
 

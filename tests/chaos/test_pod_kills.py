@@ -200,6 +200,6 @@ def test_fifty_pods_under_kills_leave_nothing(
 def test_a_thousand_simulated_pods_under_kills_leave_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with simulated(Simulated({"VIRTBUS_VCPUS_PER_CPU": "50"} | SWEEPS)) as platform:
+    with simulated(Simulated(SWEEPS)) as platform:
         platform.quiet = platform.census()
         _survived(platform, SIMULATED, "virtlet.cloud/tiny", capsys)

@@ -215,16 +215,21 @@ def test_the_vm_of_a_pod_stays_on_the_node_of_its_runtime() -> None:
     run(body)
 
 
-def test_no_other_node_takes_the_vm_of_a_pod_whose_node_calls_itself_by_its_name() -> None:
+@pytest.mark.parametrize("fenced", [False, True])
+def test_no_node_but_its_own_takes_the_vm_of_a_pod_and_that_one_unless_it_is_fenced(
+    fenced: bool,
+) -> None:
     there = {"node_selector": {HOSTNAME: "n2"}}
     pod = record(owner="cri-n1", node=UNPLACED, spec=spec(**there))
+    full = node("n1", labels={HOSTNAME: "n2"}, disk_free_bytes=1, disk_reserve_bytes=2)
     nodes = [
-        Candidate(node("n1", labels={HOSTNAME: "n2"}), 0, 0, 0, cordoned="is cordoned"),
+        Candidate(full, 0, 99, 2**60, cordoned="is closed", fenced=fenced),
         Candidate(node("n2"), 0, 0, 0),
     ]
     for one in (pod, pod.model_copy(update={"spec": spec()})):
-        refused = place(one.spec, nodes, want=demand_of_vm(one)).refused
-        assert refused == {
-            "n1": "is cordoned",
+        placement = place(one.spec, nodes, want=demand_of_vm(one))
+        assert placement.refused == {
+            **({"n1": "is closed"} if fenced else {}),
             "n2": "is not n1, whose container runtime made the VM",
         }
+        assert placement.nodes == (() if fenced else ("n1",))

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from cri_api.v1 import api_pb2
 from grpc import StatusCode
 from services.cri.tests.world import DIGEST, Fleet, Kubelet, cri, sandbox
@@ -112,6 +113,31 @@ async def test_a_running_pod_is_stopped_and_removed_without_the_bus(
         assert not (await kubelet.call("ListPodSandbox")).items
         fleet.mend()
         while fleet.vms:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        VirtbusError(Code.DEADLINE, "no_answer", "the controllers hang"),
+        VirtbusError(Code.UNAVAILABLE, "bus_unavailable", "the stream has no leader"),
+    ],
+    ids=["silent", "without a leader"],
+)
+async def test_a_pod_is_stopped_while_the_controllers_can_do_nothing(
+    tmp_path: Path, fleet: Fleet, error: VirtbusError
+) -> None:
+    async def end(_want: LocalEnd) -> LocalEnded:
+        return LocalEnded(last_exit=GuestExit(how="shut down", asked=True, at_ns=fleet.tick()))
+
+    async with cri(tmp_path, fleet) as kubelet, agent_socket(tmp_path / "run", end):
+        _, container_id = await kubelet.running()
+        fleet.errors["vm.stop"] = error
+        await kubelet.call("StopContainer", container_id=container_id, timeout=7)
+        assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_EXITED
+        assert fleet.vm.powered
+        fleet.errors.clear()
+        while fleet.vm.powered:
             await asyncio.sleep(0.01)
 
 

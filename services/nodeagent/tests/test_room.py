@@ -74,6 +74,15 @@ async def test_a_drained_node_releases_late_vms_and_forgets_them_once_moved(
         await eventually(forgotten)
 
 
+async def test_a_cordoned_node_takes_the_vms_of_its_pods(node: Node) -> None:
+    await node.join()
+    node_spec = NodeSpec(node=NODE, cordoned=True, draining=Drain(since_ns=1))
+    await node.bus.put(subjects.node_spec(NODE), encode(node_spec))
+    async with node.agent():
+        await node.put(record(owner=f"cri-{NODE}"))
+        await eventually(lambda: ("start", uid(1)) in node.domains.done)
+
+
 async def test_a_refused_vm_is_refused_by_the_next_agent_and_accepted_under_a_higher_epoch(
     node: Node,
 ) -> None:

@@ -131,7 +131,7 @@ class HostFiles:
         return True
 
     def write(self, container_runtime: str) -> list[Path]:
-        """Write the cluster's objects, the driver of flexvolumes, and the drop-in of another socket.
+        """Write the objects of the cluster, the driver, and the drop-in of another socket.
 
         Return what changed.
         """

@@ -201,7 +201,7 @@ class Machines:
         """End the guest of the running container, after at most `grace_s`, and wait for its end.
 
         Raises:
-            VirtbusError: 503 `bus_away`; 504 `stop_slow`; the errors of `vm.stop`.
+            VirtbusError: 504 `stop_slow`; the errors of `vm.stop`, and those of the node's agent.
         """
         container = self._pods.all[key].active
         if container is None:
@@ -210,7 +210,8 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
-            if error.reason == "bus_away":
+            # also while the controllers hang, or cannot write; the end by the node is repeatable
+            if error.code == Code.UNAVAILABLE or error.reason == "no_answer":
                 await self._stop_here(key, container, uid, grace_s)
                 return
             if error.code != Code.NOT_FOUND:

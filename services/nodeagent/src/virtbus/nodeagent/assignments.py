@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.capacity_check import no_room, promised_bytes
@@ -294,6 +295,8 @@ class Assignments:
         # already refused under this epoch; a controller may be reassigning it now
         if record.epoch <= refused:
             return "refused it before"
+        if node_of(record.owner):  # kubelet decides about the pods of its node
+            return self._node_spec.fence
         return self._node_spec.closed or no_room(record, sum(self._promised.values()), self._host())
 
     async def _live(self, actor: VmActor) -> None:

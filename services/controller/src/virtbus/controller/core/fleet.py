@@ -50,6 +50,7 @@ GONE_KEPT = 20_000
 """Number of deleted VMs that a resumed watch can still report."""
 REASON_FRESH_S = 1.0
 REASONS_KEPT = 1000
+OPEN = NodeSpec(node=UNPLACED), 0
 
 
 @dataclass
@@ -345,8 +346,7 @@ class Fleet:
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # no heartbeat
             node = NodeState.READY
-        known = self.node_specs.get(held.record.node)
-        fence = known[0].fenced if known is not None else None
+        fence = self.node_specs.get(held.record.node, OPEN)[0].fenced
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
@@ -358,9 +358,8 @@ class Fleet:
             if len(self._reasons) > REASONS_KEPT:
                 self._reasons.clear()
             refused = place_waiting(record, wait, self.candidates(now_s)).refused
-            unheard = (node for node in self.known_nodes() if node not in self.nodes)
-            refused = {**refused, **dict.fromkeys(unheard, "is silent")}
-            reason = self._reasons[wait] = (now_s, why_unplaced(refused))
+            unheard = {node: "is silent" for node in self.known_nodes() if node not in self.nodes}
+            reason = self._reasons[wait] = (now_s, why_unplaced({**refused, **unheard}))
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
@@ -382,8 +381,8 @@ class Fleet:
 
     def candidate(self, node: str, now_s: float) -> Candidate:
         """Return one node of `nodes` with its allocations."""
-        seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
-        images = self.images.of(node)
+        seen, images = self.nodes[node], self.images.of(node)
+        load, spec = self.promises.on.get(node, NOTHING), self.node_specs.get(node, OPEN)[0]
         return Candidate(
             seen.record,
             load.vms,
@@ -391,7 +390,8 @@ class Fleet:
             load.memory_bytes,
             self.silent(node, now_s),
             seen.kind + images.mark if seen.kind else b"",
-            self.node_spec_of(node).closed if node in self.node_specs else "",
+            spec.closed,
+            spec.fenced is not None,
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
             self.vcpus_per_cpu,

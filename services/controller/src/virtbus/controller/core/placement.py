@@ -50,6 +50,7 @@ class Candidate:
     kind: bytes = b""
     cordoned: str = ""
     """The reason why it takes no VM: cordoned, drained or fenced."""
+    fenced: bool = False
     fresh_vms: int = 0
     """Number of VMs that were allocated after `record` was reported. Its free disk space does not
     include them yet."""
@@ -131,7 +132,9 @@ class Placement:
         return (min(self.fit)[2],) if self.fit else ()
 
 
-def _open(_want: Demand, node: Candidate) -> str | None:
+def _open(want: Demand, node: Candidate) -> str | None:
+    if want.runtime_node and not node.fenced:  # kubelet decides about the pods of its node
+        return None
     return node.cordoned or None
 
 
@@ -202,7 +205,7 @@ def _memory(want: Demand, node: Candidate) -> str | None:
 
 def _disk(want: Demand, node: Candidate) -> str | None:
     free, reserve = node.free_disk_bytes, node.record.disk_reserve_bytes
-    if not reserve or free - want.disk_bytes >= reserve:
+    if not reserve or want.runtime_node or free - want.disk_bytes >= reserve:
         return None
     return (
         f"has {format_bytes(max(free, 0))} of disk free and keeps {format_bytes(reserve)}"
