@@ -237,7 +237,7 @@ async def test_a_view_of_the_vm_before_its_start_does_not_end_a_starting_contain
 ) -> None:
     """The view arrives between the request of the start and its answer."""
     container_id = await kubelet.container(await kubelet.sandbox())
-    fleet.answers = asyncio.Event()
+    fleet.held["vm.start"] = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         start = group.create_task(kubelet.call("StartContainer", container_id=container_id))
         while not fleet.asked("vm.start"):
@@ -245,7 +245,7 @@ async def test_a_view_of_the_vm_before_its_start_does_not_end_a_starting_contain
         fleet.put(fleet.vm)
         await kubelet.call("ListContainers")
         await asyncio.sleep(0.05)
-        fleet.answers.set()
+        fleet.held["vm.start"].set()
         await start
     assert (await kubelet.status(container_id)).state == RUNNING
 

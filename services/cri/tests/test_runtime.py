@@ -1,6 +1,7 @@
 """The runtime itself: version, conditions, and calls that no VM pod can have."""
 
 import asyncio
+import json
 import os
 import stat
 from pathlib import Path
@@ -48,6 +49,12 @@ async def test_a_node_that_never_joined_is_not_ready(tmp_path: Path, fleet: Flee
     async with cri(tmp_path, fleet) as kubelet:
         conditions = (await kubelet.call("Status")).status.conditions
         assert [one.status for one in conditions] == [False, False, False]
+
+
+async def test_a_verbose_status_shows_the_settings(kubelet: Kubelet) -> None:
+    info = (await kubelet.call("Status", verbose=True)).info
+    assert json.loads(info["config"])["pod_network"] == "default"
+    assert not (await kubelet.call("Status")).info
 
 
 async def test_the_served_handlers_are_listed(kubelet: Kubelet) -> None:

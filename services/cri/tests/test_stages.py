@@ -23,6 +23,21 @@ async def test_a_sandbox_that_cannot_be_a_vm_names_the_part(kubelet: Kubelet) ->
         assert text.startswith(start), text
 
 
+async def test_a_host_port_of_tcp_or_udp_is_published_for_the_guest(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    ports = [
+        {"host_port": 8080, "container_port": 80},
+        {"host_port": 53, "container_port": 53, "protocol": "UDP", "host_ip": "192.0.2.7"},
+        {"container_port": 9, "host_ip": "0.0.0.0"},
+    ]
+    await kubelet.container(await kubelet.sandbox(port_mappings=ports))
+    (nic,) = fleet.vm.spec.domain.devices.interfaces
+    assert [
+        (one.host_port, one.guest_port, one.protocol, one.host_address) for one in nic.publish
+    ] == [(8080, 80, "tcp", None), (53, 53, "udp", "192.0.2.7")]
+
+
 async def test_a_pull_names_the_image(fleet: Fleet, kubelet: Kubelet) -> None:
     _, text = await kubelet.refused("PullImage", image={"image": "nothing"})
     assert text.startswith("image (image_unknown): "), text

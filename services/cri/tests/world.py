@@ -68,8 +68,8 @@ class Fleet:
         """The changes of a VM that a start request causes instead of a boot."""
         self.enforces = True
         """The limits of a record are enforced at once."""
-        self.answers: asyncio.Event | None = None
-        """A start is done and answered once it is set."""
+        self.held: dict[str, asyncio.Event] = {}
+        """By request: it is done and answered once the event is set."""
         self.started_ns = 0
         """The time at which each guest is started; 0: long ago."""
         self.away = False
@@ -174,8 +174,8 @@ class Fleet:
             self.requests.append((name, request.data))
             if name in self.errors:
                 raise self.errors[name]
-            if name == "vm.start" and self.answers is not None:
-                await self.answers.wait()
+            if name in self.held:
+                await self.held[name].wait()
             return handler(request.data)
 
         return Endpoint(name.replace(".", "-"), subjects.api(*name.split(".")), answer)

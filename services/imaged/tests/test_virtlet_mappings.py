@@ -40,7 +40,7 @@ def test_a_configuration_has_its_prefix_names_expressions_and_transports() -> No
     assert url_of("prod/linux/1", found) == "https://acme.example/linux.qcow2"
     assert url_of("prod/linux/2.11", found) == "http://acme.example/linux_2.11.qcow2"
     exact, by_default = (rule.transport for rule in found.rules)
-    assert by_default.timeout_s == 0.25
+    assert (by_default.timeout_s, by_default.max_redirects) == (0.25, 9)
     assert (exact.timeout_s, exact.max_redirects, exact.proxy, exact.server_name) == (
         90,
         0,

@@ -1,5 +1,6 @@
 """Connects CRI's RuntimeService with sandboxes and containers."""
 
+import json
 from collections.abc import Mapping
 
 from virtbus.cri.containers import Containers
@@ -20,6 +21,10 @@ CRI_VERSION = "v1"
 KUBELET_VERSION = "0.1.0"
 """The version of kubelet's runtime API, which no client reads."""
 
+SHOWN = frozenset(
+    {"node", "pod_network", "runtime_handlers", "cgroup_driver", "state_dir", "run_dir"}
+)
+"""The settings that a verbose status shows."""
 REFUSED: Mapping[str, str] = {
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
@@ -147,12 +152,16 @@ class RuntimeService:
             "runtime_api_version": CRI_VERSION,
         }
 
-    async def _status(self, _: Call) -> Plain:
+    async def _status(self, call: Call) -> Plain:
         handlers = [{"name": name} for name in ("", *self._settings.runtime_handlers)]
-        return {
+        told: Plain = {
             "status": {"conditions": self._node.conditions()},
             "runtime_handlers": handlers,
         }
+        if call.request.get("verbose", False):
+            config = self._settings.model_dump(mode="json", include=SHOWN)
+            told["info"] = {"config": json.dumps(config, sort_keys=True)}
+        return told
 
     async def _runtime_config(self, _: Call) -> Plain:
         return {"linux": {"cgroup_driver": self._settings.cgroup_driver.upper()}}

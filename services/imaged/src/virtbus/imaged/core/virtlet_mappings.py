@@ -24,6 +24,8 @@ _Config = tuple[str, Any, Layer]
 """The place of a configuration, the configuration, and its layer."""
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
+VIRTLET_REDIRECTS = 9
+"""Redirects that Virtlet follows by default, as Go's HTTP client."""
 _TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
 _NO_TLS = (
     "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "
@@ -143,8 +145,8 @@ def _transport(fields: Any) -> Any:
     timeout_ms, tls = fields.get("timeout"), fields.get("tls")
     if isinstance(timeout_ms, int) and timeout_ms > 0:
         made["timeout_s"] = timeout_ms / 1000
-    if fields.get("maxRedirects") is not None:
-        made["max_redirects"] = fields["maxRedirects"]
+    redirects = fields.get("maxRedirects")
+    made["max_redirects"] = VIRTLET_REDIRECTS if redirects is None else redirects
     if fields.get("proxy"):
         made["proxy"] = fields["proxy"]
     return made | _tls(tls) if tls else made
