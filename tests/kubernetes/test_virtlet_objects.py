@@ -18,7 +18,7 @@ from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
-MANIFEST = ROOT / "deploy" / "virtlet" / "virtlet.yaml"
+MANIFEST = ROOT / "cli/src/virtbus/cli/cri/manifests/virtlet.yaml"
 SPACE = "virtlet-objects"
 KEY = "ssh-rsa AAAAB3NzaC1yc2E mine"
 OBJECTS = """

@@ -16,6 +16,7 @@ from tests.kubernetes.container_host import BOX, NAME, ContainerHost
 from tests.kubernetes.pod_node import PodNode, guest
 from tests.kubernetes.test_howto import BLOCK
 
+from virtbus.cli.cri import host_files as files
 from virtbus.cli.cri.host_files import UNITS, HostFiles
 
 pytestmark = [
@@ -105,7 +106,7 @@ def test_a_daemon_set_installs_and_neither_its_upgrade_nor_its_end_ends_a_guest(
     for unit in UNITS:
         HostFiles(root).unit(unit).parent.mkdir(parents=True, exist_ok=True)
         HostFiles(root).unit(unit).touch()
-    manifest = yaml.safe_load((ROOT / "deploy/vm-nodes/daemonset.yaml").read_text())
+    manifest = yaml.safe_load(files.manifest("daemonset"))
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     command = f"{Path(sys.executable).parent}/virtbus cri install --root {root}"
     container["args"] = [container["args"][0].replace("virtbus cri install", command)]

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from services.cri.tests.world import Fleet, Kubelet, container, sandbox
 
+from virtbus.cri.core.answers import Plain
+
 CREATED, RUNNING, EXITED = 0, 1, 2
 
 
@@ -27,7 +29,10 @@ async def test_a_cancelled_call_can_be_repeated_and_its_pod_leaves_nothing(
         "config": container(image={"image": pulled.image_ref}),
         "sandbox_config": sandbox(),
     }
-    arguments = {"PullImage": {"image": {"image": "tiny:latest"}}, "CreateContainer": made}
+    arguments: dict[str, Plain] = {
+        "PullImage": {"image": {"image": "tiny:latest"}},
+        "CreateContainer": made,
+    }
     if call not in arguments:
         container_id = await kubelet.container(sandbox_id)
         if call == "StopContainer":

@@ -12,10 +12,14 @@ _HERE = "virtbus.cli.cri"
     verbs={
         "install": (f"{_HERE}.node_setup:install", "Serve VM pods on this Kubernetes node."),
         "uninstall": (f"{_HERE}.node_setup:uninstall", "Remove what `cri install` set up."),
+        "gen": (f"{_HERE}.diagnosis:gen", "Print the objects that a cluster needs."),
+        "diag": (f"{_HERE}.diagnosis:diag", "Collect the state and the logs of this node."),
+        "dump-metadata": (f"{_HERE}.diagnosis:dump_metadata", "Print the stored pods."),
     },
     epilog=examples(
         """
         virtbus cri install
+        virtbus cri diag /tmp/node1
         virtbus cri uninstall
         """
     ),

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 
 CONTAINERD = "/run/containerd/containerd.sock"
@@ -10,58 +11,6 @@ PROXY = "/run/virtbus/criproxy.sock"
 UNITS = ("virtbus-cri", "virtbus-criproxy")
 NODE_LABEL = "virtbus.io/vm-pods"
 
-_RUNTIME_CLASS = f"""\
-# Written by `virtbus cri install`. Apply it once for each cluster: kubectl apply -f FILE
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata:
-  name: virtbus
-handler: virtbus
-overhead:
-  podFixed:
-    memory: 48Mi # the emulator of a guest
-scheduling:
-  nodeSelector:
-    {NODE_LABEL}: "true"
----
-# Refuses a VM pod with a second container before anything of it starts.
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata:
-  name: virtbus
-spec:
-  failurePolicy: Fail
-  matchConstraints:
-    resourceRules:
-      - apiGroups: [""]
-        apiVersions: [v1]
-        resources: [pods]
-        operations: [CREATE]
-      - apiGroups: [""]
-        apiVersions: [v1]
-        resources: [pods/ephemeralcontainers]
-        operations: [UPDATE]
-  matchConditions:
-    - name: is-a-vm
-      expression: >-
-        object.spec.?runtimeClassName.orValue("") == "virtbus" ||
-        object.metadata.?annotations[?"kubernetes.io/target-runtime"].orValue("") == "virtlet.cloud"
-  validations:
-    - expression: size(object.spec.containers) == 1
-      message: a pod that is a VM has one container; remove the others
-    - expression: size(object.spec.?initContainers.orValue([])) == 0
-      message: a pod that is a VM has no init containers or sidecars; use cloud-init in the guest
-    - expression: size(object.spec.?ephemeralContainers.orValue([])) == 0
-      message: a pod that is a VM takes no debug container; use kubectl exec or attach
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata:
-  name: virtbus
-spec:
-  policyName: virtbus
-  validationActions: [Deny]
-"""
 _DRIVER = """\
 #!/bin/sh
 # The driver virtlet/flexvolume_driver for kubelet, written by `virtbus cri install`.
@@ -135,7 +84,7 @@ class HostFiles:
 
         Return what changed.
         """
-        wanted = {self.runtime_class: _RUNTIME_CLASS}
+        wanted = {self.runtime_class: manifest("virtbus")}
         if container_runtime != CONTAINERD:
             setting = f"VIRTBUS_CONTAINER_RUNTIME={container_runtime}"
             wanted[self.drop_in] = f'[Service]\nEnvironment="{setting}"\n'
@@ -171,16 +120,16 @@ class HostFiles:
 
     def naming_proxy(self) -> list[str]:
         """Return where kubelet gets the proxy as its runtime: its files, and a running kubelet."""
-        files = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
-        named = [str(path) for path in files if PROXY in _text(path)]
+        names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
+        named = [str(path) for path in names if PROXY in _text(path)]
         running = [f"the running kubelet (pid {pid})" for pid in self._kubelets()]
         return named + running
 
     def endpoint_file(self) -> str:
         """Return the file that has kubelet's endpoint; empty if none of kubeadm's has it."""
-        files = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
+        names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
         has = ("containerRuntimeEndpoint", "container-runtime-endpoint")
-        found = [path for path in reversed(files) if any(word in _text(path) for word in has)]
+        found = [path for path in reversed(names) if any(word in _text(path) for word in has)]
         return str(found[0]) if found else ""
 
     def _kubelets(self) -> Iterator[str]:
@@ -188,6 +137,11 @@ class HostFiles:
             words = _text(path).split("\0")
             if words[0].endswith("kubelet") and any(PROXY in word for word in words):
                 yield path.parent.name
+
+
+def manifest(name: str) -> str:
+    """Return objects for a cluster, as YAML."""
+    return (files(__package__) / "manifests" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _text(path: Path) -> str:

@@ -21,9 +21,7 @@ CRI_VERSION = "v1"
 KUBELET_VERSION = "0.1.0"
 """The version of kubelet's runtime API, which no client reads."""
 
-SHOWN = frozenset(
-    {"node", "pod_network", "runtime_handlers", "cgroup_driver", "state_dir", "run_dir"}
-)
+SHOWN = {"node", "pod_network", "runtime_handlers", "cgroup_driver", "state_dir", "run_dir"}
 """The settings that a verbose status shows."""
 REFUSED: Mapping[str, str] = {
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
