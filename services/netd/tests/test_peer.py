@@ -1,6 +1,8 @@
 """The check that a process is a domain's emulator, and the frames that it may send."""
 
 import itertools
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,11 @@ from virtbus.netd.core.wrapper_frame import (
     grant,
     read_request,
     refusal,
+    vhosts_of,
+    with_vhost,
 )
+from virtbus.netd.edge.fd_passing import open_vhosts
+from virtbus.netd.edge.guest_links import close_all
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 
@@ -119,3 +125,32 @@ def test_an_interface_has_a_descriptor_for_each_queue() -> None:
         b"tap,id=net2,fd=@fd3@",
     ]
     assert b'"mq":true,"vectors":6' in words[words.index(netdevs[1]) + 2]
+
+
+def test_interfaces_use_vhost_net_while_descriptors_are_left() -> None:
+    virtio: dict[str, str | int | bool] = {"driver": "virtio-net-pci"}
+    nics = [
+        NicArgument(virtio, "a"),
+        NicArgument({"driver": "e1000"}, "b"),
+        NicArgument(virtio, "c", queues=2),
+    ]
+    faster = with_vhost(nics)
+    assert vhosts_of(faster) == 3
+    words = grant("/usr/bin/qemu", faster, None)[4:].split(b"\0")
+    assert words[2] == b"7"
+    assert [after for word, after in itertools.pairwise(words) if word == b"-netdev"] == [
+        b"tap,id=net0,fd=@fd0@,vhost=on,vhostfd=@fd4@",
+        b"tap,id=net1,fd=@fd1@",
+        b"tap,id=net2,fds=@fd2@:@fd3@,vhost=on,vhostfds=@fd5@:@fd6@",
+    ]
+    most = with_vhost([NicArgument(virtio, "m", queues=16)] * 5)
+    assert [nic.vhost for nic in most] == [True, True, True, False, False]
+
+
+def test_a_host_without_vhost_net_gives_none(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert open_vhosts(2, str(tmp_path / "none")) == []
+    given = open_vhosts(2, os.devnull)
+    assert len(given) == 2
+    close_all(given)
+    assert len(os.listdir("/proc/self/fd")) == before

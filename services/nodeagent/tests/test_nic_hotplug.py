@@ -253,7 +253,7 @@ def test_a_device_has_the_lent_tap_and_the_given_slot() -> None:
     assert text == (
         '<interface type="ethernet"><mac address="02:00:00:00:00:01" />'
         '<target dev="vt0" managed="no" /><model type="virtio" />'
-        '<driver name="qemu" queues="2" /><link state="down" /><mtu size="1400" />'
+        '<driver queues="2" /><link state="down" /><mtu size="1400" />'
         f'<alias name="{alias_of(nic)}" /><rom enabled="no" /><acpi index="4" />'
         '<address type="pci" domain="0x0000" bus="0x07" slot="0x00" function="0x0" />'
         "</interface>"

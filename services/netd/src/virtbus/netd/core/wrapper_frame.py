@@ -8,11 +8,14 @@ arguments. `@fd0@` in an argument stands for the first descriptor's number.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from virtbus.schemas.ids import check_uid
 
 MAX_FRAME_BYTES = 64 * 1024
+MAX_DESCRIPTORS = 128
+"""The most that vmwrapper takes."""
+VIRTIO = "virtio-net-pci"
 PROTOCOL = b"virtbus-wrapper/1"
 _MAX_TIMES = 8
 
@@ -33,12 +36,13 @@ class WrapperRequest:
 class NicArgument:
     """One interface on QEMU's command line. `device` is without `netdev` and `mac`.
 
-    It has as many descriptors as `queues`.
+    It has as many descriptors as `queues`, and as many of vhost-net if `vhost`.
     """
 
     device: Mapping[str, str | int | bool]
     mac: str
     queues: int = 1
+    vhost: bool = False
 
 
 def frame_length(header: bytes) -> int:
@@ -89,25 +93,51 @@ def refusal(code: str, message: str) -> bytes:
     return frame(b"R\0" + line.encode()[:2000] + b"\0")
 
 
-def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
-    """Return the frame of a grant. It is sent with the descriptors of all queues, in their order.
+def with_vhost(nics: Sequence[NicArgument]) -> list[NicArgument]:
+    """Return the interfaces with vhost-net where a guest can use it and descriptors are left.
 
+    Without it, the emulator copies the packets itself.
+    """
+    left = MAX_DESCRIPTORS - sum(nic.queues for nic in nics)
+    found = []
+    for nic in nics:
+        vhost = nic.device.get("driver") == VIRTIO and nic.queues <= left
+        left -= nic.queues * vhost
+        found.append(replace(nic, vhost=vhost))
+    return found
+
+
+def vhosts_of(nics: Sequence[NicArgument]) -> int:
+    """Return the number of descriptors of vhost-net that a grant needs."""
+    return sum(nic.queues for nic in nics if nic.vhost)
+
+
+def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
+    """Return the frame of a grant.
+
+    It is sent with the taps of all queues in their order, and then the descriptors of vhost-net.
     QEMU uses the last of two `-uuid`, so the guest sees `firmware_uuid`.
     """
     arguments: list[str] = []
-    count = 0
+    count, vhosts = 0, sum(nic.queues for nic in nics)
     for number, nic in enumerate(nics):
-        places = range(count, count + nic.queues)
+        netdev = f"tap,id=net{number},{_descriptors('fd', count, nic.queues)}"
         count += nic.queues
-        word = "fd=" if nic.queues == 1 else "fds="
-        descriptors = word + ":".join(f"@fd{place}@" for place in places)
-        arguments += ["-netdev", f"tap,id=net{number},{descriptors}"]
+        if nic.vhost:
+            netdev += f",vhost=on,{_descriptors('vhostfd', vhosts, nic.queues)}"
+            vhosts += nic.queues
         device = {**nic.device, "netdev": f"net{number}", "mac": nic.mac}
+        arguments += ["-netdev", netdev]
         arguments += ["-device", json.dumps(device, separators=(",", ":"))]
     if firmware_uuid is not None:
         arguments += ["-uuid", firmware_uuid]
-    parts = [emulator, str(count), *arguments]
+    parts = [emulator, str(vhosts), *arguments]
     if any("\0" in part or "\n" in part for part in parts):
         msg = "an argument holds a NUL or a newline"
         raise FrameError(msg)
     return frame(b"A\0" + b"".join(part.encode() + b"\0" for part in parts))
+
+
+def _descriptors(word: str, first: int, queues: int) -> str:
+    places = ":".join(f"@fd{place}@" for place in range(first, first + queues))
+    return f"{word}={places}" if queues == 1 else f"{word}s={places}"

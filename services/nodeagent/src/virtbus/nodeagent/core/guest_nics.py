@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from virtbus.nodeagent.core.element import Element, el, to_text
+from virtbus.nodeagent.core.element import el, to_text
 from virtbus.nodeagent.core.metadata import nics_at_start
 from virtbus.nodeagent.core.nics import USUAL_MTU, hardware_hash, nic_id
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
@@ -100,7 +100,8 @@ def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
         el("mac", address=made.mac),
         el("target", dev=made.tap, managed="no"),
         el("model", type=str(nic.model)),
-        _driver(made.queues) if virtio else None,
+        # without a name, libvirt tries vhost-net, as netd does for vmwrapper's NICs
+        el("driver", queues=made.queues) if virtio and made.queues > 1 else None,
         el("link", state="down") if nic.state is LinkState.DOWN else None,
         el("mtu", size=made.mtu) if virtio and made.mtu != USUAL_MTU else None,
         el("alias", name=alias_of(nic)),
@@ -117,11 +118,6 @@ def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
         type="ethernet",
     )
     return to_text(interface)
-
-
-def _driver(queues: int) -> Element:
-    """Return the driver as vmwrapper's NICs have it: QEMU's own, not vhost."""
-    return el("driver", name="qemu", queues=queues if queues > 1 else None)
 
 
 def states(reported: tuple[InterfaceStatus, ...]) -> dict[str, PlugState]:
