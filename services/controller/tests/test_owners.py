@@ -4,19 +4,27 @@ import asyncio
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import node, record, spec, uid
+from services.controller.tests.fleets import GIB, node, record, spec, uid
 from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.memory_link import MemoryLink
 from virtbus.controller.core.demand import HOSTNAME, demand_of_vm
-from virtbus.controller.core.placement import Candidate, place
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.placement import (
+    CPU_OVERCOMMIT,
+    MEMORY_RESERVE_BYTES,
+    Candidate,
+    place,
+)
 from virtbus.controller.core.snapshot_changes import refuse_devices
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmSpec, Volume
 from virtbus.schemas.volume_ref import HostDevice
+from virtbus.schemas.wire import encode
 
 
 class Asking:
@@ -233,3 +241,22 @@ def test_no_node_but_its_own_takes_the_vm_of_a_pod_and_that_one_unless_it_is_fen
             "n2": "is not n1, whose container runtime made the VM",
         }
         assert placement.nodes == (() if fenced else ("n1",))
+
+
+def test_other_vms_get_what_kubelet_does_not_give_to_pods() -> None:
+    fleet = Fleet()
+    pod = record(1, owner="cri-n1", powered=True)
+    fleet.apply(StoredVm(pod, 1))
+    fleet.apply(StoredVm(record(2, "other", powered=True), 2))
+    vcpus, each_bytes = demand_of_vm(pod)[:2]
+    shares = [(0.0, 0), (4.0, 8 * GIB)]
+    free = []
+    for cpus, memory_bytes in shares:
+        whole = node(kubernetes_cpus=cpus, kubernetes_memory_bytes=memory_bytes)
+        fleet.put_node("$KV.node.n1", encode(whole), 0.0, 0)
+        there = fleet.candidate("n1", 0.0)
+        free.append((there.free_vcpus, there.free_memory_bytes + MEMORY_RESERVE_BYTES))
+    assert free == [
+        (8 * CPU_OVERCOMMIT - 2 * vcpus, 16 * GIB - 2 * each_bytes),
+        (4 * CPU_OVERCOMMIT - vcpus, 8 * GIB - each_bytes),
+    ]

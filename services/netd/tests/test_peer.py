@@ -22,8 +22,8 @@ from virtbus.netd.core.wrapper_frame import (
     vhosts_of,
     with_vhost,
 )
-from virtbus.netd.edge.fd_passing import open_vhosts
 from virtbus.netd.edge.guest_links import close_all
+from virtbus.netd.edge.vhost import accelerated
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 
@@ -148,9 +148,10 @@ def test_interfaces_use_vhost_net_while_descriptors_are_left() -> None:
 
 
 def test_a_host_without_vhost_net_gives_none(tmp_path: Path) -> None:
+    nics = [NicArgument({"driver": "virtio-net-pci"}, "a", queues=2)]
     before = len(os.listdir("/proc/self/fd"))
-    assert open_vhosts(2, str(tmp_path / "none")) == []
-    given = open_vhosts(2, os.devnull)
-    assert len(given) == 2
+    assert accelerated(nics, str(tmp_path / "none")) == (nics, [])
+    faster, given = accelerated(nics, os.devnull)
+    assert (faster[0].vhost, len(given)) == (True, 2)
     close_all(given)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -49,6 +49,9 @@ class NodeRecord(LenientModel):
     disk_reserve_bytes: int = 0
     """Disk space that new VMs leave free. 0: disk space is not checked (simulated nodes)."""
     max_vcpus: int = 0
+    kubernetes_cpus: float = 0
+    """CPUs that kubelet gives to the pods of this node, VM pods included. 0: it gives none away."""
+    kubernetes_memory_bytes: int = 0
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)
     networks: tuple[str, ...] = ("default",)

@@ -157,6 +157,8 @@ class Heartbeat:
             disk_free_bytes=host.disk_free_bytes,
             disk_reserve_bytes=host.disk_reserve_bytes,
             max_vcpus=host.max_vcpus,
+            kubernetes_cpus=settings.kubernetes_cpus,
+            kubernetes_memory_bytes=settings.kubernetes_memory,
             accelerators=host.accelerators,
             labels=settings.labels,
             networks=tuple(sorted(network.name for network in networks)) or ("default",),

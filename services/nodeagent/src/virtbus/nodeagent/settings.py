@@ -84,6 +84,15 @@ class Settings(ServiceSettings):
     min_free_ratio: float = Field(
         0.01, ge=0, lt=1, description="the same as a share of the disk; the larger value applies"
     )
+    kubernetes_cpus: float = Field(
+        0,
+        ge=0,
+        description=(
+            "CPUs that kubelet gives to pods (the Node's Allocatable); other VMs do not get them, "
+            "and VM pods count inside them. 0: VM pods count as other VMs, and containers do not"
+        ),
+    )
+    kubernetes_memory: Bytes = Field(0, ge=0, description="the same for memory")
     fast_start: bool = Field(
         False,
         description=(

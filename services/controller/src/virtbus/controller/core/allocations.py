@@ -5,8 +5,10 @@ A create considers every node. It reads these sums, because a scan of 10,000 VMs
 
 from dataclasses import dataclass, field, replace
 
+from virtbus.bus.client.owners import node_of
 from virtbus.controller.core.demand import memory_of
 from virtbus.controller.core.placement import Candidate
+from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import VmRecord
 
 
@@ -30,6 +32,9 @@ class Load:
     reserved_vcpus: int = 0
     reserved_memory_bytes: int = 0
     """The three `reserved_` sums are the part of strict VMs."""
+    pod_vcpus: int = 0
+    pod_memory_bytes: int = 0
+    """The part of VMs of the node's container runtime, which kubelet has granted."""
 
     def count(self, record: VmRecord, sign: int) -> None:
         """Add (`sign` 1) or subtract (-1) a record."""
@@ -38,10 +43,20 @@ class Load:
         if takes_room(record):
             self.vcpus += vcpus
             self.memory_bytes += memory_bytes
+            if node_of(record.owner):
+                self.pod_vcpus += vcpus
+                self.pod_memory_bytes += memory_bytes
         if record.reserved:
             self.reserved_vms += sign
             self.reserved_vcpus += vcpus
             self.reserved_memory_bytes += memory_bytes
+
+    def counted(self, node: NodeRecord) -> tuple[int, int]:
+        """Return vCPUs and memory, without VM pods if `node` gives kubelet a share of its own."""
+        return (
+            self.vcpus - (self.pod_vcpus if node.kubernetes_cpus else 0),
+            self.memory_bytes - (self.pod_memory_bytes if node.kubernetes_memory_bytes else 0),
+        )
 
 
 NOTHING = Load()

@@ -386,8 +386,7 @@ class Fleet:
         return Candidate(
             seen.record,
             load.vms,
-            load.vcpus,
-            load.memory_bytes,
+            *load.counted(seen.record),
             self.silent(node, now_s),
             seen.kind + images.mark if seen.kind else b"",
             spec.closed,

@@ -67,12 +67,13 @@ class Candidate:
     def free_vcpus(self) -> int:
         """Return how many vCPUs are free."""
         share = 1.0 if self.strict else self.vcpus_per_cpu
-        return int(self.record.cpus * share) - self.vcpus
+        return int((self.record.cpus - self.record.kubernetes_cpus) * share) - self.vcpus
 
     @cached_property
     def free_memory_bytes(self) -> int:
         """Return how much memory is free."""
-        return self.record.memory_bytes - MEMORY_RESERVE_BYTES - self.memory_bytes
+        withheld_bytes = MEMORY_RESERVE_BYTES + self.record.kubernetes_memory_bytes
+        return self.record.memory_bytes - withheld_bytes - self.memory_bytes
 
     @cached_property
     def free_disk_bytes(self) -> int:

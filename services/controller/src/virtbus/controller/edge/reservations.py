@@ -139,11 +139,12 @@ class Reservations:
             return
         load = self._fleet.promises.on.get(now.node, NOTHING)
         own = record.spec.domain.cpu.vcpus, memory_of(record.spec)
+        node = self._fleet.candidate(now.node, 0.0)
         node = replace(
-            self._fleet.candidate(now.node, 0.0),
+            node,
             strict=True,
-            vcpus=load.vcpus - load.reserved_vcpus + now.vcpus - own[0],
-            memory_bytes=load.memory_bytes - load.reserved_memory_bytes + now.memory_bytes - own[1],
+            vcpus=node.vcpus - load.reserved_vcpus + now.vcpus - own[0],
+            memory_bytes=node.memory_bytes - load.reserved_memory_bytes + now.memory_bytes - own[1],
         )
         why = room(demand_of_vm(record), node, disk=False)
         if why is not None:

@@ -30,10 +30,9 @@ from virtbus.netd.core.wrapper_frame import (
     grant,
     read_request,
     refusal,
-    vhosts_of,
-    with_vhost,
 )
 from virtbus.netd.edge.guest_links import close_all
+from virtbus.netd.edge.vhost import accelerated
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Arm, Armed, NetPhase, NetReady
 from virtbus.schemas.wire import encode, read
@@ -53,7 +52,6 @@ READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
 """Time that a wrapper waits for CNI. libvirt's start waits for the wrapper."""
 
-VHOST = "/dev/vhost-net"
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -205,10 +203,8 @@ class HandoverServer:
         attachment, taps = await self._taps.take_taps(arm.uid, NETWORK_TIMEOUT_S)
         vhosts: list[int] = []
         try:
-            nics = _nics(arm, attachment)
-            faster = with_vhost(nics)
-            vhosts = open_vhosts(vhosts_of(faster))
-            answer = grant(self._emulator, faster if vhosts else nics, attachment.firmware_uuid)
+            nics, vhosts = accelerated(_nics(arm, attachment))
+            answer = grant(self._emulator, nics, attachment.firmware_uuid)
             _send(connection, answer, [*taps, *vhosts])
         except FrameError as error:
             raise VirtbusError(Code.INVALID, "bad_device", str(error)) from error
@@ -242,18 +238,6 @@ def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
         NicArgument(device.device, nic.mac, nic.queues)
         for nic, device in zip(attachment.nics, arm.nics, strict=True)
     ]
-
-
-def open_vhosts(count: int, path: str = VHOST) -> list[int]:
-    """Return descriptors of vhost-net; none if this host has no such device, or no more of it."""
-    opened: list[int] = []
-    try:
-        for _ in range(count):
-            opened.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))  # noqa: PERF401  all are closed
-    except OSError:
-        close_all(opened)
-        return []
-    return opened
 
 
 def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> None:
