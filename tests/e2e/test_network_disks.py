@@ -14,7 +14,7 @@ import pytest
 from tests.e2e import host
 from tests.e2e.platform import Platform, standing, until
 from tests.e2e.stage import STAGE
-from tests.e2e.storage_servers import Iscsi, Nbd, NbdTls, Nfs, Rbd, StorageServer
+from tests.e2e.storage_servers import DISK_BYTES, Iscsi, Nbd, NbdTls, Nfs, Rbd, StorageServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -88,6 +88,12 @@ def test_a_guest_waits_for_its_server_and_continues(
     script.write_text(WRITE)
     with server.running():
         until(lambda: platform.pool(name)["state"] == "Ready", lambda: str(platform.pool(name)))
+        until(lambda: platform.pool(name)["place_bytes"], lambda: str(platform.pool(name)))
+        pool = platform.pool(name)
+        assert pool["place_bytes"] == {f"default.{name}": pool["size_bytes"]}
+        assert (pool["size_bytes"], pool["places_confirmed_ns"]) == (DISK_BYTES, 0)
+        large = platform.try_cli("volume", "create", name, "--size", "9MiB", "--pool", name)
+        assert "has 8MiB, and the volume 9MiB" in large.stderr
         platform.cli("volume", "create", name, "--size", "8MiB", "--pool", name)
         use = ("--image", "tiny", "--memory", "128MiB", "--user-data", str(script))
         platform.create("web", *use, "--volume", name, wait="ready")
@@ -101,6 +107,7 @@ def test_a_guest_waits_for_its_server_and_continues(
     assert waited_s < PROBE_S + BUSY_S, f"it took {waited_s:.1f} s"
     assert platform.get("web")["state"] == ("Running" if server.stalls else "Paused")
     until(lambda: platform.pool(name)["state"] == "Gone", "the pool is gone")
+    assert platform.pool(name)["places_confirmed_ns"], "the size is kept with its age"
     assert "start it" in platform.pool(name)["message"]  # it refuses, or a probe was under way
     platform.create("other", "--image", "tiny", "--memory", "128MiB", wait="ready")
     platform.delete("other")
@@ -139,7 +146,8 @@ def refuse_leaks(platform: Platform, secret: str) -> None:
     uid = platform.get("web")["uid"]
     (pid,) = host.qemu_pids(uid)
     domain = ("virsh", "-c", "qemu:///system", "dumpxml", "--security-info", f"vb-{uid}")
-    logs = [platform.log, Path(f"/var/log/libvirt/qemu/vb-{uid}.log")]
+    logs = [platform.log, *Path("/var/log/libvirt/qemu").glob("vb-*.log")]
+    logs += Path("/var/log/libvirt/qemu").glob("virtbus-sizes-*.log")
     places = {
         "the arguments": Path(f"/proc/{pid}/cmdline").read_text(errors="replace"),
         "the XML": host.run(*domain),

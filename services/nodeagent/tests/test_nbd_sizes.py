@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.test_network_disks import greeting, san, server
+from services.nodeagent.tests.test_network_disks import san, server
 
 from virtbus.bus.runtime.pool_settings import BlockPool
 from virtbus.nodeagent.edge import nbd_sizes, pool_servers
@@ -56,8 +56,6 @@ async def test_a_silent_server_ends_the_question(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nbd_sizes, "SIZES_S", 0.1)
     async with server(HELLO, silent=True) as port, asyncio.timeout(5):
         assert await export_sizes("127.0.0.1", port, ["one"]) == {}
-    async with server(greeting()) as port:
-        assert await pool_servers.place_sizes(san(port, tls=True)) == {}
 
 
 @pytest.mark.integration

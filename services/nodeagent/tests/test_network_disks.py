@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -260,6 +261,10 @@ def test_a_guest_stalls_only_for_servers_of_its_own_volumes() -> None:
     assert not servers.why_it_stalls(record_)
 
 
+async def asks_nobody(_name: str, _pool: ServerPool) -> dict[str, int]:
+    pytest.fail("the server tells the sizes without a login")
+
+
 async def test_a_silent_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_servers, "GONE_S", 0.5)
     told: dict[str, PoolState] = {}
@@ -271,7 +276,8 @@ async def test_a_silent_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) 
     async with server(greeting()) as port, server(b"", silent=True) as silent:
         pools: dict[str, PoolSettings] = {"a": san(silent), "b": san(port)}
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(PoolServers(pools, tell, AwayServers(), 0.05).run())
+            servers = PoolServers(pools, tell, AwayServers(), asks_nobody, time.time_ns, 0.05)
+            running = group.create_task(servers.run())
             async with asyncio.timeout(10):
                 while told.get("b") is not PoolState.READY:
                     await asyncio.sleep(0.01)

@@ -153,6 +153,9 @@ class PoolReport(LenientModel):
     """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
     place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
     """By assigned volume: the room of its place, as far as the node knows it."""
+    places_confirmed_ns: int = 0
+    """The time of the oldest of these sizes, if the server is away or did not repeat it; 0: all are
+    current."""
 
     @property
     def abilities(self) -> Abilities:

@@ -123,7 +123,12 @@ async def serve(settings: Settings) -> None:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())
-            group.create_task(PoolServers(pools, liveness.pools.tell, tools.servers).run())
+            sizes = hypervisor.sizes(settings.node)
+            servers = PoolServers(
+                pools, liveness.pools.tell, tools.servers, sizes.asked, bus.sources.time_ns
+            )
+            group.create_task(servers.run())
+            group.create_task(sizes.sweep())
             group.create_task(hypervisor.logins.sweep())
             group.create_task(report_devices(pools, liveness.pools.tell))
             door = DeviceDoor(

@@ -40,8 +40,8 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret, the volume's own. A volume has one guest, so no two starts
-    share one."""
+    """The UUID of libvirt's secret. For a guest it is the volume's own. A volume has one guest, so
+    no two starts share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,14 @@ def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDi
     pool = pools.get(ref.pool)
     if not isinstance(pool, ServerPool) or ref.key not in pool.volumes:
         raise _unassigned(ref)
-    login = None
+    return NetworkDisk(pool, pool.volumes[ref.key], login_of(pool, ref.uid))
+
+
+def login_of(pool: ServerPool, id_: str) -> Login | None:
+    """Return the login at a pool's server, with the UUID of its secret; None if it needs none."""
     if isinstance(pool, IscsiPool | RbdPool) and pool.user:
-        kind = _SECRET_KINDS[pool.kind]
-        login = Login(kind, pool.user, pool.secret_file, ref.uid)
-    return NetworkDisk(pool, pool.volumes[ref.key], login)
+        return Login(_SECRET_KINDS[pool.kind], pool.user, pool.secret_file, id_)
+    return None
 
 
 def _unassigned(ref: VolumeRef) -> VirtbusError:

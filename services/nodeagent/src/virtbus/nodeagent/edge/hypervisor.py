@@ -32,6 +32,7 @@ from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
 from virtbus.nodeagent.edge.libvirt_readings import LibvirtReadings
 from virtbus.nodeagent.edge.libvirt_resources import DOING, pretended_resources, set_resources
+from virtbus.nodeagent.edge.libvirt_sizes import LibvirtSizes
 from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
@@ -83,11 +84,11 @@ class LibvirtHypervisor:
         self._reads = links(READS_AT_ONCE, STUCK_LIMIT_TO_MEND)
         self._in_process = self._uri.startswith("test:///")
         if self._in_process:
-            self._changes = self._ends = self._events = to_start = self._reads
+            self._changes = self._ends = self._events = self._asks = to_start = self._reads
         else:
             self._changes, to_start = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
-            self._events = links(1)
+            self._events, self._asks = links(1), links(1)
         at_once = min(self._starts_at_once, starts)
         self._starts = LibvirtStarts(to_start, at_once, in_process=self._in_process)
         quick, slow, freezes, displays = (
@@ -114,6 +115,10 @@ class LibvirtHypervisor:
     def readings(self, run_dir: Path) -> LibvirtReadings:
         """Return the port that lets guests serve their disks, on sockets below `run_dir`."""
         return LibvirtReadings(self._changes, run_dir)
+
+    def sizes(self, node: str) -> LibvirtSizes:
+        """Return the port that asks servers for the sizes of a node's places."""
+        return LibvirtSizes(self._asks, self._ends, self.logins, node)
 
     @property
     def healthy(self) -> bool:

@@ -1,10 +1,11 @@
 """Probes the servers of the node's pools, each at an interval, and reports the pools (ADR 0060)."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from virtbus.bus.runtime.pool_settings import PROBE_S, NbdPool, PoolSettings, ServerPool
 from virtbus.nodeagent.core.away_servers import AwayServers
+from virtbus.nodeagent.core.known_sizes import KnownSizes
 from virtbus.nodeagent.core.server_answers import FirstWords, first_words, hosts
 from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
@@ -12,60 +13,100 @@ from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 SLOW_S, GONE_S = 1.0, 3.0
 PLACES_S = 60.0
 """Interval of the questions for sizes, which change rarely."""
+BY_QEMU_S = 15.0, 600.0
+"""The same if QEMU asks, which takes a second of CPU time: the first interval while sizes are
+unknown, which doubles, and the longest one."""
+_UNKNOWN = PoolState.GONE, ""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
 Tell = Callable[[str, Iterable[PoolReport]], None]
 
 
+Ask = Callable[[str, ServerPool], Awaitable[Mapping[str, int]]]
+"""Lets QEMU ask the server of a pool for the sizes of its places; returns them by volume."""
+
+
 class PoolServers:
-    """The pools whose data is on a server. No probe delays another."""
+    """The pools whose data is on a server. No probe delays another, and no question a probe."""
 
     def __init__(
         self,
         pools: Mapping[str, PoolSettings],
         tell: Tell,
         away: AwayServers,
+        ask: Ask,
+        time_ns: Callable[[], int],
         interval_s: float = PROBE_S,
     ) -> None:
         self._pools = {name: one for name, one in pools.items() if isinstance(one, ServerPool)}
         self._tell = tell
         self._away = away
+        self._ask = ask
+        self._time_ns = time_ns
         self._interval_s = interval_s
-        self._reports: dict[str, PoolReport] = {}
+        self._states: dict[str, tuple[PoolState, str]] = {}
+        self._sizes = {name: KnownSizes() for name in self._pools}
 
     async def run(self) -> None:
         """Probe all servers; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
+                if not tells_sizes(pool):
+                    group.create_task(self._measure(name, pool))
 
     async def _follow(self, name: str, pool: ServerPool) -> None:
         loop, due_s = asyncio.get_running_loop(), 0.0
-        places: dict[str, int] = {}
         while True:
-            state, message = await probed(pool)
-            self._away.set(name, away=state is PoolState.GONE)
-            if state is not PoolState.GONE and loop.time() >= due_s:
-                places = await place_sizes(pool)
+            self._states[name] = await probed(pool)
+            self._away.set(name, away=self._is_away(name))
+            if tells_sizes(pool) and not self._is_away(name) and loop.time() >= due_s:
+                self._sizes[name].confirm(await place_sizes(pool), self._time_ns())
                 due_s = loop.time() + PLACES_S
-            self._reports[name] = PoolReport(
-                name=name,
-                kind=pool.kind,
-                state=state,
-                message=message,
-                size_bytes=sum(places.values()),
-                place_bytes=places,
-                volumes=len(pool.volumes),
-                assigned=tuple(sorted(pool.volumes)),
-            )
-            self._tell("servers", [self._reports[one] for one in sorted(self._reports)])
+            self._report()
             await asyncio.sleep(self._interval_s)
+
+    async def _measure(self, name: str, pool: ServerPool) -> None:
+        first_s, longest_s = BY_QEMU_S
+        delay_s = first_s
+        while True:
+            if self._is_away(name):
+                await asyncio.sleep(self._interval_s)
+                continue
+            self._sizes[name].confirm(await self._ask(name, pool), self._time_ns())
+            self._report()
+            is_whole = self._sizes[name].bytes.keys() == pool.volumes.keys()
+            await asyncio.sleep(longest_s if is_whole else delay_s)
+            delay_s = min(2 * delay_s, longest_s)
+
+    def _is_away(self, name: str) -> bool:
+        return self._states.get(name, _UNKNOWN)[0] is PoolState.GONE
+
+    def _report(self) -> None:
+        self._tell("servers", [self._reported(name) for name in sorted(self._states)])
+
+    def _reported(self, name: str) -> PoolReport:
+        pool, sizes, (state, message) = self._pools[name], self._sizes[name], self._states[name]
+        return PoolReport(
+            name=name,
+            kind=pool.kind,
+            state=state,
+            message=message,
+            size_bytes=sum(sizes.bytes.values()),
+            place_bytes=dict(sizes.bytes),
+            places_confirmed_ns=sizes.confirmed_ns(away=self._is_away(name)),
+            volumes=len(pool.volumes),
+            assigned=tuple(sorted(pool.volumes)),
+        )
+
+
+def tells_sizes(pool: ServerPool) -> bool:
+    """Return True if the server tells the sizes of places in words that need no login and key."""
+    return isinstance(pool, NbdPool) and not pool.tls
 
 
 async def place_sizes(pool: ServerPool) -> dict[str, int]:
-    """Return the sizes of the places that a server tells without a login, by volume."""
-    if not isinstance(pool, NbdPool) or pool.tls:
-        return {}
+    """Return the sizes of the places that such a server tells, by volume."""
     sizes = await export_sizes(pool.host, pool.port, sorted(pool.volumes.values()))
     return {key: sizes[name] for key, name in sorted(pool.volumes.items()) if name in sizes}
 

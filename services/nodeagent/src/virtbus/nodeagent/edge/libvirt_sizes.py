@@ -1,0 +1,199 @@
+"""Asks servers for the sizes of places, by a QEMU of libvirt that runs no guest (ADR 0060).
+
+A server that takes over this process has a process without rights, without a guest, and with bounds
+of memory, CPU time and seconds. libvirt ends it with the connection of a killed agent. If the
+server hangs at that moment, the next agent ends it.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import libvirt
+
+from virtbus.bus.runtime.pool_settings import NbdPool, NfsPool, ServerPool
+from virtbus.nodeagent.core.element import Element, el, to_text
+from virtbus.nodeagent.core.network_disks import Login, NetworkDisk, login_of, network_source
+from virtbus.nodeagent.edge.libvirt_errors import cause
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
+from virtbus.schemas.disk import DISK_MAX
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.pool import MESSAGE_MAX
+
+log = logging.getLogger(__name__)
+
+ASK_S = 20.0
+"""Time limit of a question about all places of a pool."""
+END_S = 40.0
+"""libvirt waits 15 s for a QEMU that does not die."""
+AGAIN_S = 60.0
+"""Delay after a sweep that libvirt did not answer."""
+_MEMORY_KIB = 512 * 1024
+_QUOTA_US = 50_000
+"""CPU time in each 100 ms."""
+_NOBODY = "+65534:+65534"
+_LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+_FLAGS = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
+_ENDED = {libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID}
+_DOING = "ask a server for sizes"
+
+
+class LibvirtSizes:
+    """Asks one server at a time, so at most one worker of libvirtd ever waits for a server."""
+
+    def __init__(
+        self, links: LibvirtLinks, ends: LibvirtLinks, logins: LibvirtLogins, node: str
+    ) -> None:
+        self._links = links
+        self._ends = ends
+        self._logins = logins
+        self._name = f"virtbus-sizes-{node}"
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._said: dict[str, str] = {}
+
+    async def asked(self, name: str, pool: ServerPool) -> dict[str, int]:
+        """Return the sizes of places in bytes, by volume, without those that stay unknown.
+
+        The reason of an unknown one is logged once.
+        """
+        if not pool.volumes:
+            return {}
+        login = login_of(pool, str(uuid.uuid4()))
+        places = sorted(pool.volumes.items())
+        disks = {key: _disk(NetworkDisk(pool, place, login)) for key, place in places}
+        question = _Question(self._name, _domain(self._name, pool), disks)
+        async with self._turn, asyncio.TaskGroup() as group:
+            late = group.create_task(self._end_late())
+            why = await self._answered(question, login)
+            late.cancel()
+        whys = [why] * bool(why) + [f"{key}: {why}" for key, why in question.missing.items()]
+        self._say(name, "; ".join(whys)[:MESSAGE_MAX])
+        return dict(question.found)
+
+    async def _answered(self, question: "_Question", login: Login | None) -> str:
+        """Wait for the answer; return why it is not complete."""
+        late_s = self._loop.time() + ASK_S
+        try:
+            async with self._logins.lent([] if login is None else [login]):
+                await self._links.run(question.ask, _DOING, timeout_s=ASK_S + END_S)
+        except VirtbusError as error:
+            is_late = self._loop.time() >= late_s
+            return f"no answer in {ASK_S:.0f} s" if is_late else str(error)
+        return ""
+
+    def _say(self, name: str, why: str) -> None:
+        if why and why != self._said.get(name):
+            extra = {"code": "sizes_unknown"}
+            log.warning("sizes of the pool %s are unknown: %s", name, why, extra=extra)
+        self._said[name] = why
+
+    async def sweep(self) -> None:
+        """End the QEMU that a killed agent or libvirtd left, as soon as libvirt answers."""
+        while True:
+            async with self._turn:
+                if await self._end():
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _end_late(self) -> None:
+        await asyncio.sleep(ASK_S)
+        await self._end()
+
+    async def _end(self) -> bool:
+        """End the QEMU, and with it each call that waits for it; return False if that failed."""
+        try:
+            await self._ends.run(lambda one: _end(one, self._name), _DOING, timeout_s=END_S)
+        except VirtbusError as error:
+            log.warning("cannot end %s: %s", self._name, error, extra={"code": "sizes_left"})
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question about all places of a pool."""
+
+    name: str
+    domain: str
+    disks: Mapping[str, str]
+    """By volume: the XML of the disk that is its place."""
+    found: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """By volume: why its size stays unknown."""
+
+    def ask(self, connection: libvirt.virConnect) -> None:
+        """Start a QEMU, let it open one place after the other, and end it."""
+        _end(connection, self.name)
+        domain = connection.createXML(self.domain, _FLAGS)
+        try:
+            domain.setMemoryParameters({"hard_limit": _MEMORY_KIB}, _LIVE)
+            domain.setSchedulerParametersFlags({"global_quota": _QUOTA_US}, _LIVE)
+            for key, disk in self.disks.items():
+                self._ask_one(domain, key, disk)
+        finally:
+            _end(connection, self.name)
+
+    def _ask_one(self, domain: libvirt.virDomain, key: str, disk: str) -> None:
+        try:
+            domain.attachDeviceFlags(disk, _LIVE)
+        except libvirt.libvirtError as error:
+            if not domain.isActive():
+                raise
+            self.missing[key] = cause(error.get_error_message() or str(error))
+            return
+        size_bytes = domain.blockInfo("sda")[0]
+        domain.detachDeviceFlags(disk, _LIVE)
+        if 0 < size_bytes <= DISK_MAX:
+            self.found[key] = size_bytes
+        else:
+            self.missing[key] = "its size is none that a disk can have"
+
+
+def _end(connection: libvirt.virConnect, name: str) -> None:
+    try:
+        connection.lookupByName(name).destroy()
+    except libvirt.libvirtError as error:
+        if error.get_error_code() not in _ENDED:
+            raise
+
+
+def _domain(name: str, pool: ServerPool) -> str:
+    """Return a machine without a disk, which stays paused."""
+    devices = el(
+        "devices",
+        el("controller", type="usb", model="none"),
+        el("controller", type="scsi", model="virtio-scsi"),
+        el("memballoon", model="none"),
+    )
+    system = el("os", el("type", "hvm", machine="pc"))
+    head = (el("name", name), el("memory", "16", unit="MiB"), system, devices)
+    return to_text(el("domain", *head, _label(pool), type="qemu"))
+
+
+def _label(pool: ServerPool) -> Element | None:
+    """Run it as nobody, who may not use the disks of guests.
+
+    Only QEMU's own user reads the keys of TLS, and only it is known to an NFS server without ids.
+    """
+    if isinstance(pool, NbdPool) or (isinstance(pool, NfsPool) and pool.user is None):
+        return None
+    label = el("label", _NOBODY)
+    return el("seclabel", label, type="static", model="dac", relabel="no")
+
+
+def _disk(disk: NetworkDisk) -> str:
+    return to_text(
+        el(
+            "disk",
+            el("driver", name="qemu", type="raw"),
+            network_source(disk),
+            el("target", dev="sda", bus="scsi"),
+            el("readonly"),
+            type="network",
+            device="disk",
+        )
+    )
