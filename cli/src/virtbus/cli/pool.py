@@ -12,6 +12,8 @@ from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.schemas.pool import PoolKind, abilities_of
 
 _HERE = "virtbus.cli.pool"
+PLACES_HEADER = ("NODE", "VOLUME", "PLACE")
+UNKNOWN = "unknown"
 HEADER = ("NODE", "POOL", "KIND", "STATE", "SIZE", "FREE", "PROMISED", "VOLUMES", "ABILITIES")
 
 
@@ -52,23 +54,23 @@ def listing(invocation: Invocation) -> None:
         invocation.note("no node has reported a pool")
     invocation.show({"items": items}, lambda: table(items))
     for item in items:
-        if item.get("message"):
-            invocation.note(f"{item.get('node')}: {item.get('name')}: {item.get('message')}")
+        for remark in _remarks(item):
+            invocation.note(f"{item.get('node')}: {item.get('name')}: {remark}")
 
 
 @click.command(epilog=examples("virtbus pool get fast -o yaml"))
 @click.argument("name")
 @verb
 def get(invocation: Invocation, *, name: str) -> None:
-    """Show the pool NAME on each node that has it, with the reason of its state."""
+    """Show the pool NAME on each node that has it, with the sizes of its assigned places."""
     items = [item for item in _pools(invocation) if item.get("name") == name]
     if not items:
         message = f"no node has a pool {name}"
         raise CliError(Exit.NOT_FOUND, "pool_unknown", message, hint="`virtbus pool list`")
-    invocation.show({"items": items}, lambda: table(items))
+    invocation.show({"items": items}, lambda: "\n\n".join((table(items), *places(items))))
     for item in items:
-        if item.get("message"):
-            invocation.note(f"{item.get('node')}: {item.get('message')}")
+        for remark in _remarks(item):
+            invocation.note(f"{item.get('node')}: {remark}")
 
 
 def _pools(invocation: Invocation) -> list[dict[str, Any]]:
@@ -86,18 +88,58 @@ def table(items: list[dict[str, Any]]) -> str:
     return output.table(HEADER, [_row(item) for item in items])
 
 
+def places(items: list[dict[str, Any]]) -> list[str]:
+    """Return a table with a row for each assigned place of each node; none without places."""
+    rows = [
+        (str(item.get("node", "")), volume, _place(item, volume))
+        for item in items
+        for volume in item.get("assigned") or ()
+    ]
+    return [output.table(PLACES_HEADER, rows)] if rows else []
+
+
+def _place(item: Mapping[str, Any], volume: str) -> str:
+    size = (item.get("place_bytes") or {}).get(volume)
+    return UNKNOWN if size is None else units.size(size)
+
+
+def _remarks(item: Mapping[str, Any]) -> list[str]:
+    """Return the reason of the state, and the age of sizes that the server has not confirmed."""
+    found = [str(item["message"])] if item.get("message") else []
+    if then_ns := item.get("places_confirmed_ns"):
+        found.append(f"sizes are {units.ago(then_ns)} old: the server has not confirmed them since")
+    return found
+
+
+def _size(item: Mapping[str, Any]) -> str:
+    """Return the size of a pool, as far as it is known."""
+    size, known = item.get("size_bytes") or 0, item.get("place_bytes") or {}
+    assigned = item.get("assigned") or ()
+    if all(volume in known for volume in assigned):
+        return units.size(size) if size else "-"
+    return f">{units.size(size)}" if size else UNKNOWN
+
+
+def _free(item: Mapping[str, Any]) -> str:
+    """Return the free space. A server may have some, but does not report it; a device has none."""
+    abilities = item.get("abilities", {})
+    if abilities.get("shared"):
+        return UNKNOWN
+    known = item.get("size_bytes") and not abilities.get("assigned")
+    return units.size(item.get("free_bytes")) if known else "-"
+
+
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     size, limit = item.get("size_bytes") or 0, item.get("overcommit") or 0
     promised = units.size(item.get("allocated_bytes") or 0)
-    abilities = item.get("abilities", {})
-    able = [name for name, is_able in abilities.items() if is_able]
+    able = [name for name, is_able in item.get("abilities", {}).items() if is_able]
     return (
         str(item.get("node", "")),
         str(item.get("name", "")),
         str(item.get("kind", "")),
         str(item.get("state", "")),
-        units.size(size) if size else "-",
-        units.size(item.get("free_bytes")) if size and not abilities.get("assigned") else "-",
+        _size(item),
+        _free(item),
         f"{promised}/{units.size(int(size * limit))}" if limit and size else promised,
         str(item.get("volumes", 0)),
         ",".join(able) or "-",
