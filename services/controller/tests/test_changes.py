@@ -37,6 +37,7 @@ def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
         {"domain__firmware": {"serial": "x1"}},
         {"domain__accelerator": "tcg"},
         {"domain__io_threads": {"policy": "shared"}},
+        {"dns_config": {"nameservers": ["10.96.0.10"]}},
         {"domain__resources": {"cpu_shares": 512, "cpu_quota_us": 50_000, "cpus": "0"}},
     ],
     ids=str,

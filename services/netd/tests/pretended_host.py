@@ -131,11 +131,15 @@ def settled(plan: Attachment, gateway: IPv4Interface, taken: Collection[str] = (
 
 
 def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: Any) -> VmRecord:
-    """A record with one interface per network; `nics` has further properties of each."""
+    """A record with one interface per network; `nics` has further properties of each.
+
+    `more_spec` has further fields of the spec.
+    """
     names = [f"net{index}" for index in range(len(networks))]
     macs = extra.pop("macs", (None,) * len(networks))
     nics = extra.pop("nics", ({},) * len(networks))
     spec = {
+        **extra.pop("more_spec", {}),
         "domain": {
             **extra.pop("domain", {}),
             "devices": {

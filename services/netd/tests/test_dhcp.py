@@ -19,6 +19,7 @@ from virtbus.netd.core.dhcp import (
     parse,
 )
 from virtbus.netd.core.dhcp_frame import payload, reply_frame, request_filter
+from virtbus.netd.core.domain_names import domain_list
 
 MAC = bytes.fromhex("020102030405")
 ADDRESS = IPv4Address("10.127.3.4")
@@ -214,7 +215,8 @@ def test_an_answer_is_cut_at_the_end_to_fit_the_clients_buffer() -> None:
     assert small is not None
     assert large is not None
     assert len(small.message) <= 548
-    assert Option.SEARCH not in options_of(small)
+    assert options_of(small)[Option.SEARCH] == domain_list(search[:3])
+    assert options_of(large)[Option.SEARCH] == domain_list(search)
     assert len(options_of(large)[Option.SEARCH]) > 255
 
 
@@ -229,7 +231,10 @@ def test_no_client_gets_more_than_a_packet_of_its_network() -> None:
     reply = answered(request(MessageType.DISCOVER, (57, b"\xff\xff")), crowded)
     assert reply is not None
     assert len(reply.message) <= OFFER.mtu - 28
-    assert Option.SEARCH not in options_of(reply)
+    sent, whole = options_of(reply)[Option.SEARCH], domain_list(crowded.search)
+    assert whole.startswith(sent)
+    assert sent.endswith(b"\0")
+    assert len(sent) < len(whole)
     assert Option.NTP in options_of(reply)
 
 

@@ -1,5 +1,6 @@
 """DHCPv6 and router advertisements: answers to valid, foreign and hostile messages."""
 
+from dataclasses import replace
 from ipaddress import IPv6Address, IPv6Interface
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from services.netd.tests.ipv6_guest import CLIENT_ID, ia, option
 
 from virtbus.netd.core.dhcp6 import MessageType6, Offer6, Option6, answer6, parse6
+from virtbus.netd.core.domain_names import domain_list
 from virtbus.netd.core.ipv6_frame import heard
 from virtbus.netd.core.router_advertisement import advertisement
 
@@ -96,3 +98,13 @@ def test_a_router_advertisement_forbids_autoconfiguration() -> None:
     assert message[5] == 0xC0
     prefix = message[24:]
     assert (prefix[0], prefix[2], prefix[3]) == (3, 64, 0x80)
+
+
+def test_of_many_domains_those_are_sent_that_fit_in_a_packet() -> None:
+    search = tuple(f"{'x' * 60}.{number}.example" for number in range(30))
+    request = parse6(bytes((MessageType6.INFORMATION_REQUEST,)) + b"abc" + CLIENT)
+    assert request is not None
+    answer = answer6(request, replace(OFFER, search=search, mtu=1280))
+    assert answer is not None
+    assert 1280 - 48 - 72 < len(answer) <= 1280 - 48
+    assert answer.endswith(domain_list(search[:16]))

@@ -1,17 +1,18 @@
 """The DHCP offer of each interface: a function of the attachment and the node's settings."""
 
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from services.netd.tests.pretended_host import make_record, settled
 from services.netd.tests.test_dhcp import request
+from services.netd.tests.test_network_objects import target
 
 from virtbus.netd.core.address_assignment import replaced
 from virtbus.netd.core.cni_results import settled as settled_by_cni
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
-from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers, offers_of
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.settings import Settings
 
@@ -67,6 +68,37 @@ def test_a_guest_asks_its_gateway_for_names_and_finds_its_namespace_by_short_nam
     (without,) = offers_of(attachment, SITE)
     assert without is not None
     assert (without.dns, without.search) == (SITE.dns, SITE.search)
+
+
+OWN = {
+    "nameservers": ["10.96.0.10", "fd00:96::a"],
+    "searches": ["shop.svc.cluster.local", "svc.cluster.local"],
+}
+
+
+@pytest.mark.parametrize("kind", ["default", "cni", "isolated"])
+def test_the_dns_of_a_vm_replaces_that_of_each_kind_of_network(kind: str) -> None:
+    isolated = target("isolated", subnet="10.200.0.0/24") if kind == "isolated" else {}
+    networks = {"networks": ("default" if kind == "default" else "blue",)}
+    record = make_record(A, **(networks | isolated), more_spec={"dns_config": OWN})
+    attachment = settled(plan_of(record), IPv4Interface("10.127.0.1/16"), ())
+    (nic,) = attachment.nics
+    nic = nic.model_copy(update={"dns": ("192.0.2.1",), "search": ("lan",), "domain": "lan"})
+    nic = nic.model_copy(update={"addresses": ("10.9.0.5/24", "fd00:127::9/64")})
+    (both,) = all_offers(replaced(attachment, nic), SITE, "vm.internal")
+    assert both.four is not None
+    assert both.six is not None
+    assert both.four.dns == (IPv4Address("10.96.0.10"),)
+    assert both.four.search == both.six.search == ("shop.svc.cluster.local", "svc.cluster.local")
+    assert both.four.domain == "shop.svc.cluster.local"
+    assert both.six.dns == (IPv6Address("fd00:96::a"),)
+
+
+def test_an_empty_dns_of_a_vm_gives_its_guest_none() -> None:
+    plan = plan_of(make_record(A, more_spec={"dns_config": {}}))
+    (offer,) = offers_of(settled(plan, IPv4Interface("10.127.0.1/16"), ()), SITE, "vm.internal")
+    assert offer is not None
+    assert (offer.dns, offer.domain, offer.search) == ((), "", ())
 
 
 def test_a_guest_of_a_cni_network_asks_the_servers_of_its_network() -> None:

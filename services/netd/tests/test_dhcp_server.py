@@ -7,10 +7,11 @@ from ipaddress import IPv4Address
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node
-from services.netd.tests.test_dhcp import CLONED, request
+from services.netd.tests.test_dhcp import CLONED, options_of, request
 from services.netd.tests.test_filters import wire
 
-from virtbus.netd.core.dhcp import MessageType
+from virtbus.netd.core.dhcp import DhcpAnswer, MessageType, Option
+from virtbus.netd.core.domain_names import domain_list
 from virtbus.netd.edge.dhcp_server import BURST
 
 pytestmark = pytest.mark.integration
@@ -79,6 +80,35 @@ async def test_a_restarted_netd_answers_again(node: Node) -> None:
         await node.restart()
         ask(guest, MessageType.DISCOVER)
         assert (await reply(guest))[16:20] == guest.ip.packed
+
+
+async def dns_of(guest: Guest) -> tuple[bytes, bytes]:
+    """Return the options with the name servers and the search domains of the guest's answer."""
+    message = await answer_to(guest, MessageType.DISCOVER)
+    found = options_of(DhcpAnswer(MessageType.OFFER, message, BROADCAST, unicast=False))
+    return found.get(Option.DNS, b""), found.get(Option.SEARCH, b"")
+
+
+async def test_a_guest_gets_the_dns_of_its_vm_also_from_the_next_netd(node: Node) -> None:
+    own = {"nameservers": ["10.96.0.10"], "searches": ["shop.svc.cluster.local"]}
+    expected = IPv4Address("10.96.0.10").packed, domain_list(own["searches"])
+    await node.attach(A, more_spec={"dns_config": own})
+    async with node.guest(A) as guest:
+        assert await dns_of(guest) == expected
+        await node.restart()
+        assert await dns_of(guest) == expected
+
+
+async def test_another_dns_of_a_vm_reaches_its_guest_at_the_next_start(node: Node) -> None:
+    own = {"nameservers": ["10.96.0.10"]}
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        before = await dns_of(guest)
+        await node.attach(A, generation=2, more_spec={"dns_config": own})
+        assert await dns_of(guest) == before
+    await node.attach(A, generation=2, more_spec={"dns_config": own})
+    async with node.guest(A) as guest:
+        assert await dns_of(guest) == (IPv4Address("10.96.0.10").packed, b"")
 
 
 async def test_another_hardware_address_gets_no_answer(node: Node) -> None:

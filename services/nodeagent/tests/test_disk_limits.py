@@ -112,6 +112,17 @@ def test_limits_alone_need_no_restart() -> None:
     assert domain_hash(VmRecord.model_validate(other)) != domain_hash(slow)
 
 
+def test_other_dns_settings_need_a_restart() -> None:
+    plain = limited()
+
+    def with_dns(*servers: str) -> VmRecord:
+        spec = plain.spec.model_dump() | {"dns_config": {"nameservers": servers}}
+        return VmRecord.model_validate(plain.model_dump() | {"spec": spec})
+
+    found = {domain_hash(one) for one in (plain, with_dns("192.0.2.1"), with_dns("192.0.2.2"))}
+    assert len(found) == 3
+
+
 def test_figures_of_libvirt_have_our_names() -> None:
     limits = DiskLimits.model_validate({"read_iops": 5, "burst": {"read_iops": 9}, "burst_s": 3})
     figures = NO_LIMITS | iotune(limits)

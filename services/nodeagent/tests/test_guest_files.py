@@ -1,7 +1,9 @@
 """Environment, files and mounts reach the guest unchanged, with any content."""
 
 import base64
+import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from virtbus.nodeagent.core.guest_files import cloud_config_lists, device_path, environment_file
 from virtbus.nodeagent.core.seed import seed_files
 from virtbus.schemas.filesystem import Filesystem
-from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
+from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount, HostAlias
 from virtbus.schemas.seed import CloudInit, CloudInitNoCloud
 from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmRecord, VmSpec
 
@@ -147,3 +149,59 @@ def test_a_directory_is_mounted_by_its_tag_and_a_failure_is_on_the_console() -> 
     ((*_, path, tag, options, text),) = found["bootcmd"]
     assert (path, tag, options) == ("/srv/www", "www", "ro")
     assert "the kernel module virtiofs" in text
+
+
+def written(etc: Path, *aliases: HostAlias) -> list[str]:
+    """Run a boot's command on the folder `etc`, and return the lines of its hosts."""
+    (command,) = lists(CloudInit(host_aliases=aliases))["bootcmd"]
+    script = [word.replace("/etc/", f"{etc}/") for word in command]
+    subprocess.run(script, check=True, timeout=10)
+    return (etc / "hosts").read_text().splitlines()
+
+
+def test_host_aliases_are_in_the_hosts_and_its_template_once_after_any_boot(tmp_path: Path) -> None:
+    templates = tmp_path / "cloud" / "templates"
+    templates.mkdir(parents=True)
+    (tmp_path / "hosts").write_text("127.0.0.1\tlocalhost\n")
+    (templates / "hosts.debian.tmpl").write_text("## template:jinja\n127.0.1.1 {{fqdn}}\n")
+    (templates / "hosts.debian.tmpl").chmod(0o640)
+    first = HostAlias(ip="192.0.2.7", hostnames=("db.example", "db"))
+    second = HostAlias(ip="fd00::7", hostnames=("six",))
+    once = written(tmp_path, first)
+    assert [line for line in once if line[:1] != "#"] == [
+        "127.0.0.1\tlocalhost",
+        "192.0.2.7\tdb.example\tdb",
+    ]
+    assert written(tmp_path, first) == once
+    assert [line for line in written(tmp_path, second) if line[:1] != "#"] == [
+        "127.0.0.1\tlocalhost",
+        "fd00::7\tsix",
+    ]
+    template = (templates / "hosts.debian.tmpl").read_text()
+    assert template.startswith("## template:jinja\n127.0.1.1 {{fqdn}}\n#")
+    assert template.count("fd00::7\tsix\n") == 1
+    assert (templates / "hosts.debian.tmpl").stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["cloud", "hosts"]
+    assert os.listdir(templates) == ["hosts.debian.tmpl"]
+
+
+def test_a_guest_without_hosts_gets_them_and_one_whose_hosts_are_a_link_keeps_it(
+    tmp_path: Path,
+) -> None:
+    alias = HostAlias(ip="192.0.2.7", hostnames=("db",))
+    assert "192.0.2.7\tdb" in written(tmp_path, alias)
+    (tmp_path / "hosts").rename(tmp_path / "other")
+    (tmp_path / "hosts").symlink_to("other")
+    other = HostAlias(ip="192.0.2.8", hostnames=("db",))
+    assert "192.0.2.8\tdb" not in written(tmp_path, other)
+    assert (tmp_path / "hosts").is_symlink()
+
+
+def test_no_more_host_aliases_than_one_command_can_have() -> None:
+    names = tuple(f"{'x' * 60}.{at}" for at in range(64))
+    with pytest.raises(ValueError, match="65536 characters at most"):
+        CloudInit(host_aliases=(HostAlias(ip="192.0.2.7", hostnames=names),) * 17)
+    most = CloudInit(host_aliases=(HostAlias(ip="192.0.2.7", hostnames=names),) * 16)
+    (command,) = lists(most)["bootcmd"]
+    assert max(map(len, command)) < 128 * 1024, "MAX_ARG_STRLEN of Linux"
+    assert most.without_secrets().host_aliases == ()

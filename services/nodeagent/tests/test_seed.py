@@ -20,8 +20,10 @@ from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
 from virtbus.nodeagent.core.user_data import MAX_VALUES
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
+from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_config import check_network_config
 from virtbus.schemas.seed import (
     CloudInitConfigDrive,
     CloudInitNoCloud,
@@ -83,6 +85,21 @@ def test_network_config_matches_each_mac_and_enables_dhcp() -> None:
         "version": 2,
         "ethernets": {"vb0": {"match": {"macaddress": "02:00:00:00:00:01"}, "dhcp4": True}},
     }
+
+
+@pytest.mark.parametrize("servers", [(), ("10.96.0.10", "fd00:96::a")])
+def test_network_config_has_the_dns_of_the_vm_if_there_is_a_server(
+    servers: tuple[str, ...],
+) -> None:
+    seed, nic = CloudInitNoCloud(), InterfaceStatus(name="a", mac="02:00:00:00:00:01")
+    dns = DnsConfig(nameservers=servers, searches=("svc.cluster.local",))
+    whole = record(seed)
+    spec = whole.spec.model_copy(update={"dns_config": dns})
+    made = seed_files(whole.model_copy(update={"spec": spec}), seed, (nic,))
+    nic_config = yaml.safe_load(made["network-config"])["ethernets"]["vb0"]
+    named = {"addresses": list(servers), "search": ["svc.cluster.local"]}
+    assert nic_config.get("nameservers") == (named if servers else None)
+    assert not check_network_config(made["network-config"]).problems
 
 
 def test_the_users_network_data_is_passed_on_as_it_is() -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.schemas.base64_text import FILE_CHARACTERS, Base64, bytes_of
+from virtbus.schemas.dns import DomainName, IpText
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Count
@@ -17,6 +18,7 @@ EnvironmentValue = Annotated[
 ]
 """One line (INJ-08); a longer text is a file."""
 GuestPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1F\x7F]*$", max_length=1024)]
+HOSTNAMES_MAX = 64
 _ACCOUNT = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
 
@@ -74,3 +76,10 @@ class GuestLink(StrictModel):
 
     volume: Id
     path: GuestPath
+
+
+class HostAlias(StrictModel):
+    """Names of an address in the guest's /etc/hosts, which each boot writes again."""
+
+    ip: IpText
+    hostnames: tuple[DomainName, ...] = Field(min_length=1, max_length=HOSTNAMES_MAX)

@@ -20,6 +20,7 @@ from virtbus.schemas.guest_files import (
     GuestFile,
     GuestLink,
     GuestMount,
+    HostAlias,
 )
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
@@ -28,6 +29,7 @@ from virtbus.schemas.network_findings import Findings
 from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
 FILES = 128
+HOST_ALIASES_MAX, HOST_ALIAS_CHARACTERS_MAX = 256, 64 * 1024
 NETWORK_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
 """A validation context for a caller that reads the network data itself: parsing it is slow."""
@@ -100,6 +102,18 @@ class CloudInit(StrictModel):
     mounts: tuple[GuestMount, ...] = Field((), max_length=24)
     links: tuple[GuestLink, ...] = Field((), max_length=24)
     """Mounts and links are not secret, so a record has them, too."""
+    host_aliases: tuple[HostAlias, ...] = Field(
+        (), max_length=HOST_ALIASES_MAX, exclude_if=lambda found: not found
+    )
+    """Not in a record either: they can be larger than it may be."""
+
+    @model_validator(mode="after")
+    def _short_aliases(self) -> Self:
+        characters = sum(len(one.ip) + sum(map(len, one.hostnames)) for one in self.host_aliases)
+        if characters > HOST_ALIAS_CHARACTERS_MAX:
+            msg = f"host_aliases must have {HOST_ALIAS_CHARACTERS_MAX} characters at most"
+            raise ValueError(msg)
+        return self
 
     @property
     def user_bytes(self) -> bytes | None:
@@ -128,7 +142,7 @@ class CloudInit(StrictModel):
 TEXTS = ("user_data", "vendor_data", "network_data")
 """Fields that are given as text, or as base64 under the same name with `_base64`."""
 _SECRET = tuple(f"{name}{form}" for name in TEXTS for form in ("", "_base64"))
-_SECRET_LISTS = ("user_data_parts", "ssh_keys", "write_files")
+_SECRET_LISTS = ("user_data_parts", "ssh_keys", "write_files", "host_aliases")
 
 
 class CloudInitNoCloud(CloudInit):

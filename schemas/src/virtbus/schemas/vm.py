@@ -21,6 +21,7 @@ from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
+from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.filesystem import FILESYSTEMS_MAX, Filesystem
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
@@ -256,6 +257,7 @@ class VmSpec(StrictModel):
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
+    dns_config: DnsConfig | None = Field(None, exclude_if=lambda found: found is None)
     ignition: Ignition | None = None
     """For guests that read Ignition's configuration from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)

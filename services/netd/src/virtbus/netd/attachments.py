@@ -112,7 +112,7 @@ class Attachments:
         if not whole and not in_use:
             return False
         wanted = carried_over(plan, attachment, self._builder.insistent)
-        if not in_use and not attachment.same_hardware(wanted):
+        if not in_use and not attachment.same_for_guest(wanted):
             return False
         after = changed(attachment, wanted) if in_use else attachment
         update = {one: getattr(plan, one) for one in ("epoch", "generation", "labels", "owner")}

@@ -8,11 +8,11 @@ from pydantic import Field, field_validator
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
-from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
 from virtbus.schemas.address_pool import pool_of
+from virtbus.schemas.dns import is_domain
 
 GIVES_UP_S = 60
 """udhcpc tries the last three renewals half a minute before a lease ends, and then gives it up."""

@@ -37,6 +37,7 @@ _FIRST_BOOT = {
     ],
     "vendor_data": "#cloud-config\n",
     "environment": {"COLOR": "light blue"},
+    "host_aliases": [{"ip": "192.0.2.7", "hostnames": ["db.example", "db"]}],
     "write_files": [
         {"path": "/etc/app", "content": "a\n", "mode": "0600", "owner": "app:app"},
         {"path": "/etc/key", "content_base64": "AAEC"},
@@ -117,6 +118,10 @@ _VALUES: dict[str, Any] = {
     "CloudInitConfigDrive.network_data": "{}",
     "FilesVolume.binary_data": {"key.der": "AAEC"},
     "ssh_keys": [SSH_KEY],
+    "HostAlias.ip": "192.0.2.7",
+    "HostAlias.hostnames": ["db.example", "db"],
+    "DnsConfig.nameservers": ["10.96.0.10", "fd00:96::a"],
+    "DnsConfig.searches": ["default.svc.cluster.local"],
     "labels": {"app": "web"},
     "annotations": {"example.org/owner": "größe@team-a"},
     "node_selector": {"zone": "a"},

@@ -47,6 +47,7 @@ AT_RESTART = (
     "spec.domain.accelerator",
     "spec.domain.io_threads",
     "spec.domain.devices.watchdog",
+    "spec.dns_config",
     FILESYSTEMS,
 )
 OF_DEVICES = (

@@ -108,6 +108,8 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[Any]:
         found += keys if _is_list(keys) else ()
         found += _of_maps(holder.get("user_data_parts"), ("data", "data_base64"))
         found += _of_maps(holder.get("write_files"), ("path", "content", "content_base64"))
+        for names in _of_maps(holder.get("host_aliases"), ("hostnames",)):
+            found += names if _is_list(names) else ()
         for name in ("data", "binary_data", "environment"):
             files = holder.get(name)
             if isinstance(files, Mapping):

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.netd.core import names
+from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
 from virtbus.schemas.network_object import BUILT_IN, ON_SEGMENTS, NetworkKind, NetworkTarget
@@ -189,6 +190,9 @@ class Attachment(LenientModel):
     labels: dict[str, str] = Field(default_factory=dict)
     owner: str = ""
     """The labels and the owner of the VM, which decide about its security groups."""
+    dns_config: DnsConfig | None = None
+    """The DNS settings of the VM, as the guest got them at its start; None: those of its networks.
+    """
     made: bool = False
     """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
     steps of plugins are undone, and all other steps are repeated."""
@@ -218,9 +222,10 @@ class Attachment(LenientModel):
         """Return this attachment with other interfaces."""
         return self.model_copy(update={"nics": tuple(nics)})
 
-    def same_hardware(self, other: "Attachment") -> bool:
-        """Return True if the guest would see the same devices on the same networks."""
-        return [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
+    def same_for_guest(self, other: "Attachment") -> bool:
+        """Return True if a guest would see the same devices, networks and DNS settings."""
+        same = [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
+        return same and self.dns_config == other.dns_config
 
     def tuned_as(self, other: "Attachment") -> "Attachment":
         """Return this attachment with the link states and limits of the interfaces of `other`."""

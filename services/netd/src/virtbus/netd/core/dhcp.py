@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
+from virtbus.netd.core.domain_names import domain_list, first_domains
+
 _MAGIC = b"\x63\x82\x53\x63"
 _FIXED = struct.Struct("!BBBBIHH4s4s4s4s16s64s128s")
 _BOOTREQUEST, _BOOTREPLY = 1, 2
@@ -19,6 +21,7 @@ _MIN_MESSAGE_BYTES = 300
 _DEFAULT_MAX_BYTES = 576
 _HEADERS_BYTES = 28
 _PAD, _END = 0, 255
+_PART_BYTES = 2 + 255
 
 ANY = IPv4Address(0)
 BROADCAST = IPv4Address("255.255.255.255")
@@ -275,8 +278,8 @@ def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
     more = [
         (Option.HOSTNAME, offer.hostname.encode("ascii")),
         (Option.DOMAIN, offer.domain.encode("ascii")),
-        (Option.SEARCH, _search_list(offer.search)),
         (Option.NTP, b"".join(server.packed for server in offer.ntp[:8])),
+        (Option.SEARCH, domain_list(offer.search)),
     ]
     return options + [(code, value) for code, value in more if value]
 
@@ -306,16 +309,6 @@ def _classless(routes: tuple[tuple[IPv4Network, IPv4Address], ...]) -> bytes:
     return b"".join(parts)
 
 
-def _search_list(domains: tuple[str, ...]) -> bytes:
-    parts = []
-    for domain in domains:
-        for label in domain.strip(".").split("."):
-            raw = label.encode("ascii")
-            parts.append(bytes((len(raw),)) + raw)
-        parts.append(b"\0")
-    return b"".join(parts)
-
-
 def _build(
     request: DhcpRequest,
     client: IPv4Address,
@@ -323,7 +316,10 @@ def _build(
     options: list[tuple[Option, bytes]],
     mtu: int,
 ) -> bytes:
-    """Return the message, with the options that fit the client's buffer and one packet."""
+    """Return the message, with the options that fit the client's buffer and one packet.
+
+    Of the search domains, the first ones are sent.
+    """
     most_bytes = min(request.max_bytes, max(mtu, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES)
     fixed = _FIXED.pack(
         *(_BOOTREPLY, _ETHERNET, 6, 0, request.xid, 0, request.flags),
@@ -332,10 +328,17 @@ def _build(
     )
     message = fixed + _MAGIC
     for code, value in options:
-        encoded = _option(code, value)
-        if len(message) + len(encoded) + 1 <= most_bytes:
+        room = most_bytes - len(message) - 1
+        encoded = _option(code, _shortened(value, room) if code is Option.SEARCH else value)
+        if len(encoded) <= room:
             message += encoded
     return (message + bytes((_END,))).ljust(_MIN_MESSAGE_BYTES, b"\0")
+
+
+def _shortened(domains: bytes, room: int) -> bytes:
+    """Return the first domains for which there is room, with the heads of their parts."""
+    heads = 2 * -(-room // _PART_BYTES)
+    return first_domains(domains, room - heads)
 
 
 def _option(code: int, value: bytes) -> bytes:

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from ipaddress import IPv6Address, IPv6Interface
 
+from virtbus.netd.core.domain_names import domain_list, first_domains
+
 _LEAST_BYTES = 4
+_OPTION_BYTES = 4
+_HEADERS_BYTES = 40 + 8
+_MTU_MIN = 1280
 _DUID_MAX_BYTES = 130
 _IAS_MAX = 4
 _ETHERNET = 1
@@ -234,19 +239,11 @@ def _message(kind: MessageType6, request: Request6, offer: Offer6, options: list
     parts += [_option(Option6.SERVER_ID, offer.server_id), *options]
     if offer.dns:
         parts.append(_option(Option6.DNS, b"".join(one.packed for one in offer.dns)))
-    if offer.search:
-        parts.append(_option(Option6.DOMAINS, domain_list(offer.search)))
-    return b"".join(parts)
+    message = b"".join(parts)
+    room = max(offer.mtu, _MTU_MIN) - _HEADERS_BYTES - len(message) - _OPTION_BYTES
+    domains = first_domains(domain_list(offer.search), room)
+    return message + _option(Option6.DOMAINS, domains) if domains else message
 
 
 def _option(code: Option6, value: bytes) -> bytes:
     return struct.pack("!HH", code, len(value)) + value
-
-
-def domain_list(domains: tuple[str, ...]) -> bytes:
-    """Return domain names as DNS encodes them, without compression (RFC 1035, 3.1)."""
-    parts = []
-    for domain in domains:
-        labels = (label.encode("ascii") for label in domain.strip(".").split("."))
-        parts.append(b"".join(bytes((len(label),)) + label for label in labels) + b"\0")
-    return b"".join(parts)

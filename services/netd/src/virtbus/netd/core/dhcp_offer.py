@@ -1,4 +1,4 @@
-"""Builds each interface's DHCP offer from its assignment and the node's settings."""
+"""Builds each interface's DHCP offer from its assignment, the VM's DNS and the node's settings."""
 
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
@@ -10,6 +10,7 @@ from virtbus.netd.core.dhcp6 import Offer6
 from virtbus.netd.core.domain_names import domains
 from virtbus.netd.core.host_table import ROUTER
 from virtbus.netd.core.ipv6_frame import link_local_of
+from virtbus.schemas.dns import DnsConfig
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
 """The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
@@ -80,6 +81,7 @@ def _offer6(
 ) -> Offer6 | None:
     if not nic.addresses6:
         return None
+    own = attachment.dns_config
     server_mac = names.mac_bytes(names.server_mac(attachment.uid, nic.index))
     return Offer6(
         mac=names.mac_bytes(nic.mac),
@@ -87,7 +89,8 @@ def _offer6(
         server=ROUTER.ip if nic.gateway6 else link_local_of(server_mac),
         server_mac=server_mac,
         router=bool(nic.gateway6) and not routed,
-        search=search,
+        dns=own.servers6 if own is not None else (),
+        search=own.searches if own is not None else search,
         mtu=nic.mtu,
         lease_s=lease_s,
     )
@@ -109,6 +112,22 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
     )
 
 
+def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
+    """Return the settings with the first DNS that there is: the VM's, the network's, the node's.
+
+    Clients without option 119 search in the domain only.
+    """
+    if own is not None:
+        domain = next(iter(own.searches), "")
+        return replace(site, dns=own.servers4, domain=domain, search=own.searches)
+    return replace(
+        site,
+        dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
+        domain=next(iter(domains((nic.domain, site.domain))), ""),
+        search=domains(nic.search or site.search),
+    )
+
+
 def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool) -> Offer | None:
     if not nic.addresses4:
         return None
@@ -117,16 +136,17 @@ def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool
         (IPv4Network(route.destination), IPv4Address(route.gateway) if route.gateway else ANY)
         for route in nic.routes
     ]
+    dns = _dns(attachment.dns_config, nic, site)
     return Offer(
         mac=names.mac_bytes(nic.mac),
         address=IPv4Interface(nic.addresses4[0]),
         server=gateway or LINK_LOCAL_SERVER,
         server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
         router=None if routed else gateway,
-        dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
+        dns=dns.dns,
         ntp=site.ntp,
-        domain=next(iter(domains((nic.domain, site.domain))), ""),
-        search=domains(nic.search or site.search),
+        domain=dns.domain,
+        search=dns.search,
         hostname=attachment.vm_name,
         mtu=nic.mtu,
         routes=tuple(route for route in routes if route[0] != _DEFAULT_ROUTE),

@@ -66,6 +66,7 @@ def plan_of(record: VmRecord) -> Attachment:
         firmware_uuid=record.spec.domain.firmware.uuid,
         labels=record.labels,
         owner=record.owner,
+        dns_config=record.spec.dns_config,
         nics=tuple(nics),
     )
 

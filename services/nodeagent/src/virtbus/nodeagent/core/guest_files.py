@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
+from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount, HostAlias
 from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.vm import Devices, Disk, DiskBus
 
@@ -15,6 +15,15 @@ _MOUNT = (
     'mkdir -p "$1"; mountpoint -q "$1" || mount -t virtiofs -o "$3" "$2" "$1" || '
     'echo "$4" >/dev/console'
 )
+_BEGIN, _END = "# begin of the host aliases of virtbus", "# end of the host aliases of virtbus"
+_ALIASES = (
+    "[ -e /etc/hosts ] || : >/etc/hosts; "
+    "for file in /etc/hosts /etc/cloud/templates/hosts.*.tmpl; do "
+    '[ -f "$file" ] && [ ! -L "$file" ] || continue; cp -a "$file" "$file.virtbus" && '
+    '{ sed "/^$2$/,/^$3$/d" "$file"; printf "%s\\n" "$2" "$1" "$3"; } >"$file.virtbus" && '
+    'mv "$file.virtbus" "$file"; done'
+)
+"""Replaces the aliases in the file, and in the templates of which cloud-init writes it."""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
 _SPECIAL = re.compile(r'(["\\$`])')
 _LINKS = {
@@ -32,8 +41,8 @@ _LINKS = {
 def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]]:
     """Return the lists that the platform appends to the user's.
 
-    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for links and
-    directories.
+    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for host aliases,
+    links and directories.
     """
     files = [_file(one) for one in seed.write_files]
     if seed.environment:
@@ -45,7 +54,11 @@ def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]
         "write_files": files,
         "fs_setup": list(_file_systems(seed.mounts, found)),
         "mounts": list(_mounts(seed.mounts, found)),
-        "bootcmd": [*_links(seed.links, found), *_directories(seed.mounts, tags)],
+        "bootcmd": [
+            *_host_aliases(seed.host_aliases),
+            *_links(seed.links, found),
+            *_directories(seed.mounts, tags),
+        ],
     }
     return {name: values for name, values in lists.items() if values}
 
@@ -117,6 +130,16 @@ def _file_systems(
         if name in disks:
             device = device_path(disks[name])
             yield {"device": device, "filesystem": filesystem, "partition": "any"}
+
+
+def _host_aliases(aliases: Sequence[HostAlias]) -> Iterator[list[str]]:
+    """Yield the command that writes the aliases into /etc/hosts, at each boot again.
+
+    With `manage_etc_hosts`, cloud-init writes the file of its template after this, at each boot.
+    """
+    if aliases:
+        lines = "\n".join("\t".join((one.ip, *one.hostnames)) for one in aliases)
+        yield ["sh", "-c", _ALIASES, "sh", lines, _BEGIN, _END]
 
 
 def _links(links: Sequence[GuestLink], disks: Mapping[str, Disk]) -> Iterator[list[str]]:

@@ -22,10 +22,12 @@ _DIGITS = 12
 def domain_hash(record: VmRecord) -> str:
     """Return the hex SHA-256 of `spec.domain`, without the fields that apply to a running guest.
 
-    Other changes there need a restart of the guest. Disks that are volumes, and interfaces, come
-    and go, so they have hashes of their own (`disk_hashes`, `nics.hardware_hash`).
+    A VM with DNS settings of its own has their hash, too. Other changes there need a restart of the
+    guest. Disks that are volumes, and interfaces, come and go, so they have hashes of their own
+    (`disk_hashes`, `nics.hardware_hash`).
     """
-    return _domain_hash(record.spec.domain, volume_names(record))
+    found, dns = _domain_hash(record.spec.domain, volume_names(record)), record.spec.dns_config
+    return found if dns is None else f"{found}.{spec_hash(dns)}"
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from typing import Any
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists
 from virtbus.nodeagent.core.user_data import to_yaml, user_and_vendor
+from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.vm import VmRecord
@@ -24,19 +25,29 @@ def seed_files(
     files = {
         "meta-data": to_yaml(meta),
         "user-data": user or b"",
-        "network-config": _network(seed, interfaces),
+        "network-config": _network(seed, interfaces, record.spec.dns_config),
     }
     if vendor is not None:
         files["vendor-data"] = vendor
     return files
 
 
-def _network(seed: CloudInit, interfaces: Sequence[InterfaceStatus]) -> bytes:
-    """Return network-config v2: the user's own text, or DHCP on each interface by its MAC."""
+def _network(
+    seed: CloudInit, interfaces: Sequence[InterfaceStatus], dns: DnsConfig | None
+) -> bytes:
+    """Return network-config v2: the user's own text, or DHCP on each interface by its MAC.
+
+    It repeats the VM's DNS settings, because systemd-networkd takes no search domains of DHCP.
+    cloud-init fails on domains without a server (measured: 22.4).
+    """
     if (network := seed.network_bytes) is not None:
         return network
+    more: dict[str, Any] = {}
+    if dns is not None and dns.nameservers:
+        named = {"addresses": list(dns.nameservers), "search": list(dns.searches)}
+        more = {"nameservers": named}
     ethernets = {
-        f"vb{index}": {"match": {"macaddress": interface.mac}, "dhcp4": True}
+        f"vb{index}": {"match": {"macaddress": interface.mac}, "dhcp4": True, **more}
         for index, interface in enumerate(interfaces)
     }
     return to_yaml({"version": 2, "ethernets": ethernets})
