@@ -187,6 +187,32 @@ def has(runtime: Runtime, container_id: str, resources: dict[str, int]) -> bool:
     return {name: getattr(linux, name) for name in resources} == resources
 
 
+DNS = {
+    "servers": ["10.96.0.10", "10.96.0.11"],
+    "searches": ["default.svc.cluster.local", "svc.cluster.local"],
+    "options": ["ndots:5"],
+}
+HOSTS = (
+    "# Kubernetes-managed hosts file.\n10.1.2.3\tnode\n\n"
+    "# Entries added by HostAliases.\n192.0.2.7\tdb.example\tdb\n"
+)
+
+
+def assert_names(runtime: Runtime, container_id: str) -> None:
+    """Check that the guest has the pod's DNS settings and host aliases."""
+    script = "cat /etc/resolv.conf; grep -v '^#' /etc/hosts"
+    done = runtime.call("ExecSync", container_id=container_id, cmd=["sh", "-c", script])
+    assert done.stdout.decode().splitlines() == [
+        "search default.svc.cluster.local svc.cluster.local",
+        "nameserver 10.96.0.10",
+        "nameserver 10.96.0.11",
+        "127.0.0.1\tlocalhost",
+        "127.0.1.1\tweb",
+        "::1\tlocalhost",
+        "192.0.2.7\tdb.example\tdb",
+    ]
+
+
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
     """Closes everything that it holds at the end of the test."""
@@ -199,10 +225,17 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
     runtime = Runtime(platform)
     identity = {"name": "web", "uid": "0c5f", "namespace": "default"}
     sandbox = {"metadata": identity, "hostname": "web", "log_directory": str(runtime.pods)}
+    sandbox |= {"dns_config": DNS}
     folder = "/var/lib/kubelet/pods/0c5f/volumes/kubernetes.io~empty-dir/cache"
     device = held.enter_context(block_device(platform.base))
+    hosts = runtime.pods / "0c5f" / "etc-hosts"
+    hosts.parent.mkdir(parents=True)
+    hosts.write_text(HOSTS)
     runtime.volumes = {
-        "mounts": [{"host_path": folder, "container_path": "/cache"}],
+        "mounts": [
+            {"host_path": folder, "container_path": "/cache"},
+            {"host_path": str(hosts), "container_path": "/etc/hosts"},
+        ],
         "devices": [{"host_path": device, "container_path": "/dev/x", "permissions": "mrw"}],
     }
     with runtime.running(killed=True):
@@ -220,6 +253,7 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         asyncio.run(attach_and_forward(runtime, sandbox_id, first))
         done = runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", "id -u; exit 3"])
         assert (done.exit_code, done.stdout) == (3, b"0\n")
+        assert_names(runtime, first)
         there = disks(runtime, first)
         assert there["cache-disk"][1] == 10 * 1024**3
         name, size_bytes = next(there[one] for one in there if one.startswith("device-"))
@@ -245,6 +279,7 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         assert runtime.status(second).state == api_pb2.CONTAINER_RUNNING
         assert [one["uid"] for one in platform.vms()] == [vm["uid"]]
         until(lambda: b"GUEST-READY" in runtime.log(1), "the second run is ready")
+        assert_names(runtime, second)
         with bus_away(platform):
             until(lambda: not runtime.bus(), "the runtime has noticed")
             runtime.call("StopContainer", container_id=second, timeout=30)

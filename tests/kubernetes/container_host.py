@@ -115,8 +115,9 @@ class ContainerHost:
             ],
             self.base / "containerd.log",
         )
+        # kubelet's own login lets it read the node's pods
         self.cri = Program(
-            [*python, "virtbus.cri", "--cgroup-driver", "cgroupfs"], self.base / "cri.log"
+            [*python, "virtbus.cri", "--cgroup-driver", "cgroupfs", *login], self.base / "cri.log"
         )
         self.proxy = Program(
             [*python, "virtbus.criproxy", "--container-runtime", str(self.containerd_socket)],

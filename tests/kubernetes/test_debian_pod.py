@@ -25,6 +25,17 @@ DONE = ["test", "-e", "/run/cloud-init/result.json"]
 """The guest's agent runs it: the pod is ready when cloud-init is done."""
 
 
+NAMES = {
+    "dnsPolicy": "None",
+    "dnsConfig": {
+        "nameservers": ["192.0.2.53", "192.0.2.54"],
+        "searches": ["shop.svc.cluster.local", "svc.cluster.local"],
+        "options": [{"name": "ndots", "value": "5"}],
+    },
+    "hostAliases": [{"ip": "192.0.2.7", "hostnames": ["db.example", "db"]}],
+}
+
+
 class Full(NamedTuple):
     """The namespace of the running pod, and logins to its guest."""
 
@@ -44,9 +55,12 @@ def full(pod_node: PodNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "resources": {"limits": {"memory": "512Mi"}},
         "readinessProbe": probe,
     }
-    notes = {"VirtletSSHKeys": Path(login.public_key).read_text()}
+    notes = {
+        "VirtletSSHKeys": Path(login.public_key).read_text(),
+        "VirtletCloudInitUserData": "manage_etc_hosts: true\n",
+    }
     with pod_node.apart("debian") as own:
-        own.apply(guest(POD, notes=notes, terminationGracePeriodSeconds=120, vm=vm))
+        own.apply(guest(POD, notes=notes, terminationGracePeriodSeconds=120, vm=vm, **NAMES))
         own.wait("condition=Ready", f"pod/{POD}", within_s=BOOT_S)
         yield Full(own, login)
 
@@ -59,6 +73,22 @@ def test_a_user_logs_in_by_ssh(full: Full, tmp_path: Path, monkeypatch: pytest.M
     key = full.login.public_key.removesuffix(".pub")
     words = (f"debian@{vm['name']}", "-n", vm["namespace"], "-i", key, "--", "id", "-un")
     assert full.own.platform.cli("vm", "ssh", *words) == "debian\n"
+
+
+def test_the_guest_has_the_dns_and_the_host_aliases_of_the_pod(full: Full) -> None:
+    (vm,) = full.own.vms()
+    told = full.login(vm, "grep -hE '^(nameserver|search)' /run/systemd/resolve/resolv.conf")
+    assert told.splitlines() == [
+        "nameserver 192.0.2.53",
+        "nameserver 192.0.2.54",
+        "search shop.svc.cluster.local svc.cluster.local",
+    ]
+    assert "search shop.svc.cluster.local svc.cluster.local" in full.login(
+        vm, "cat /etc/resolv.conf"
+    )
+    assert full.login(vm, "getent hosts db").split() == ["192.0.2.7", "db.example", "db"]
+    own = full.login(vm, f"grep -c '^127.0.1.1.*{POD}' /etc/hosts; grep -c db.example /etc/hosts")
+    assert own.split() == ["1", "1"], "cloud-init has written the file of its template"
 
 
 def test_exec_runs_programs_of_the_guest_as_root(full: Full) -> None:

@@ -16,6 +16,7 @@ from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place, Read
 from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.host_alias_reads import HostAliasReads
 from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.machine_changes import MachineChanges
@@ -40,10 +41,11 @@ AGAIN_S = (0.5, 30.0)
 
 
 class PodReads(NamedTuple):
-    """The readers of what a pod names: its volumes, and the objects of Virtlet's annotations."""
+    """The readers of what a pod names: volumes, objects of Virtlet's annotations, host aliases."""
 
     volumes: VolumeReads
     virtlet: VirtletReads
+    aliases: HostAliasReads
 
 
 class Machines:
@@ -64,7 +66,7 @@ class Machines:
         self._place = place
         self._new_key = new_key
         self._end_here = end_here
-        self.volumes, self.virtlet = reads
+        self.volumes, self.virtlet, self._aliases = reads
         self.changes = MachineChanges(pods, link)
 
     # --- create ---------------------------------------------------------------------------
@@ -84,7 +86,9 @@ class Machines:
         if known and await self._adapt(key, sandbox, config):
             return
         contents = await self.virtlet.contents(sandbox)
-        read = Read(await self.volumes.files(key, config), contents)
+        files = await self.volumes.files(key, config)
+        aliases = await self.volumes.host_aliases(key, config)
+        read = Read(files, contents, aliases or await self._aliases.aliases(sandbox))
         pod = self._pods.all[key]
         machine = pod.machine
         if machine is None or machine.made:

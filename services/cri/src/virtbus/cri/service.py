@@ -12,6 +12,7 @@ from virtbus.cri.edge.bus_link import BusLink, Connect
 from virtbus.cri.edge.cluster import Cluster
 from virtbus.cri.edge.guest_shell import GuestShell
 from virtbus.cri.edge.guest_usage import GuestUsage
+from virtbus.cri.edge.host_alias_reads import HostAliasReads
 from virtbus.cri.edge.local_agent import LocalAgent
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.virtlet_reads import VirtletReads
@@ -82,6 +83,7 @@ class Cri:
                     )
                 ),
                 VirtletReads(cluster),
+                HostAliasReads(cluster),
             ),
         )
         self._watcher = VmWatcher(self._link, self._pods)

@@ -53,8 +53,8 @@ class Settings(ServiceSettings):
     kubeconfig: Path | None = Field(
         None,
         description=(
-            "kubeconfig for Virtlet's objects of the cluster, and for the ConfigMaps and Secrets "
-            "in Virtlet's annotations; unset: none is read"
+            "kubeconfig for Virtlet's objects of the cluster, for the ConfigMaps and Secrets in "
+            "Virtlet's annotations, and for the hostAliases of pods; unset: none is read"
         ),
     )
     emulators_dir: Path = Field(

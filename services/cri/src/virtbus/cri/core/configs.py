@@ -49,12 +49,20 @@ class LinuxSandbox(LenientModel):
     security_context: SandboxSecurity = SandboxSecurity()
 
 
+class SandboxDns(LenientModel):
+    """`DNSConfig`, without its options, which DHCP cannot carry."""
+
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+
+
 class SandboxConfig(LenientModel):
     """`PodSandboxConfig`."""
 
     metadata: SandboxMetadata = SandboxMetadata()
     hostname: str = ""
     log_directory: str = ""
+    dns_config: SandboxDns = SandboxDns()
     port_mappings: tuple[PortMapping, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

@@ -10,7 +10,9 @@ from virtbus.cri.core.configs import Device, Mount
 from virtbus.schemas.errors import Detail
 
 OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
-"""Files that kubelet mounts into each container. A guest has its own."""
+"""Files that kubelet mounts into each container. A guest has its own, with the pod's host aliases
+(`pod_dns.py`).
+"""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The token of the pod's service account. Guests do not get it."""
 _KIND = re.compile(r"/pods/[^/]+/volumes/([^/]+)/([^/]+)")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from virtbus.cri.core import (
     pod_directories,
     pod_disks,
+    pod_dns,
     pod_resources,
     pod_volumes,
     virtlet,
@@ -31,7 +32,7 @@ from virtbus.cri.core.virtlet import Wishes
 from virtbus.cri.core.virtlet_sources import Contents
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.guest_files import GuestFile
+from virtbus.schemas.guest_files import GuestFile, HostAlias
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
@@ -70,20 +71,22 @@ _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """The platform's part of the guest's seed: the pod's key, and its volumes."""
+    """The platform's part of the guest's seed: the pod's key, host aliases and volumes."""
 
     key: ShellKey
     wanted: Wishes
     files: tuple[GuestFile, ...]
+    host_aliases: tuple[HostAlias, ...] = ()
     disks: tuple[PodDisk, ...] = ()
     directories: tuple[PodDirectory, ...] = ()
 
 
 class Read(NamedTuple):
-    """The files of a pod's volumes, and the contents of the objects that its annotations name."""
+    """Contains what was read for a pod: files, objects of its annotations, and host aliases."""
 
     files: tuple[GuestFile, ...] = ()
     contents: Contents = {}  # noqa: RUF012  never changed
+    host_aliases: tuple[HostAlias, ...] = ()
 
 
 class Place(NamedTuple):
@@ -115,6 +118,7 @@ def check_sandbox(config: SandboxConfig) -> None:
     found += virtlet.wishes(config.annotations)[1]
     found += pod_disks.sizes(config.annotations)[1]
     found += pod_resources.memory_max(config.annotations)[1]
+    found += pod_dns.problems(config)
     _refuse(found)
 
 
@@ -136,6 +140,7 @@ def create_request(
     _refuse(wrong)
     machine = pod.machine
     assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
+    inside = Inside(machine.key, wanted, read.files, read.host_aliases)
     try:
         return VmCreate(
             name=machine.name,
@@ -143,7 +148,7 @@ def create_request(
             uid=machine.uid,
             labels=labels(sandbox, config),
             annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
-            spec=_spec(sandbox, config, image, place, Inside(machine.key, wanted, read.files)),
+            spec=_spec(sandbox, config, image, place, inside),
         )
     except ValidationError as error:
         raise invalid(problems(error, model=VmCreate)) from None
@@ -254,6 +259,7 @@ def _spec(
             *(one.volume for one in more),
         ),
         networks=(Network(name=NIC, network=place.network),),
+        dns_config=pod_dns.dns_config(sandbox),
         node_selector={HOSTNAME: place.hostname},
         eviction_strategy=EvictionStrategy.EXTERNAL,
     )
@@ -280,6 +286,7 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
             *(mount for one in inside.disks for mount in one.mounts),
             *(mount for one in inside.directories for mount in one.mounts),
         ),
+        "host_aliases": inside.host_aliases,
         "links": tuple(link for one in inside.disks for link in one.links),
     }
     if wanted.config_drive:
@@ -289,7 +296,10 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
 
 
 def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> VmSpec:
-    """Return a VM's spec with the CPUs, memory and limits of another attempt of its container."""
+    """Return a VM's spec with the CPUs, memory, limits and DNS of another attempt of its container.
+
+    A later sandbox of the pod may have another DNS, for example the node's.
+    """
     resources, before = config.linux.resources, spec.domain
     wanted = virtlet.wishes(sandbox.annotations)[0].vcpus
     cores = pod_resources.cores(resources, wanted)
@@ -300,7 +310,8 @@ def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> 
             "resources": pod_resources.limits(resources),
         }
     )
-    return spec.model_copy(update={"domain": domain})
+    dns_config = pod_dns.dns_config(sandbox)
+    return spec.model_copy(update={"domain": domain, "dns_config": dns_config})
 
 
 def _hostname(sandbox: SandboxConfig) -> str | None:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from virtbus.bus.runtime.pool_settings import RbdPool, load_pools
 from virtbus.cri.core.configs import ContainerConfig, Mount
+from virtbus.cri.core.pod_dns import of_file
 from virtbus.cri.core.pod_volumes import CEPH, FLEXVOLUME, RAW, kind
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest_files import GuestFile
-from virtbus.schemas.seed import FILES
-from virtbus.schemas.wire import decode
+from virtbus.schemas.guest_files import GuestFile, HostAlias
+from virtbus.schemas.seed import FILES, HOST_ALIAS_CHARACTERS_MAX
+from virtbus.schemas.wire import decode, reason_of
 
 MOST_BYTES = 256 * 1024
 """Limit of all files of a pod: they are secret inputs of its VM, in base64."""
@@ -177,9 +178,31 @@ def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:
                 found.append(GuestFile(path=target, content_base64=text, mode=f"{mode:04o}"))
                 _check(len(found), left)
         except (OSError, ValueError) as error:
-            message = f"the volume at {mount.container_path} cannot be read: {error}"
-            raise VirtbusError(Code.INVALID, "volume_unreadable", message) from error
+            raise _unreadable(mount, str(error)) from error
     return tuple(found)
+
+
+def read_host_aliases(mounts: Iterable[Mount]) -> tuple[HostAlias, ...]:
+    """Return the host aliases in the files that kubelet mounts at /etc/hosts.
+
+    Raises:
+        VirtbusError: 400 `volume_unreadable`.
+    """
+    found: list[HostAlias] = []
+    for mount in mounts:
+        try:
+            content, _ = _read(Path(mount.host_path), HOST_ALIAS_CHARACTERS_MAX)
+            found += of_file(content)
+        except OSError as error:
+            raise _unreadable(mount, str(error)) from error
+        except ValueError as error:
+            raise _unreadable(mount, reason_of(error)) from error
+    return tuple(found)
+
+
+def _unreadable(mount: Mount, why: str) -> VirtbusError:
+    message = f"the volume at {mount.container_path} cannot be read: {why}"
+    return VirtbusError(Code.INVALID, "volume_unreadable", message)
 
 
 def _check(count: int, left: int) -> None:

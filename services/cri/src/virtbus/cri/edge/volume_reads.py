@@ -7,11 +7,12 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from virtbus.cri.core.configs import ContainerConfig
+from virtbus.cri.core.pod_dns import hosts_files
 from virtbus.cri.core.pod_volumes import as_files
 from virtbus.cri.edge import volume_files
 from virtbus.cri.edge.volume_files import Offered
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest_files import GuestFile
+from virtbus.schemas.guest_files import GuestFile, HostAlias
 
 T = TypeVar("T")
 
@@ -46,6 +47,13 @@ class VolumeReads:
         """Return the files for a pod's guest; errors as `read_files`, and 503 `volume_stuck`."""
         mounts = as_files(config.mounts)
         return await self._run(pod, lambda: volume_files.read_files(mounts)) if mounts else ()
+
+    async def host_aliases(self, pod: str, config: ContainerConfig) -> tuple[HostAlias, ...]:
+        """Return the pod's host aliases; errors as `files`."""
+        mounts = hosts_files(config.mounts)
+        return (
+            await self._run(pod, lambda: volume_files.read_host_aliases(mounts)) if mounts else ()
+        )
 
     async def _run(self, pod: str, read: Callable[[], T]) -> T:
         if pod in self._reading or len(self._reading) >= MOST:

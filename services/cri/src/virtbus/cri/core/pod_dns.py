@@ -1,0 +1,107 @@
+"""Derives the DNS settings of a pod's VM, and its host aliases.
+
+kubelet applies the pod's DNS policy: the sandbox has the servers and domains of the cluster, of the
+node, or of the pod's `dnsConfig`. They replace those of the VM's network, as for a container.
+kubelet writes the host aliases to a file, which it mounts only if the pod has an address already.
+A pod gets its address with its guest, so they are read from the pod on the API server.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv6Address
+from typing import Any
+
+from pydantic import ValidationError
+
+from virtbus.cri.core.configs import Mount, SandboxConfig
+from virtbus.schemas.dns import DnsConfig
+from virtbus.schemas.errors import Detail
+from virtbus.schemas.guest_files import HOSTNAMES_MAX, HostAlias
+from virtbus.schemas.seed import HOST_ALIAS_CHARACTERS_MAX, HOST_ALIASES_MAX
+
+HOSTS = "/etc/hosts"
+_OF_KUBELET = re.compile(r"/pods/[^/]+/etc-hosts$")
+_ALIASES = "# Entries added by HostAliases."
+"""The line after which kubelet writes the pod's host aliases."""
+_TOO_MANY = (
+    f"the pod's hostAliases have more than {HOST_ALIASES_MAX} lines of {HOSTNAMES_MAX} names, or "
+    f"{HOST_ALIAS_CHARACTERS_MAX // 1024} KiB; give the guest fewer"
+)
+SOURCE, FROM_API = "kubernetes.io/config.source", "api"
+"""kubelet's annotation of a pod that it has from the API server."""
+_NO_DOMAIN = "."
+"""kubelet's only domain on a node without a resolv.conf."""
+_SANDBOX_FIELDS = {"nameservers": "servers"}
+
+
+def dns_config(sandbox: SandboxConfig) -> DnsConfig | None:
+    """Return the DNS settings of the pod's VM; None if the sandbox has none.
+
+    The zone of a server (`fe80::1%eth0`) is a link of the node, so a guest cannot use it.
+
+    Raises:
+        ValidationError: a value that no guest can have.
+    """
+    told = sandbox.dns_config
+    if not told.servers and not told.searches:
+        return None
+    return DnsConfig(
+        nameservers=tuple(one for one in told.servers if not _has_zone(one)),
+        searches=tuple(one.removesuffix(".") for one in told.searches if one != _NO_DOMAIN),
+    )
+
+
+def _has_zone(server: str) -> bool:
+    try:
+        return IPv6Address(server).scope_id is not None
+    except ValueError:
+        return False
+
+
+def problems(sandbox: SandboxConfig) -> Iterator[Detail]:
+    """Yield the problems of the sandbox's DNS settings."""
+    try:
+        dns_config(sandbox)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            names = [_SANDBOX_FIELDS.get(str(name), str(name)) for name in one["loc"][:1]]
+            path = ".".join(("dns_config", *names))
+            given = f" {one['input']!r:.80}" if names else ""
+            message = f"{path}{given}: {one['msg'].removeprefix('Value error, ')}"
+            yield Detail(path=path, message=message)
+
+
+def hosts_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
+    """Return the mounts of the file in which kubelet keeps a pod's host aliases."""
+    return tuple(
+        one for one in mounts if one.container_path == HOSTS and _OF_KUBELET.search(one.host_path)
+    )
+
+
+def of_file(content: bytes) -> tuple[HostAlias, ...]:
+    """Return the host aliases in kubelet's file; the pod's own name is in the guest already.
+
+    Raises:
+        ValueError: there are too many, or a line is not an address with names.
+    """
+    if len(content) > HOST_ALIAS_CHARACTERS_MAX:
+        raise ValueError(_TOO_MANY)
+    _, _, section = content.decode().partition(f"\n{_ALIASES}\n")
+    return _aliases(line.split() for line in section.splitlines())
+
+
+def of_pod(pod: Mapping[str, Any]) -> tuple[HostAlias, ...]:
+    """Return the host aliases of a pod of the API server; raises ValueError as `of_file`."""
+    given = (pod.get("spec") or {}).get("hostAliases") or ()
+    return _aliases([str(one.get("ip")), *(one.get("hostnames") or ())] for one in given)
+
+
+def _aliases(lines: Iterable[Sequence[str]]) -> tuple[HostAlias, ...]:
+    found = tuple(
+        HostAlias(ip=words[0], hostnames=tuple(words[start : start + HOSTNAMES_MAX]))
+        for words in lines
+        for start in range(1, len(words), HOSTNAMES_MAX)
+    )
+    if len(found) > HOST_ALIASES_MAX:
+        raise ValueError(_TOO_MANY)
+    return found
