@@ -3,10 +3,19 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import dns.message
+import dns.rdatatype
+import dns.rrset
 import pytest
+from tests.e2e import host
 from tests.e2e.login import Login
 from tests.e2e.platform import Json, Platform, Refused, address, until
 
@@ -70,6 +79,92 @@ def test_guests_use_networks_of_their_own_until_the_last_vm_ends(
     patient.cli("network", "delete", "lab", "shop")
     assert not json.loads(patient.cli("network", "list", "-o", "json"))["items"]
     patient.nothing_left()
+
+
+DNS, SERVICE, POD = "10.96.0.10", "10.96.0.20", "10.244.7.2"
+
+
+def test_a_guest_uses_the_names_and_services_of_a_cluster(
+    patient: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    kube = {"kind": "nat", "subnet": "10.202.0.0/24", "dns": [DNS]}
+    as_admin(patient, "create", name="kube", spec=kube)
+    with cluster():
+        how: dict[str, Any] = {"folder": tmp_path, "key": login.public_key}
+        one = vm(patient, "one", "kube", wait="ready", **how)
+        assert "nameserver 10.202.0.1" in login(one, "cat /etc/resolv.conf")
+        assert SERVICE in login(one, "nslookup web.default.svc.cluster.local")
+        assert address(one) in login(one, "nslookup one.default.vm.internal")
+        request = "printf 'GET / HTTP/1.0\\r\\n\\r\\n'"
+        assert "from the pod" in login(one, f"{request} | nc -w 10 {SERVICE} 80")
+        patient.delete("one")
+    patient.cli("network", "delete", "kube")
+    patient.nothing_left()
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """A name server and a service as kube-proxy makes them on a node: by DNAT to a pod."""
+    with ExitStack() as ends:
+        ends.callback(host.run, "ip", "netns", "delete", "vbtest-pod")
+        host.run("ip", "netns", "add", "vbtest-pod")
+        link = ("type", "veth", "peer", "name", "eth0", "netns", "vbtest-pod")
+        host.run("ip", "link", "add", "vbtest-pod0", *link)
+        inside = ("ip", "-n", "vbtest-pod")
+        for argv in (
+            ("ip", "addr", "add", "10.244.7.1/24", "dev", "vbtest-pod0"),
+            ("ip", "link", "set", "vbtest-pod0", "up"),
+            (*inside, "addr", "add", f"{POD}/24", "dev", "eth0"),
+            (*inside, "link", "set", "eth0", "up"),
+            (*inside, "route", "add", "default", "via", "10.244.7.1"),
+            ("ip", "addr", "add", f"{DNS}/32", "dev", "lo"),
+            ("nft", "add", "table", "ip", "vbtest-proxy"),
+            ("nft", "add", "chain", "ip", "vbtest-proxy", "pre", HOOK),
+            ("nft", "add", "rule", "ip", "vbtest-proxy", "pre", *DNAT),
+        ):
+            host.run(*argv)
+        ends.callback(host.run, "nft", "delete", "table", "ip", "vbtest-proxy")
+        ends.callback(host.run, "ip", "addr", "delete", f"{DNS}/32", "dev", "lo")
+        serve = ("ip", "netns", "exec", "vbtest-pod", sys.executable, "-c", POD_PROGRAM)
+        pod = ends.enter_context(subprocess.Popen(serve))
+        ends.callback(pod.kill)
+        names = ends.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        names.bind((DNS, 53))
+        names.settimeout(0.2)
+        over = threading.Event()
+        answering = threading.Thread(target=_answer_names, args=(names, over))
+        answering.start()
+        ends.callback(answering.join)
+        ends.callback(over.set)
+        yield
+
+
+HOOK = "{ type nat hook prerouting priority dstnat; }"
+DNAT = ("ip", "daddr", SERVICE, "tcp", "dport", "80", "dnat", "to", f"{POD}:8080")
+POD_PROGRAM = """
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Pod(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from the pod")
+HTTPServer(("", 8080), Pod).serve_forever()
+"""
+
+
+def _answer_names(names: socket.socket, over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            data, source = names.recvfrom(4096)
+        except TimeoutError:
+            continue
+        query = dns.message.from_wire(data)
+        answer = dns.message.make_response(query, recursion_available=True)
+        question = query.question[0]
+        if question.rdtype == dns.rdatatype.A:
+            answer.answer.append(dns.rrset.from_text(question.name, 60, "IN", "A", SERVICE))
+        names.sendto(answer.to_wire(), source)
 
 
 def only_rules_open_a_guest(platform: Platform, login: Login, one: Json, two: Json) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import record, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -13,6 +14,7 @@ from virtbus.controller.core.vm_names import answer
 from virtbus.schemas import subjects
 from virtbus.schemas.names import NameAnswer, NameAsk
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import validate
 
@@ -109,5 +111,19 @@ def test_one_address_on_many_nodes_is_answered_for_each_namespace() -> None:
         seen: VmStatus = status(held, interfaces=(at("10.127.0.5/16"),))
         fleet.statuses[held.node, held.uid] = (seen, number)
     for namespace, node in (("shop", "n1"), ("bank", "n2")):
-        found = answer(fleet, [uid(1), uid(2)], namespace, {}, "10.127.0.5")
+        asker = record(3, "asks", namespace=namespace)
+        found = answer(fleet, [uid(1), uid(2)], asker, {}, "10.127.0.5")
         assert (found.namespace, found.node) == (namespace, node)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_network_that_shares_names_has_those_of_all_namespaces(*, shared: bool) -> None:
+    def on(number: int, namespace: str) -> VmRecord:
+        spec = {"kind": "overlay", "subnet": "10.9.0.0/16", "share_names": shared}
+        network = {"uid": uid(9), "namespace": "_", "name": "mesh", "spec": spec}
+        return record(number, namespace=namespace, network_targets={"mesh": network})
+
+    fleet = Fleet()
+    fleet.apply(StoredVm(on(1, "shop"), 1))
+    assert answer(fleet, [uid(1)], on(2, "bank"), {}).found is shared
+    assert not answer(fleet, [uid(1)], record(3, namespace="bank"), {}).found

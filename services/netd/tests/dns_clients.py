@@ -85,7 +85,7 @@ class Client:
         for fd in taps:
             socket.close(fd)
         address = IPv4Interface(attachment.nics[0].addresses[0])
-        self.ip = address.ip
+        self.ip, self.gateway = address.ip, attachment.nics[0].gateway
 
         def give() -> None:
             self._node.host.namespaces.enter(netns(self._uid))
@@ -108,7 +108,7 @@ class Client:
         made = await in_thread(make)
         made.setblocking(False)
         async with asyncio.timeout(5):
-            await asyncio.get_running_loop().sock_connect(made, (GATEWAY, 53))
+            await asyncio.get_running_loop().sock_connect(made, (self.gateway, 53))
         return made
 
     async def ask(
@@ -186,19 +186,19 @@ class Upstream(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def upstream() -> AsyncIterator[Upstream]:
-    """The host's DNS server, on an address of the host's loopback."""
+async def upstream(address: str = UPSTREAM) -> AsyncIterator[Upstream]:
+    """The host's DNS server, or a network's, on an address of the host's loopback."""
     with Netlink() as host:
         lo = links.find(host, "lo")
         assert lo is not None
-        host.do([links.add_address(lo.index, IPv4Interface(f"{UPSTREAM}/32"))])
+        host.do([links.add_address(lo.index, IPv4Interface(f"{address}/32"))])
     loop = asyncio.get_running_loop()
-    transport, made = await loop.create_datagram_endpoint(Upstream, (UPSTREAM, 53))
-    server = await asyncio.start_server(made.converse, UPSTREAM, 53)
+    transport, made = await loop.create_datagram_endpoint(Upstream, (address, 53))
+    server = await asyncio.start_server(made.converse, address, 53)
     try:
         yield made
     finally:
         transport.close()
         server.close()
         with Netlink() as host:
-            host.do([links.delete_address(lo.index, IPv4Interface(f"{UPSTREAM}/32"))])
+            host.do([links.delete_address(lo.index, IPv4Interface(f"{address}/32"))])

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import dns.flags
 import dns.message
@@ -50,7 +51,7 @@ async def resolving(host: Host) -> AsyncIterator[tuple[Node, MemoryServer]]:
     await host.returns_to(before)
 
 
-async def client(node: Node, uid: str, **more: str) -> Client:
+async def client(node: Node, uid: str, **more: Any) -> Client:
     await node.attach(uid, **more)
     return await Client(node, uid).prepare()
 

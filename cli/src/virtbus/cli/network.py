@@ -112,7 +112,14 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     type=click.Choice(("host", "fleet")),
     help="For nat and isolated: fleet gives each address to one VM of all hosts.  [default: host]",
 )
-@click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
+@click.option(
+    "--dns", multiple=True, metavar="IP", help="Name server for names of no VM; repeatable."
+)
+@click.option(
+    "--share-names",
+    is_flag=True,
+    help="Guests resolve the names of this network's VMs in all namespaces.",
+)
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
 @click.option(
     "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
@@ -168,7 +175,7 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": flags["kind"]}
     words = (
         *("subnet", "gateway", "subnet6", "gateway6", "pool", "link", "vlan", "mode"),
-        *("mtu", "conflist", "default_deny", "protected"),
+        *("mtu", "conflist", "default_deny", "share_names", "protected"),
     )
     spec |= {word: flags[word] for word in words if flags[word]}
     spec |= {word: list(flags[word]) for word in ("dns", "ranges", "excluded") if flags[word]}

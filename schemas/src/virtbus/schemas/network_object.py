@@ -161,7 +161,7 @@ class NetworkSpec(StrictModel):
     pool: PoolScope | None = None
     """For `nat` and `isolated`: None is `host`."""
     dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
-    """Name servers of the guests; empty: those of the node, or none for `isolated`."""
+    """Name servers for names that are no VM's; empty: those of the node, or none for `isolated`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
     """None: 1500, the plugins' for `cni`, or the link's for kinds with `link`."""
     link: LinkName | None = None
@@ -174,6 +174,8 @@ class NetworkSpec(StrictModel):
     """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
+    share_names: bool = Field(False, exclude_if=lambda shared: not shared)
+    """True: guests on the network resolve the names of VMs on it in all namespaces."""
     default_deny: bool = Field(False, exclude_if=lambda denies: not denies)
     """True: guests have only the connections that a rule of a security group allows."""
     protected: bool = False

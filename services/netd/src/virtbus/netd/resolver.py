@@ -1,7 +1,8 @@
-"""Resolves names for guests of the built-in network and of overlays, on the gateway's address.
+"""Resolves names for guests of bridges with a gateway of virtbus, on the gateway's address.
 
-Names of VMs are answered here, all others by the host's DNS servers. A guest finds the VMs of its
-own namespace, and of those that controllers open to it.
+Names of VMs are answered here, all others by the DNS servers of the network or the host. A guest
+finds the VMs of its own namespace, of its networks that share names, and of the namespaces that
+controllers open to it.
 
 This runs in the resolver's process, which outlives netd (`resolver_process/`).
 """
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Interface, IPv6Interface, ip_address
 
+from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core import dns_message
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
 from virtbus.netd.core.guest_names import GuestNames, NamedVm
@@ -25,6 +27,9 @@ from virtbus.netd.fleet_names import FleetNames
 
 log = logging.getLogger(__name__)
 
+FORWARDERS = 256
+"""Networks whose last good server is remembered."""
+
 
 class Resolver:
     """Serves each VM from `put` to `remove`, within `running`."""
@@ -36,6 +41,7 @@ class Resolver:
         self._node = site.node
         fixed = tuple(ip_address(server) for server in site.servers)
         self._forwarder = Forwarder(HostServers(fixed, gateway.ip).addresses)
+        self._of_networks: Recent[tuple[Address, ...], Forwarder] = Recent(FORWARDERS)
         self._server = DnsServer(gateway.ip, self._resolve)
         self._guests = GuestNames()
         self._fleet = fleet
@@ -86,7 +92,17 @@ class Resolver:
             answer = await self._known(vm, guest.limits, query, meaning)
             if answer is not None:
                 return answer
-        return await self._forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
+        forwarder = self._forwarder_for(vm.servers_for(guest.address))
+        return await forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
+
+    def _forwarder_for(self, servers: tuple[Address, ...]) -> Forwarder:
+        """Return the one that asks a network's servers; without any, those of the host."""
+        if not servers:
+            return self._forwarder
+        known = self._of_networks.get(servers)
+        if known is None:
+            known = self._of_networks[servers] = Forwarder(lambda: servers)
+        return known
 
     async def _known(
         self, vm: NamedVm, limits: QueryLimits, query: DnsQuery, meaning: Meaning
@@ -104,12 +120,13 @@ class Resolver:
                 return None
 
     async def _vm(self, vm: NamedVm, limits: QueryLimits, query: DnsQuery, wanted: VmName) -> bytes:
-        own = wanted.namespace == vm.namespace
-        here = self._guests.named(wanted.namespace, wanted.name) if own else None
-        if here is not None:
+        here = self._guests.named(wanted.namespace, wanted.name)
+        if here is not None and here.is_known_to(vm):
             return dns_message.positive(query, here.addresses_for(vm), self._zone.domain)
         found = await self._find(
-            vm, limits, Lookup(vm.namespace, namespace=wanted.namespace, vm=wanted.name)
+            vm,
+            limits,
+            Lookup(vm.namespace, wanted.namespace, wanted.name, sharing=vm.sharing),
         )
         if found is None:
             return dns_message.failure(query)
@@ -128,7 +145,8 @@ class Resolver:
             return dns_message.pointer(query, name, wanted.authority)
         if not wanted.address.is_private:
             return None
-        found = await self._find(vm, limits, Lookup(vm.namespace, address=str(wanted.address)))
+        want = Lookup(vm.namespace, address=str(wanted.address), sharing=vm.sharing)
+        found = await self._find(vm, limits, want)
         if found is None or not found.found:
             return None
         name = self._zone.name_of(found.namespace, found.name)

@@ -31,13 +31,13 @@ from virtbus.schemas.wire import invalid
 USERS_SHOWN = 8
 POOL = frozenset({"subnet6", "ranges", "excluded", "pool"})
 """The fields of a pool of addresses, besides its IPv4 subnet."""
+NAMES = frozenset({"dns", "share_names"})  # of kinds whose gateway resolves names
+_OF_NAT = frozenset({"subnet", "gateway", "gateway6", *NAMES, "mtu", *POOL})
 _FIELDS = {
-    NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu", "gateway6", *POOL}),
-    NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", "dns", "mtu"}),
+    NetworkKind.NAT: _OF_NAT,
+    NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", *NAMES, "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
-    NetworkKind.OVERLAY: frozenset(
-        {"subnet", "gateway", "dns", "mtu", "gateway6", *POOL} - {"pool"}
-    ),
+    NetworkKind.OVERLAY: _OF_NAT - {"pool"},
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
     NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),

@@ -17,25 +17,25 @@ Openings = Mapping[str, tuple[str, ...]]
 """By namespace of VMs: the other namespaces that may resolve their names, or `*` for all."""
 
 
-def namespace_of(fleet: Fleet, node: str, uid: str) -> str:
-    """Return the namespace of a VM; raise VirtbusError 403 if the VM is not on that node."""
+def asker_of(fleet: Fleet, node: str, uid: str) -> VmRecord:
+    """Return the record of a VM; raise VirtbusError 403 if the VM is not on that node."""
     held = fleet.vms.get(uid)
     if held is None or held.record.node != node:
         message = f"the node {node} does not have the VM {uid}, so its guest may ask for no name"
         raise VirtbusError(Code.DENIED, "not_on_node", message)
-    return held.record.namespace
+    return held.record
 
 
 def answer(
-    fleet: Fleet, uids: Iterable[str], namespace: str, opened: Openings, address: str = ""
+    fleet: Fleet, uids: Iterable[str], asker: VmRecord, opened: Openings, address: str = ""
 ) -> NameAnswer:
-    """Return the first VM of `uids` that a guest of `namespace` may know and that has `address`.
+    """Return the first VM of `uids` that the guest of `asker` may know and that has `address`.
 
     Without `address`, the VM may have any addresses, or none.
     """
     for uid in uids:
         held = fleet.vms.get(uid)
-        if held is None or not _may_know(namespace, held.record, opened):
+        if held is None or not _may_know(asker, held.record, opened):
             continue
         addresses = addresses_of(fleet.last_status(held.record), held.record.network_targets)
         if address and address not in addresses:
@@ -51,9 +51,17 @@ def answer(
     return NameAnswer()
 
 
-def _may_know(namespace: str, record: VmRecord, opened: Openings) -> bool:
-    allowed = opened.get(record.namespace, ())
-    return record.namespace == namespace or EVERY in allowed or namespace in allowed
+def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
+    """Return True for a VM of the namespace, of one that is open to it, or on a shared network."""
+    namespace, allowed = asker.namespace, opened.get(record.namespace, ())
+    if record.namespace == namespace or EVERY in allowed or namespace in allowed:
+        return True
+    return not _sharing(asker).isdisjoint(_sharing(record))
+
+
+def _sharing(record: VmRecord) -> set[str]:
+    """Return the uids of the VM's networks that share names."""
+    return {one.uid for one in record.network_targets.values() if one.spec.share_names}
 
 
 def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import math
 
 from virtbus.bus.client.ports import Request
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.vm_names import Openings, addresses_of, answer, namespace_of
+from virtbus.controller.core.vm_names import Openings, addresses_of, answer, asker_of
 from virtbus.schemas.names import NameAnswer, NameAsk
 from virtbus.schemas.wire import validate
 
@@ -28,14 +28,14 @@ class NamesApi:
     async def ask(self, request: Request) -> NameAnswer:
         want = validate(NameAsk, request.data)
         node = request.subject.split(".")[2]  # only this node's account may publish on it
-        namespace = namespace_of(self._fleet, node, want.uid)
+        asker = asker_of(self._fleet, node, want.uid)
         if want.address:
             await self._index()
             uids = self._by_address.get(want.address, [])
         else:
             uid = self._fleet.names.get((want.namespace, want.name))
             uids = [uid] if uid is not None else []
-        return answer(self._fleet, uids, namespace, self._opened, want.address)
+        return answer(self._fleet, uids, asker, self._opened, want.address)
 
     async def _index(self) -> None:
         """Ensure an index of all addresses that is at most INDEX_FRESH_S old."""

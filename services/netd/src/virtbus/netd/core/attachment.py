@@ -39,7 +39,7 @@ class NicKind(StrEnum):
         return cls.HOST_BRIDGE if kind is NetworkKind.BRIDGE else cls(kind)
 
 
-WITH_NAMES = frozenset({NicKind.BRIDGE, NicKind.OVERLAY})
+WITH_NAMES = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY})
 """Kinds whose gateway resolves names of VMs."""
 
 

@@ -36,7 +36,7 @@ def offers_of(
     """Return an offer per interface, in order; None for one that netd does not answer.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
-    domain of VMs' names, which the gateway of the built-in network resolves; empty: none are.
+    domain of VMs' names, which the gateways of WITH_NAMES resolve; empty: none are.
     """
     offers: list[Offer | None] = []
     routed = False
@@ -46,7 +46,10 @@ def offers_of(
             continue
         resolved = names_domain if nic.kind in WITH_NAMES else ""
         around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
-        offer = _offer(attachment, nic, _named(attachment, nic, around, resolved), routed=routed)
+        # the resolver asks the servers of the network
+        served = nic.model_copy(update={"dns": ()}) if resolved else nic
+        named = _named(attachment, nic, around, resolved)
+        offer = _offer(attachment, served, named, routed=routed)
         routed = routed or (offer is not None and offer.router is not None)
         offers.append(offer)
     return offers

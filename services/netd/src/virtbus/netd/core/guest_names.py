@@ -8,7 +8,7 @@ from virtbus.schemas.ip_types import Address
 
 @dataclass(frozen=True, slots=True)
 class NamedVm:
-    """A VM of this host, with its addresses on the built-in network, on CNI, and on overlays."""
+    """A VM of this host, with its addresses on each kind of network."""
 
     uid: str
     namespace: str
@@ -16,27 +16,39 @@ class NamedVm:
     built_in: tuple[IPv4Address, ...]
     others: tuple[Address, ...]
     built_in6: tuple[IPv6Address, ...] = ()
-    overlays: tuple[tuple[str, Address], ...] = ()
-    """The uid of the overlay of each address."""
+    networks: tuple[tuple[str, Address], ...] = ()
+    """The uid of the network of each address on another bridge of virtbus."""
     gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
     """Each address from which it queries names, with the gateway that it asks."""
+    servers: tuple[tuple[IPv4Address, tuple[Address, ...]], ...] = ()
+    """By address from which it queries: the servers of its network for names that are no VM's."""
+    sharing: tuple[str, ...] = ()
+    """The uids of its networks whose guests know the names of VMs in all namespaces there."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Return the addresses that guests of this host reach most directly."""
         built_in: tuple[Address, ...] = (*self.built_in, *self.built_in6)
-        return built_in or self.others or tuple(address for _, address in self.overlays)
+        return built_in or self.others or tuple(address for _, address in self.networks)
 
     @property
     def asking(self) -> tuple[IPv4Address, ...]:
         """Return the IPv4 addresses from which it queries names."""
-        overlays = (one for _, one in self.overlays if isinstance(one, IPv4Address))
-        return (*self.built_in, *overlays)
+        networks = (one for _, one in self.networks if isinstance(one, IPv4Address))
+        return (*self.built_in, *networks)
+
+    def is_known_to(self, asking: "NamedVm") -> bool:
+        """Return True for a VM of the same namespace, or on a network that shares names."""
+        return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
+
+    def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
+        """Return the servers for its queries from an address; none: those of the host."""
+        return dict(self.servers).get(address, ())
 
     def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:
         """Return the addresses that another VM of this host reaches most directly."""
-        shared = {network for network, _ in asking.overlays}
-        found = tuple(address for network, address in self.overlays if network in shared)
+        shared = {network for network, _ in asking.networks}
+        found = tuple(address for network, address in self.networks if network in shared)
         if not found:
             return self.addresses
         own: tuple[Address, ...] = (*self.built_in, *self.built_in6) if asking.built_in else ()

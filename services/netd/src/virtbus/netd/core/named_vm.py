@@ -1,9 +1,10 @@
 """Derives a VM's names and addresses from its attachment."""
 
-from ipaddress import IPv4Address, IPv6Address, ip_interface
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
 
 from virtbus.netd.core.attachment import WITH_NAMES, Attachment, Nic, NicKind
 from virtbus.netd.core.guest_names import NamedVm
+from virtbus.netd.core.reach import is_host
 from virtbus.schemas.ip_types import Address
 
 
@@ -23,10 +24,10 @@ def vm_of(attachment: Attachment) -> NamedVm:
         built_in=tuple(one for one in built_in if isinstance(one, IPv4Address)),
         others=tuple(addresses(NicKind.CNI)),
         built_in6=tuple(one for one in built_in if isinstance(one, IPv6Address)),
-        overlays=tuple(
+        networks=tuple(
             (nic.place, ip_interface(text).ip)
             for nic in attachment.nics
-            if nic.kind is NicKind.OVERLAY
+            if nic.kind in WITH_NAMES and nic.kind is not NicKind.BRIDGE
             for text in nic.addresses
         ),
         gateways=tuple(
@@ -34,6 +35,19 @@ def vm_of(attachment: Attachment) -> NamedVm:
             for nic in attachment.nics
             if nic.kind in WITH_NAMES and nic.gateway
             for address in _addresses(nic)
+        ),
+        servers=tuple(
+            (address, tuple(filter(is_host, map(ip_address, nic.network_dns))))
+            for nic in attachment.nics
+            if nic.kind in WITH_NAMES and nic.network_dns
+            for address in _addresses(nic)
+        ),
+        sharing=tuple(
+            sorted(
+                nic.target.uid
+                for nic in attachment.nics
+                if nic.target is not None and nic.target.spec.share_names
+            )
         ),
     )
 

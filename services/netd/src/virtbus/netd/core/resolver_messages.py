@@ -47,13 +47,15 @@ def site_of(text: str) -> ResolverSite:
 class Lookup:
     """A question of a guest: a VM by `vm` and its namespace, or by its address.
 
-    `asker` is the namespace of the guest, because the answer depends on it.
+    `asker` is the namespace of the guest, and `sharing` are its networks that share names, because
+    the answer depends on them.
     """
 
     asker: str
     namespace: str = ""
     vm: str = ""
     address: str = ""
+    sharing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,10 @@ def vm_message(vm: NamedVm) -> Message:
         "built_in": _texts(vm.built_in),
         "built_in6": _texts(vm.built_in6),
         "others": _texts(vm.others),
-        "overlays": [(network, str(address)) for network, address in vm.overlays],
+        "networks": [(network, str(address)) for network, address in vm.networks],
         "gateways": [(str(address), str(gateway)) for address, gateway in vm.gateways],
+        "servers": [(str(address), _texts(servers)) for address, servers in vm.servers],
+        "sharing": vm.sharing,
     }
 
 
@@ -111,8 +115,13 @@ def vm_of_message(message: Message) -> NamedVm:
         built_in=tuple(IPv4Address(one) for one in message["built_in"]),
         built_in6=tuple(IPv6Address(one) for one in message["built_in6"]),
         others=tuple(ip_address(one) for one in message["others"]),
-        overlays=tuple((network, ip_address(one)) for network, one in message["overlays"]),
+        networks=tuple((network, ip_address(one)) for network, one in message["networks"]),
         gateways=tuple((IPv4Address(one), IPv4Address(gw)) for one, gw in message["gateways"]),
+        servers=tuple(
+            (IPv4Address(one), tuple(map(ip_address, servers)))
+            for one, servers in message["servers"]
+        ),
+        sharing=tuple(message["sharing"]),
     )
 
 

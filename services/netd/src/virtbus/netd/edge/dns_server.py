@@ -1,8 +1,8 @@
 """Receives the DNS queries of guests on the gateway's address, and sends the answers.
 
 Each address of a guest has a UDP socket of its own, connected to that address. So the kernel drops
-the datagrams of all others, and a flood fills only its guest's buffer. TCP has one listener; a
-connection of an address that no guest has is closed.
+the datagrams of all others, and a flood fills only its guest's buffer. TCP has a listener for each
+gateway; a connection of an address that no guest has is closed.
 """
 
 import asyncio
@@ -35,8 +35,11 @@ _IP_FREEBIND = 15
 class DnsGuest:
     """One address of a guest, with its socket and limits."""
 
-    def __init__(self, address: IPv4Address, datagrams: socket.socket) -> None:
+    def __init__(
+        self, address: IPv4Address, gateway: IPv4Address, datagrams: socket.socket
+    ) -> None:
         self.address = address
+        self.gateway = gateway
         self.socket = datagrams
         self.limits = QueryLimits()
         self.resume: asyncio.TimerHandle | None = None
@@ -53,6 +56,8 @@ class DnsServer:
         self._gateway = gateway
         self._resolve = resolve
         self._guests: dict[IPv4Address, DnsGuest] = {}
+        self._listeners: dict[IPv4Address, asyncio.Future[None]] = {}
+        """By gateway other than that of the built-in network: the task that serves TCP there."""
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._busy = 0
         self._tasks: Background | None = None
@@ -82,19 +87,21 @@ class DnsServer:
     def serve(self, address: IPv4Address, gateway: IPv4Address | None = None) -> None:
         """Answer the guest with this address, if `running`; repeatable.
 
-        `gateway` is the address that it asks, by default that of the built-in network. Only that
-        one has TCP.
+        `gateway` is the address that it asks, by default that of the built-in network.
         """
         if self._tasks is None or address in self._guests:
             return
-        datagrams = _datagrams(gateway or self._gateway)
+        gateway = gateway or self._gateway
+        datagrams = _datagrams(gateway)
         try:
             datagrams.connect((str(address), 0))  # any port of the guest
         except OSError:
             datagrams.close()
             raise
-        guest = self._guests[address] = DnsGuest(address, datagrams)
+        guest = self._guests[address] = DnsGuest(address, gateway, datagrams)
         self._listen(guest)
+        if gateway != self._gateway and gateway not in self._listeners:
+            self._listeners[gateway] = self._tasks.start(self._listening(gateway))
 
     def stop(self, address: IPv4Address) -> None:
         """Stop answering this address."""
@@ -105,6 +112,10 @@ class DnsServer:
             guest.resume.cancel()
         asyncio.get_running_loop().remove_reader(guest.socket)
         guest.socket.close()
+        if all(other.gateway != guest.gateway for other in self._guests.values()):
+            listener = self._listeners.pop(guest.gateway, None)
+            if listener is not None:
+                listener.cancel()
 
     # --- datagrams ------------------------------------------------------------------------
     def _listen(self, guest: DnsGuest) -> None:
@@ -154,6 +165,19 @@ class DnsServer:
             guest.limits.busy -= 1
 
     # --- connections ----------------------------------------------------------------------
+    async def _listening(self, gateway: IPv4Address) -> None:
+        """Serve TCP on another gateway until cancelled."""
+        try:
+            server = await asyncio.start_server(
+                self._connected, sock=_listener(gateway), limit=2 * MAX_QUERY_BYTES
+            )
+        except OSError as error:
+            extra = {"code": "dns_tcp"}
+            log.warning("no DNS by TCP on %s: %s", gateway, error, extra=extra)
+            return
+        async with server:
+            await server.serve_forever()
+
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         guest = self._guests.get(IPv4Address(peer[0])) if peer else None

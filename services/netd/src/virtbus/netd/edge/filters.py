@@ -13,7 +13,7 @@ from virtbus.netd.core.antispoof import (
     refusals,
     sent_rules,
 )
-from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.attachment import WITH_NAMES, Nic
 from virtbus.netd.core.nft_comparison import are_equal, listed_rule
 from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.core.reach import ReachRules
@@ -26,7 +26,7 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
             nic.tap,
             nic.mac,
             tuple(IPv4Interface(address).ip for address in nic.addresses4),
-            IPv4Address(nic.gateway) if nic.kind is NicKind.BRIDGE and nic.gateway else None,
+            IPv4Address(nic.gateway) if nic.kind in WITH_NAMES and nic.gateway else None,
             tuple(IPv6Interface(address).ip for address in nic.addresses6),
             reach if nic.on_segment else None,
         )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from virtbus.netd.core import names as core_names
-from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.attachment import WITH_NAMES, Nic, NicKind
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
@@ -99,7 +99,7 @@ class HostBridges:
         """Return the rules of another bridge: with the resolver at its gateway, or without."""
         own = self.built_in.gateway.ip
         dns = tuple(server for server in reach.dns if server != own)
-        if bridge.kind is NicKind.OVERLAY and own in reach.dns:
+        if bridge.kind in WITH_NAMES and own in reach.dns:
             dns = (bridge.gateway.ip, *dns)
         return replace(reach, dns=dns)
 
