@@ -136,12 +136,12 @@ def test_a_change_deep_in_a_list_is_reported_with_its_index() -> None:
     before = record()
     plain = before.spec.model_dump()
     plain["volumes"][0]["image"]["ref"] = "other"
-    plain["volumes"][1]["cloud_init_no_cloud"]["hostname"] = "other"
+    plain["volumes"][1]["name"] = "other"
     with pytest.raises(VirtbusError) as caught:
         update(before, VmSpec.model_validate(plain))
     assert [detail.path for detail in caught.value.body.details] == [
         "spec.volumes[0].image.ref",
-        "spec.volumes[1].cloud_init_no_cloud.hostname",
+        "spec.volumes[1].name",
     ]
 
 

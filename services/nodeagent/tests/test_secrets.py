@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import pytest
 from services.nodeagent.tests.pretended_node import (
     NODE,
     Node,
@@ -15,7 +16,7 @@ from services.nodeagent.tests.pretended_node import (
 from virtbus.schemas import subjects
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import VmSecrets
-from virtbus.schemas.wire import encode
+from virtbus.schemas.wire import encode, read
 
 A = uid(1)
 
@@ -43,6 +44,26 @@ async def test_a_vm_starts_with_the_secrets_of_its_record_and_no_others(tmp_path
         assert node.domains.done == []
         await node.bus.put(subjects.vm_secret(NODE, A), own)
         await eventually(lambda: node.domains.done == [("start", A)])
+
+
+@pytest.mark.parametrize("named", ["new", "own"])
+async def test_a_start_uses_those_secrets_of_a_changed_entry_that_the_record_names(
+    tmp_path: Path, named: str
+) -> None:
+    """A controller may be killed after it stored new secrets, and before the record."""
+    node = Node(tmp_path)
+    await node.join()
+    both = read(VmSecrets, secrets("secret-new")).model_copy(
+        update={"replaced": secrets("secret-own")}
+    )
+    await node.bus.put(subjects.vm_secret(NODE, A), encode(both))
+    seeded = {"volumes": [{"name": "ci", "cloud_init_no_cloud": {}}]}
+    digest = hashlib.sha256(secrets(f"secret-{named}")).hexdigest()
+    await node.put(record(spec=seeded, sec_digest=digest))
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        seed = (node.files.vms / A / "seed-ci.iso").read_bytes()
+        assert [word for word in ("new", "own") if f"secret-{word}".encode() in seed] == [named]
 
 
 async def test_each_start_writes_the_seed_again_and_a_stop_does_not(tmp_path: Path) -> None:

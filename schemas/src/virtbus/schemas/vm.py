@@ -279,8 +279,8 @@ class VmSpec(StrictModel):
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
-    `epoch` rises with every assignment, `generation` with every change of the spec. Secrets are
-    stored separately: `sec_digest` is the hex SHA-256 of the entry in `$KV.sec.<node>.<uid>`.
+    `epoch` rises with every assignment, `generation` with every change, `seed_generation` with that
+    of first-boot data. `sec_digest` is the hex SHA-256 of the secrets in `$KV.sec.<node>.<uid>`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -324,6 +324,7 @@ class VmRecord(LenientModel):
     """The bridge that created it, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None
     sec_digest: str | None = None
+    seed_generation: int = 0
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
     """The volumes that it holds, by the name in its spec.
 
@@ -396,3 +397,4 @@ class VmSecrets(LenientModel):
     ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""
+    replaced: bytes = b""  # those before the last change: `secrets_in_force`

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
+from virtbus.controller.core.seed_changes import OF_A_SEED
 from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -92,10 +93,13 @@ def updated(
     record: VmRecord,
     *,
     spec: VmSpec | None,
+    reseeded: bool = False,
     labels: dict[str, str] | None,
     annotations: dict[str, str] | None,
 ) -> VmRecord:
     """Return the record with the new spec, labels and annotations (None: unchanged).
+
+    `reseeded`: secrets of its first-boot data change, too; `spec` has none of them.
 
     Raises:
         VirtbusError: 422 naming each field that cannot change, 409 while the VM is being deleted.
@@ -107,30 +111,37 @@ def updated(
     if annotations is not None:
         update["annotations"] = dict(annotations)
     if spec is not None:
-        spec = _sealed_as_before(spec, record.spec)
-        public, _ = split_secrets(spec, record.uid)
-        there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
-        paths = list(changed_paths(there, plain, "spec"))
-        kept = changed_paths(with_nics_of(there, plain), plain, "spec")
-        grown = grown_disks(record.spec, public)
-        fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
-        fixed = [path for path in fixed if not _is_medium(path, public)]
-        fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
-        if fixed:
-            message = (
-                "these fields cannot change while the VM exists; delete it and create it again"
-            )
-            details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
-            raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
-        if any(path.startswith(OF_DEVICES) for path in paths):
-            check_devices(public)
-            check_partners(public)
-        if paths:
-            update |= {"spec": public, "spec_hash": spec_hash(public)}
-            update["generation"] = record.generation + 1
-        if spec.run_strategy is not record.spec.run_strategy:
-            update |= _switched(record, spec)
+        update |= _of_spec(record, spec, reseeded=reseeded)
     return record.model_copy(update=update)
+
+
+def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any]:
+    """Return the changes of a record for another spec; raise VirtbusError as `updated`."""
+    update: dict[str, Any] = {}
+    spec = _sealed_as_before(spec, record.spec)
+    public, _ = split_secrets(spec, record.uid)
+    there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
+    paths = list(changed_paths(there, plain, "spec"))
+    kept = changed_paths(with_nics_of(there, plain), plain, "spec")
+    grown = grown_disks(record.spec, public)
+    fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
+    fixed = [path for path in fixed if not _is_medium(path, public)]
+    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
+    if fixed:
+        message = "these fields cannot change while the VM exists; delete it and create it again"
+        details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
+        raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
+    if any(path.startswith(OF_DEVICES) for path in paths):
+        check_devices(public)
+        check_partners(public)
+    if reseeded or any(map(OF_A_SEED.match, paths)):
+        update["seed_generation"] = record.seed_generation + 1
+    if paths or reseeded:
+        update |= {"spec": public, "spec_hash": spec_hash(public)}
+        update["generation"] = record.generation + 1
+    if spec.run_strategy is not record.spec.run_strategy:
+        update |= _switched(record, spec)
+    return update
 
 
 def grown_disks(before: VmSpec, after: VmSpec) -> frozenset[str]:
@@ -191,7 +202,7 @@ def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTa
 
 def _at_restart(path: str) -> bool:
     of_a_device = OF_A_DISK.match(path) or OF_A_NIC.match(path)
-    return path.startswith(AT_RESTART) or of_a_device is not None
+    return path.startswith(AT_RESTART) or bool(of_a_device or OF_A_SEED.match(path))
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:

@@ -3,7 +3,6 @@
 The secrets are copied first. Then one atomic batch purges the old record and puts the new one.
 """
 
-import hashlib
 import logging
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.commit import Fenced, guarded
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
+from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -118,7 +118,7 @@ class Assignment:
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
         """Copy an orphan secret to the VM's node, if the record refers to it and none is there."""
-        if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
+        if in_force(orphan.key, orphan.value, record.sec_digest or "") is None:
             return
         key = subjects.vm_secret(record.node, record.uid)
         entry = await self._bus.get(key)

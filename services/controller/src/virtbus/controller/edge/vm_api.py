@@ -37,6 +37,7 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets, network_names
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.seed_updates import SeedUpdates
 from virtbus.controller.edge.vm_creates import CreateRules, VmCreates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.api import (
@@ -79,6 +80,7 @@ class VmApi:
         self._removals = Removals(bus, fleet, events)
         self._networks = NetworkTargets(bus, fleet, events)
         self._creates = VmCreates(bus, fleet, watches, events, storage, rules)
+        self._seeds = SeedUpdates(bus)
         self.addresses = self._creates.addresses
 
     async def create(self, request: Request) -> VmCreated:
@@ -119,9 +121,11 @@ class VmApi:
         if held.revision != want.revision:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message)
+        seeds = None if want.spec is None else await self._seeds.wanted(held.record, want.spec)
         record = mutations.updated(
             held.record,
-            spec=want.spec,
+            spec=None if seeds is None else seeds.spec,
+            reseeded=seeds is not None and seeds.secrets is not None,
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
@@ -134,6 +138,8 @@ class VmApi:
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)
         try:
+            if seeds is not None:
+                record = await self._seeds.store(record, seeds)
             held = await self._with_addresses(held, record, min(request.deadline_s, until_s))
         except ConflictError:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"

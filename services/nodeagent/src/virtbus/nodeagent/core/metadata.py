@@ -22,12 +22,13 @@ _DIGITS = 12
 def domain_hash(record: VmRecord) -> str:
     """Return the hex SHA-256 of `spec.domain`, without the fields that apply to a running guest.
 
-    A VM with DNS settings of its own has their hash, too. Other changes there need a restart of the
-    guest. Disks that are volumes, and interfaces, come and go, so they have hashes of their own
-    (`disk_hashes`, `nics.hardware_hash`).
+    DNS settings of the VM, and changes of its first-boot data, count, too. Other changes there need
+    a restart of the guest. Disks that are volumes, and interfaces, come and go, so they have hashes
+    of their own (`disk_hashes`, `nics.hardware_hash`).
     """
     found, dns = _domain_hash(record.spec.domain, volume_names(record)), record.spec.dns_config
-    return found if dns is None else f"{found}.{spec_hash(dns)}"
+    found = found if dns is None else f"{found}.{spec_hash(dns)}"
+    return f"{found}.s{record.seed_generation}" if record.seed_generation else found
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,6 @@
 """Prepares a start: the record on disk, the network, the seeds, the disks."""
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from virtbus.nodeagent.vm.operations.outcome import Outcome
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.records import read_stored
+from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.vm_status import FailureStage
 
@@ -113,9 +112,9 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
     except BusError as error:
         message = "the bus does not give the VM's secrets now; the agent asks again"
         raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
-    if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
-        return None  # no secrets, or those of another create of this uid
-    return read_stored(VmSecrets, entry.key, entry.value)
+    if entry is None or not entry.value:
+        return None
+    return in_force(entry.key, entry.value, record.sec_digest or "")
 
 
 async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:

@@ -1,0 +1,89 @@
+"""Changes the secret inputs of a VM, which are in another bucket than its record.
+
+The secrets are stored first, together with those that they replace. The record then names their
+digest. After a kill in between, the record still names the former ones, and its node uses these.
+"""
+
+from typing import NamedTuple
+
+from virtbus.bus.client.ports import Bus, EntryKind
+from virtbus.controller.core.mutations import changed_paths
+from virtbus.controller.core.secret_inputs import MAX_BYTES
+from virtbus.controller.core.seed_changes import (
+    OF_A_SEED,
+    merged,
+    network_problems,
+    without_seed_secrets,
+)
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.secrets_in_force import digest_of, in_force, without_replaced
+from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
+from virtbus.schemas.wire import encode, invalid
+
+
+class SeedChange(NamedTuple):
+    """The spec without secrets of first-boot data, and the new secrets if they change."""
+
+    spec: VmSpec
+    secrets: VmSecrets | None = None
+    revision: int = 0
+
+
+class SeedUpdates:
+    """Updates of first-boot data."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def wanted(self, record: VmRecord, spec: VmSpec) -> SeedChange:
+        """Return the change that an update with this spec requests.
+
+        Raises:
+            VirtbusError: 400 invalid network data; 503 `secrets_lost`: its secrets are not on the
+                bus, so the others of them would be lost.
+        """
+        public = without_seed_secrets(spec)
+        before, after = (one.model_dump(mode="json") for one in (record.spec, public))
+        shown = any(OF_A_SEED.match(path) for path in changed_paths(before, after, "spec"))
+        if not shown and public == spec:
+            return SeedChange(public)
+        if problems := tuple(network_problems(spec)):
+            raise invalid(problems)
+        entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
+        old: VmSecrets | None = None
+        if record.sec_digest is not None:
+            if entry is not None and entry.kind is EntryKind.PUT:
+                old = in_force(entry.key, entry.value, record.sec_digest)
+            if old is None:
+                message = "the bus does not have the VM's secrets now; repeat the update later"
+                raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
+        new = merged(record, old, spec)
+        if old is None:
+            replaced = b""
+        else:  # as it is if that is all: an earlier version may have written it in other bytes
+            replaced = entry.value if entry and not old.replaced else without_replaced(old)
+        if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
+            return SeedChange(public)
+        secrets = new.model_copy(update={"replaced": replaced})
+        return SeedChange(public, secrets, entry.revision if entry is not None else 0)
+
+    async def store(self, record: VmRecord, change: SeedChange) -> VmRecord:
+        """Store the secrets of a change; return the record with their digest.
+
+        Raises:
+            VirtbusError: 413 the secrets and those that they replace are too large together.
+            ConflictError: somebody changed the secrets meanwhile.
+        """
+        if change.secrets is None:
+            return record
+        body = encode(change.secrets)
+        if len(body) > MAX_BYTES:
+            message = (
+                f"the new first-boot data and those that they replace have {len(body)} bytes; "
+                f"{MAX_BYTES} at most. Make them smaller, or create the VM again"
+            )
+            raise VirtbusError(Code.TOO_LARGE, "secrets_too_large", message)
+        key = subjects.vm_secret(record.node, record.uid)
+        await self._bus.put(key, body, expect=change.revision)
+        return record.model_copy(update={"sec_digest": digest_of(change.secrets)})
