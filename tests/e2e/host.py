@@ -14,6 +14,8 @@ BOX = Path("/run/virtbus-box")
 """Only a host that tests made for themselves has it (tests/hosts/box.sh)."""
 OWN_NETNS = Path("/proc/self/ns/net")
 UID_CHARS = 36
+GUEST = "guest=vb-"
+"""The name of a domain in the command line of its emulator, before the uid."""
 PLATFORMS = "/var/tmp/virtbus-"
 """The prefix of each platform's folder."""
 CNI_NETWORK = f"e2e-{os.getpid()}"
@@ -113,15 +115,22 @@ def is_qemu(argv: Sequence[str]) -> bool:
 
 def qemu_pids(uid: str) -> list[int]:
     """Return the emulators that run a VM; more than one would violate I1."""
-    found = []
+    return emulators().get(uid, [])
+
+
+def emulators() -> dict[str, list[int]]:
+    """Return the emulators of all VMs, by uid."""
+    found: dict[str, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-            if is_qemu(argv) and any(word.startswith(f"guest=vb-{uid}") for word in argv):
-                found.append(int(folder.name))
+            guest = next((word for word in argv if word.startswith(GUEST)), "")
+            if is_qemu(argv) and guest:
+                uid = guest.removeprefix(GUEST)[:UID_CHARS]
+                found.setdefault(uid, []).append(int(folder.name))
     return found
 
 
