@@ -1,8 +1,8 @@
-"""`make chaos MINUTES=n SEED=s`: injects random faults under load on one host.
+"""`make chaos MINUTES=n SEED=s`: injects random faults under load on two hosts.
 
 A seed always has the same schedule; the machine's timing differs. Exit code 0: no violation.
-Exit code 1: a violation, printed with its lines and the seed to repeat. SIMULATE=1 runs without
-QEMU.
+Exit code 1: a violation, printed with its lines and the seed to repeat. SIMULATE=1 runs one node
+without QEMU.
 """
 
 import asyncio
@@ -12,13 +12,19 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tests.chaos.field import Field
 from tests.chaos.holding import Holding
 from tests.chaos.lives import Lives
+from tests.chaos.networks import Networks
 from tests.chaos.schedule import strikes
-from tests.chaos.striking import Strikes, awake
+from tests.chaos.striking import Ground, Strikes, awake
+from tests.chaos.two_hosts import NODES, two_hosts
+from tests.chaos.volumes import Volumes
 from tests.e2e import host
+from tests.hosts import pace
 
 AT_ONCE = 4
 """VMs at a time: without KVM each boots on a core of its own."""
@@ -36,24 +42,38 @@ class Run:
         sys.stdout.write(f"{time.monotonic() - self._begun:7.1f} s  {text}\n")
         sys.stdout.flush()
 
-    async def on(self, field: Field) -> Holding:
-        """Inject faults on a loaded field until the time is over; then check recovery."""
-        lives = Lives(self.seed, self.simulate)
-        holding = Holding(field, lives)
-        striking = Strikes(field, lives, self.say)
-        async with field.bus() as bus, asyncio.TaskGroup() as group:
-            watching = group.create_task(holding.watch())
+    async def on(self, ground: Ground) -> Holding:
+        """Inject faults on a loaded platform until the time is over; then check recovery."""
+        nodes = () if self.simulate else NODES
+        networks = Networks(self.seed, self.simulate)
+        lives = Lives(self.seed, self.simulate, networks.drawn, nodes)
+        volumes = Volumes(lives)
+        holding = Holding(ground, lives, networks, volumes)
+        striking = Strikes(ground, lives, self.say)
+        async with (
+            ground.bus() as bus,
+            ground.bus("admin") as admin,
+            asyncio.TaskGroup() as group,
+        ):
+            await networks.make(admin)
+            background = [holding.watch(), holding.claims.watch(admin), striking.hear()]
+            watching = [group.create_task(one) for one in background]
             living = group.create_task(lives.run(bus, AT_ONCE))
-            hearing = group.create_task(striking.hear())
-            with awake(field):
+            changing = [
+                group.create_task(networks.run(bus, lives.over)),
+                group.create_task(volumes.run(bus)),
+            ]
+            with awake(ground):
                 await self._strike(striking, living)
             self.say("no more faults; running faults end")
             lives.over.set()
-            await living
-            await holding.at_the_end(bus)
-            for task in (watching, hearing):
+            for task in (living, *changing):
+                await task
+            await holding.at_the_end(bus, admin)
+            for task in watching:
                 task.cancel()
-        self.say(f"{striking.count} faults; answered: {dict(sorted(lives.done.items()))}")
+        done = dict(sorted((lives.done + networks.done + volumes.done).items()))
+        self.say(f"{striking.count} faults; answered: {done}")
         return holding
 
     async def _strike(self, striking: Strikes, living: "asyncio.Task[None]") -> None:
@@ -65,26 +85,35 @@ class Run:
             await striking.strike(strike)
 
 
-def run(seed: int, minutes: float, *, simulate: bool) -> list[str]:
-    """Violations found; empty if there are none."""
-    host.refuse_the_machines_own_network()
-    one = Run(seed, minutes, simulate=simulate)
-    one.say(f"seed {seed}, {minutes:g} min, {'simulated' if simulate else 'real guests'}")
-    field = Field(SWEEPS, simulate=simulate, seed=seed)
+@contextmanager
+def one_node(seed: int) -> Iterator[Field]:
+    """A simulated node behind a link."""
+    field = Field(SWEEPS, seed=seed)
     try:
         field.start()
         field.quiet = field.census()
-        one._begun = time.monotonic()
-        holding = asyncio.run(one.on(field))
+        yield field
         field.stop()
-    except Exception:  # noqa: BLE001  whatever ends a run is a violation, and said
-        return [traceback.format_exc()]
     finally:
         keep = os.environ.get("VIRTBUS_E2E_KEEP")
         if keep:
             os.makedirs(keep, exist_ok=True)
             shutil.copyfile(field.log, f"{keep}/chaos-{seed}.log")
         field.wipe()
+
+
+def run(seed: int, minutes: float, *, simulate: bool) -> list[str]:
+    """Violations found; empty if there are none."""
+    host.refuse_the_machines_own_network()
+    one = Run(seed, minutes, simulate=simulate)
+    pace.slowness()  # before we make the machine slow ourselves
+    one.say(f"seed {seed}, {minutes:g} min, {'simulated' if simulate else 'real guests'}")
+    try:
+        with one_node(seed) if simulate else two_hosts(SWEEPS, seed) as ground:
+            one._begun = time.monotonic()
+            holding = asyncio.run(one.on(ground))
+    except Exception:  # noqa: BLE001  whatever ends a run is a violation, and said
+        return [traceback.format_exc()]
     for invariant, looks in sorted(holding.looks.items()):
         held = not any(line.startswith(invariant) for line in holding.broken)
         one.say(f"{'held' if held else 'BROKEN'}: {invariant} ({looks} looks)")

@@ -1,4 +1,4 @@
-"""One node behind a link that can fail; everything else runs as with `virtbus up`."""
+"""One simulated node behind a link that can fail; all else runs as with `virtbus up`."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.chaos.link import Link
 from tests.chaos.simulated import MIB, Simulated
 from tests.e2e import host
-from tests.e2e.platform import NODE, Platform, until
+from tests.e2e.platform import NODE, until
 
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
@@ -23,12 +23,12 @@ BUS_DISK_BYTES = 128 * MIB
 class Field(Simulated):
     """`virtbus up --no-node` with a small disk of its own, and `virtbus node up` behind a Link."""
 
-    def __init__(
-        self, environ: Mapping[str, str] | None = None, *, simulate: bool, seed: int = 0
-    ) -> None:
-        Platform.__init__(self, environ)
-        self._simulate = ("--simulate",) if simulate else ()
-        self.simulate = simulate
+    name = NODE
+
+    simulate = True
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, seed: int = 0) -> None:
+        super().__init__(environ)
         self.bus_dir = self.base / "bus"
         self.store = self.bus_dir / "state" / "nats"
         self._port = any_port("127.0.0.1")
@@ -37,6 +37,8 @@ class Field(Simulated):
         self.environ["VIRTBUS_CREDS"] = str(self._creds("bus"))
         self.own_disk(self.store, BUS_DISK_BYTES)
         self._node: subprocess.Popen[bytes] | None = None
+        self.struck = (self,)
+        """The places of strikes."""
 
     def _creds(self, user: str) -> Path:
         return self.bus_dir / "run" / f"{user}.creds"
@@ -52,20 +54,20 @@ class Field(Simulated):
 
     def start_bus(self) -> None:
         """Run `virtbus up --no-node` until the API answers."""
-        argv = ("up", "--no-node", "--nodes", NODE, "--port", str(self._port))
+        argv = ("up", "--simulate", "--no-node", "--nodes", NODE, "--port", str(self._port))
         self._up = self._run(*argv, "--data", str(self.bus_dir))
         until(lambda: self.try_cli("vm", "list").returncode == 0, "the API")
 
     def start_node(self) -> None:
         """Start `virtbus node up`; it becomes ready a moment later."""
-        argv = ("--name", NODE, "--creds", str(self._creds(f"node-{NODE}")))
+        argv = ("--name", NODE, "--creds", str(self._creds(f"node-{NODE}")), "--simulate")
         wire = ("--nats", f"nats://127.0.0.1:{self.link.port}", "--data", str(self.base))
-        self._node = self._run("node", "up", *argv, *wire, *self._simulate)
+        self._node = self._run("node", "up", *argv, *wire)
 
     def _run(self, *argv: str) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                ["virtbus", *argv, *(self._simulate if argv[0] == "up" else ())],
+                ["virtbus", *argv],
                 env=self.environ,
                 stdout=log,
                 stderr=log,
@@ -97,13 +99,6 @@ class Field(Simulated):
                 node.wait(10)
                 raise
         super().stop()
-
-    def wait_whole(self, within_s: float = 60) -> None:
-        """Return once the API answers and the running services of the node are ready."""
-        if self.simulate:
-            super().wait_whole(within_s)
-        else:
-            Platform.wait_whole(self, within_s)
 
     def pids(self) -> dict[str, int]:
         """Return the services of both, by name."""

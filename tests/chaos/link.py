@@ -16,6 +16,8 @@ from enum import StrEnum
 from typing import Any
 
 _CHUNK = 64 * 1024
+ENDED_S = 5.0
+"""Time for connections to end after their reset. The event loop reports each cancelled one."""
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, 0 s: close sends RST and no FIN."""
 
@@ -42,7 +44,9 @@ class Slowness:
 class Link:
     """One listening port in front of one server; methods may be called from any thread."""
 
-    def __init__(self, target: tuple[str, int], seed: int = 0) -> None:
+    def __init__(
+        self, target: tuple[str, int], seed: int = 0, *, listen: str = "127.0.0.1"
+    ) -> None:
         self._target = target
         self._random = random.Random(seed)
         self._slowness = Slowness()
@@ -52,7 +56,7 @@ class Link:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((listen, 0))
         self.port: int = self._listener.getsockname()[1]
         self._server = self._call(asyncio.start_server(self._serve, sock=self._listener))
 
@@ -82,6 +86,8 @@ class Link:
         self._server.close()
         await self._become(State.CUT)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=ENDED_S)
         for task in tasks:
             task.cancel()
         if tasks:

@@ -4,17 +4,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
 
-from tests.chaos.field import Field
-from tests.chaos.link import State
+from tests.chaos.link import Link, State
 from tests.chaos.lives import Lives
 from tests.chaos.schedule import Fault, Strike
 from tests.chaos.simulated import Ballast
 from tests.e2e import host
-from tests.e2e.platform import NODE
 
+from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Message
 
 _WIRE = {
@@ -25,10 +26,40 @@ _WIRE = {
 }
 
 
+OF_BUS = frozenset({"controller", "nats-server"})
+"""Services that are no node's."""
+
+
+class Place(Protocol):
+    """A node that strikes hit, with its link and the bus behind that."""
+
+    name: str
+
+    @property
+    def link(self) -> Link: ...
+    def pids(self) -> dict[str, int]: ...
+    def kill_node(self) -> None: ...
+    def start_node(self) -> None: ...
+
+
+class Ground(Protocol):
+    """A platform under chaos. `simulate`: without QEMU and without a network."""
+
+    simulate: bool
+
+    @property
+    def struck(self) -> Sequence[Place]: ...
+    @property
+    def store(self) -> Path: ...
+    def bus(self, user: str = "client") -> AbstractAsyncContextManager[NatsBus]: ...
+    def wait_whole(self) -> None: ...
+    def nothing_left(self) -> None: ...
+
+
 class Strikes:
     """The faults of one run; `say` gets a line for each."""
 
-    def __init__(self, field: Field, lives: Lives, say: Callable[[str], None]) -> None:
+    def __init__(self, field: Ground, lives: Lives, say: Callable[[str], None]) -> None:
         self._field = field
         self._lives = lives
         self._say = say
@@ -39,28 +70,31 @@ class Strikes:
         """Apply one fault, from its start to its end."""
         self.count += 1
         begun = time.monotonic()
-        what = strike.target
+        there = self._field.struck
+        place = there[int(strike.draw * len(there))]
+        what = strike.target if strike.target in OF_BUS else f"{strike.target} {place.name}".strip()
         match strike.fault:
             case Fault.KILL:
-                self._signal(strike.target, signal.SIGKILL)
+                _signal(place.pids().get(strike.target, 0), signal.SIGKILL)
             case Fault.KILL_NODE:
-                await asyncio.to_thread(self._field.kill_node)
+                await asyncio.to_thread(place.kill_node)
                 await asyncio.sleep(min(strike.lasts_s, 5))
-                self._field.start_node()
+                place.start_node()
             case Fault.HANG:
-                pid = self._signal(strike.target, signal.SIGSTOP)
+                pid = _signal(place.pids().get(strike.target, 0), signal.SIGSTOP)
                 await self._lasting(strike, lambda: _wake(pid))
             case Fault.FULL:
                 ballast = Ballast(self._field.store)
                 await asyncio.to_thread(ballast.fill)
                 await self._lasting(strike, ballast.free)
+                what = ""
             case Fault.KILL_GUEST | Fault.HANG_GUEST:
                 what = await self._hurt_guest(strike)
             case Fault.REPLAY:
                 what = await self._replay()
             case wire:
-                await asyncio.to_thread(self._field.link.become, _WIRE[wire])
-                await self._lasting(strike, lambda: self._field.link.become(State.WELL))
+                await asyncio.to_thread(place.link.become, _WIRE[wire])
+                await self._lasting(strike, lambda: place.link.become(State.WELL))
         took_s = time.monotonic() - begun
         self._say(f"{strike.fault} {what or '-'}, {took_s:.1f} s")
 
@@ -70,21 +104,18 @@ class Strikes:
         finally:
             await asyncio.shield(asyncio.to_thread(undo))
 
-    def _signal(self, service: str, number: signal.Signals) -> int:
-        pid = self._field.pids().get(service, 0)  # 0: it is dead already, and comes back
-        return _signal(pid, number) if pid else 0
-
     async def _hurt_guest(self, strike: Strike) -> str:
         """Kill or stop the emulator of a running VM; do nothing if none runs."""
+        emulators = await asyncio.to_thread(host.emulators)
         running = [
-            (life, pids)
+            (life, emulators[life.uid])
             for life in self._lives.known.values()
-            if not life.open and (pids := host.qemu_pids(life.uid))
+            if not life.open and life.uid in emulators
         ]
         if not running:
             return "none runs"
         life, pids = running[int(strike.draw * len(running))]
-        life.hurt = True
+        life.harm()
         if strike.fault is Fault.KILL_GUEST:
             _signal(pids[0], signal.SIGKILL)
         else:
@@ -97,7 +128,7 @@ class Strikes:
         """Record the messages between the node's services, to repeat them later."""
         async with (
             self._field.bus("admin") as bus,
-            bus.subscribe(f"virtbus.node.{NODE}.ready.>") as messages,
+            bus.subscribe("virtbus.node.*.ready.>") as messages,
         ):
             async for message in messages:
                 self._heard.append(message)
@@ -112,6 +143,7 @@ class Strikes:
 
 
 def _signal(pid: int, number: signal.Signals) -> int:
+    """Send a signal; 0 is a service that is dead already, and comes back."""
     if pid:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -123,12 +155,13 @@ def _wake(pid: int) -> None:
 
 
 @contextmanager
-def awake(field: Field) -> Iterator[None]:
+def awake(field: Ground) -> Iterator[None]:
     """Undo every stop, cut and full disk after any outcome."""
     try:
         yield
     finally:
-        field.link.become(State.WELL)
         Ballast(field.store).free()
-        for pid in field.pids().values():
-            _wake(pid)
+        for place in field.struck:
+            place.link.become(State.WELL)
+            for pid in place.pids().values():
+                _wake(pid)

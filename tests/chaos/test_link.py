@@ -19,7 +19,7 @@ REJOIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def _field() -> Iterator[Field]:
-    held = Field(simulate=True)
+    held = Field()
     try:
         held.start()
         held.quiet = held.census()

@@ -386,11 +386,18 @@ def fleet(
     prepare()
     with boxes(SEED) as held:
         made = Fleet(held, hosts, servers, environ or {})
-        try:
-            made.start()
+        with powered(made):
             yield made
-        finally:
-            made.keep_logs()
-            for member in (*made.hosts.values(), *made.servers.values()):
-                with suppress(AssertionError):
-                    member.box.off()
+
+
+@contextmanager
+def powered(made: Fleet) -> Iterator[None]:
+    """Start a fleet, and cut the power of all its boxes at the end."""
+    try:
+        made.start()
+        yield
+    finally:
+        made.keep_logs()
+        for member in (*made.hosts.values(), *made.servers.values()):
+            with suppress(AssertionError):
+                member.box.off()
