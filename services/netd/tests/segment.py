@@ -136,7 +136,12 @@ def outside(netns: str, link: str) -> Iterator[socket.socket]:
 
 async def ping_from_outside(address: IPv4Address) -> bool:
     """Return True if a host on the segment reaches the address."""
-    ping = f"ip netns exec {OUTSIDE} ping -c 1 -W 2 {address}"
+    return await ping_from(OUTSIDE, address)
+
+
+async def ping_from(netns: str, address: IPv4Address) -> bool:
+    """Return True if the address answers an echo request from a namespace."""
+    ping = f"ip netns exec {netns} ping -c 1 -W 2 {address}"
     process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)
     return await process.wait() == 0
 

@@ -54,7 +54,7 @@ class Refusing:
 async def test_a_guest_whose_rules_are_refused_keeps_no_other_from_the_rules_of_reach() -> None:
     ready = [plan_of(make_record(uid, **target("bridge", link="br0"))) for uid in (A, B)]
     there = Refusing(*ready, refuses=A)
-    doors = cast("HostPorts", SimpleNamespace(bridge=None, dhcp=SimpleNamespace()))
+    doors = cast("HostPorts", MagicMock())
     guests = SegmentGuests(doors, cast("Attachments", there))
     await guests.guard()
     assert there.amended == [B]

@@ -45,6 +45,7 @@ class Attachments:
         self._doors = doors
         self._builder = Builder(doors, site)
         doors.attachers.tunnels.guests = self._guests
+        doors.attachers.plugin_reach.nics = self.nics
         self._hot = HotNics(doors, self._builder)
         self._entries: dict[str, NetworkEntry] = {}
         self._used = UsedNics()
@@ -227,6 +228,8 @@ class Attachments:
             self._doors.files.remove(uid)
             self._former_links.update(nic.host_link for nic in entry.attachment.nics)
             del self._entries[uid]
+            if entry.attachment.has_cni:  # plugins may give its addresses to others at once
+                await in_thread(self._doors.attachers.plugin_reach.sync)
             self._used.drop(uid)
             self.untidy.set()
             return True
@@ -243,9 +246,8 @@ class Attachments:
         self.refuse_while_recovering()
         entry = self._entries.get(uid)
         if entry is None or entry.phase is None:
-            raise VirtbusError(
-                Code.NOT_FOUND, "not_attached", "netd has no network of this VM; start it again"
-            )
+            message = "netd has no network of this VM; start it again"
+            raise VirtbusError(Code.NOT_FOUND, "not_attached", message)
         attachment = await entry.attached(timeout_s)
         if not attachment.nics:
             return attachment, []
@@ -279,8 +281,7 @@ class Attachments:
 
     async def replug(self) -> None:
         """Attach every host link again, after the bridge was deleted and made again."""
-        nics = [nic for each in self.ready() for nic in each.joined.nics]
-        if nics:
+        if nics := [nic for each in self.ready() for nic in each.joined.nics]:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
     async def compare(self) -> list[NetworkFinding]:
@@ -352,8 +353,8 @@ class Attachments:
         for uid, entry in self._entries.items():
             attachment = entry.attachment
             netns = [f"netns {attachment.netns}"] if attachment.netns in there else []
-            addresses = [address for nic in attachment.nics for address in nic.addresses]
-            found[uid] = (*netns, *(f"address {address}" for address in addresses))
+            addresses = (f"address {one}" for nic in attachment.nics for one in nic.addresses)
+            found[uid] = (*netns, *addresses)
         return found
 
     def state_of(self, uid: str) -> NetReady | None:
@@ -379,19 +380,18 @@ class Attachments:
         return {uid for uid, each in self._entries.items() if each.phase is NetPhase.BEGUN}
 
     def nics(self) -> list[Nic]:
-        """Return the interfaces of all networks."""
-        return [nic for entry in self._entries.values() for nic in entry.attachment.nics]
+        """Return the interfaces of all networks. Any thread may call."""
+        return [nic for entry in list(self._entries.values()) for nic in entry.attachment.nics]
 
     def _guests(self) -> list[Nic]:
         """Return the interfaces of networks that are ready or being built. Any thread may call."""
         there = NetPhase.READY, NetPhase.BEGUN
-        entries = [each for each in list(self._entries.values()) if each.phase in there]
+        entries = (each for each in list(self._entries.values()) if each.phase in there)
         return [nic for each in entries for nic in each.attachment.joined.nics]
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""
-        needed = {nic.host_link for nic in self.nics()}
-        return needed | self._former_links | self._late_links
+        return {nic.host_link for nic in self.nics()} | self._former_links | self._late_links
 
     def refuse_while_recovering(self) -> None:
         """Raise 503 `recovering` until the host was compared with the state files."""

@@ -254,7 +254,12 @@ class Builder:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
         on_macvlan = link.kind == "macvlan"
-        update = {"mac": mac, "mtu": network_mtu(nic, link.mtu), "on_macvlan": on_macvlan}
+        update = {
+            "mac": mac,
+            "mtu": network_mtu(nic, link.mtu),
+            "on_macvlan": on_macvlan,
+            "off_host": not link.to_host,
+        }
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:

@@ -39,7 +39,7 @@ class ForbiddenAddresses:
         resolver: NamesKeeper,
         guard: Callable[[], Awaitable[None]],
     ) -> None:
-        """`guard` applies the rules of the built-in bridge to guests on segments."""
+        """`guard` applies the rules of the built-in bridge to guests on no bridge of virtbus."""
         self._bridges = bridges
         self._guard = guard
         self._file = HostsFile(settings.state_dir / "netd" / "reach" / "hosts.json")

@@ -13,6 +13,7 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.address_assignment import leased
 from virtbus.netd.core.dhcp import DhcpLease
+from virtbus.netd.edge.namespaces import in_thread
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import NetReady
 
@@ -23,10 +24,11 @@ _MOST_WAITING = 1024
 
 
 class SegmentGuests:
-    """Applies leases, and the reach rules of guests on segments."""
+    """Applies leases, and the reach rules of guests that are on no bridge of virtbus."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._bridge = doors.bridge
+        self._plugins = doors.attachers.plugin_reach
         self._attachments = attachments
         self._waiting: dict[tuple[str, int], DhcpLease] = {}
         self._wake = asyncio.Event()
@@ -70,12 +72,16 @@ class SegmentGuests:
                     await send(ready)
 
     async def guard(self) -> None:
-        """Apply the reach rules of this host to the taps on segments. A failure is logged."""
+        """Apply the reach rules of this host to these guests. A failure at a tap is logged.
+
+        Raises OSError if the rules of guests of CNI plugins cannot be applied.
+        """
         for attachment in self._attachments.ready():
-            if not any(nic.on_segment for nic in attachment.nics):
+            if not any(nic.filters_reach for nic in attachment.nics):
                 continue
             try:
                 await self._attachments.amend(attachment.uid, lambda vm: vm)
             except (VirtbusError, OSError) as error:
                 extra = {"code": "rules_failed", "uid": attachment.uid}
                 log.warning("not all rules of its taps are in force: %s", error, extra=extra)
+        await in_thread(self._plugins.sync)

@@ -103,7 +103,7 @@ class Settings(ServiceSettings):
     ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
     guests_may_reach: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),
-        description="networks that guests of `default` may reach, even if hosts are in them",
+        description="networks that guests may reach, even if hosts are in them",
     )
     guests_may_not_reach: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),

@@ -6,9 +6,10 @@ neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and rout
 from the guest: netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 
-On a segment, the guest's frames reach other hosts without being routed by this one. So the chain
-also drops packets to hosts of the fleet (ADR 0036). The guest asks the segment's DHCP server by
-broadcast, and has the address that this server gives it.
+The frames of some guests reach other hosts without being routed by this one: those on a segment,
+and those whose CNI plugins made a link past the host. Their chains also drop packets to hosts of
+the fleet (ADR 0036). On a segment, the guest asks the segment's DHCP server by broadcast, and has
+the address that this server gives it.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from virtbus.netd.core import nft, nft_counters, nft_tables
 from virtbus.netd.core.ipv6_frame import SERVER6_PORT, link_local_of
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4
+from virtbus.netd.core.reach import METADATA, METADATA6, ReachRules, of_ipv4, of_ipv6
+from virtbus.netd.core.reach_rules import DNS_PORT, host_sets
 
 TABLE = "virtbus"
 _EXTENSIONS = (0, 43, 60, 135, 139, 140)
@@ -30,9 +32,7 @@ _NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 135, 136
 _INGRESS = 0
 _UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
 _DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
-_HOSTS = "hosts"
 _BROADCAST = IPv4Address("255.255.255.255")
-_DNS_PORT = 53
 _DNS_TCP_HZ = 200
 """Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
 
@@ -47,7 +47,9 @@ class Tap:
     gateway: IPv4Address | None = None
     addresses6: tuple[IPv6Address, ...] = ()
     reach: ReachRules | None = None
-    """On a segment: the addresses that the guest may and may not reach."""
+    """If the host sees no packet of the guest: the addresses that it may and may not reach."""
+    on_segment: bool = False
+    """The DHCP server of a segment gives the address."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
@@ -80,14 +82,14 @@ def _rules(tap: Tap) -> Rules:
             for address in (*tap.addresses, _UNSPECIFIED)
         ),
         ("arp", (*arp, *refuse)),
-        *(_segment(tap, tap.reach) if tap.reach is not None else _bridged(tap)),
+        *(_segment(tap, tap.reach) if tap.on_segment and tap.reach else _bridged(tap)),
         *(_rules6(tap) if tap.addresses6 else []),
         ("protocol", refuse),
     ]
 
 
 def _bridged(tap: Tap) -> Rules:
-    """Return the rules for IPv4 on a network of virtbus, whose host has rules about the reach."""
+    """Return the rules for IPv4 on a network where netd answers DHCP."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
@@ -95,8 +97,45 @@ def _bridged(tap: Tap) -> Rules:
         ("", (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), refuse[-1])),
         ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
         *([("", _too_many(tap.gateway))] if tap.gateway is not None else []),
+        *(_limited(tap.addresses, tap.reach) if tap.reach is not None else []),
         *(("", (*ip, *nft.ip_source(address), accept)) for address in tap.addresses),
         ("address", (*ip, *refuse)),
+    ]
+
+
+def _limited(own: Sequence[IPv4Address], reach: ReachRules) -> Rules:
+    """Return the rules about the reach of a guest with these addresses."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
+    ip = nft.ether_type(nft.ETHERTYPE_IP)
+    return [
+        *(
+            ("", (*ip, *nft.ip_source(address), *match, accept))
+            for address in own
+            for match in _opened(reach)
+        ),
+        *(("reach", (*ip, *match, *refuse)) for match in _closed(reach)),
+    ]
+
+
+def _limited6(own: Sequence[IPv6Address], reach: ReachRules) -> Rules:
+    """Return the rules of `_limited` for IPv6; the name servers have IPv4."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
+    ip6 = nft.ether_type(nft.ETHERTYPE_IPV6)
+    opened = [nft.ip6_destination_in(network) for network in of_ipv6(reach.opened)]
+    closed = [
+        nft.ip6_destination(METADATA6),
+        *(nft.ip6_destination_in(network) for network in of_ipv6(reach.closed)),
+        nft.ip6_destination_among(host_sets(reach)[1]),
+    ]
+    return [
+        *(
+            ("", (*ip6, *nft.ip6_source(address), *match, accept))
+            for address in own
+            for match in opened
+        ),
+        *(("reach", (*ip6, *match, *refuse)) for match in closed),
     ]
 
 
@@ -130,6 +169,7 @@ def _rules6(tap: Tap) -> Rules:
         ("nd", (*advertises, *refuse)),
         ("", (*udp, *nft.destination_port(SERVER6_PORT), refuse[-1])),
         ("dhcp6", (*udp, *nft.source_port(SERVER6_PORT), *refuse)),
+        *(_limited6(own, tap.reach) if tap.reach is not None else []),
         *(("", (*ip6, *nft.ip6_source(address), accept)) for address in own),
         ("address6", (*ip6, *refuse)),
     ]
@@ -148,36 +188,35 @@ def _segment(tap: Tap, reach: ReachRules) -> Rules:
     )
     own = tap.addresses[:1]
     foreign = nft.ip_source_is_not(own[0]) if own else ()
-    opened = [
-        *(nft.ip_destination_in(network) for network in of_ipv4(reach.opened)),
-        *(
-            (
-                *nft.ip_destination(server),
-                *nft.ip_protocol(protocol),
-                *nft.destination_port(_DNS_PORT),
-            )
-            for server in reach.dns
-            for protocol in (nft.UDP, nft.TCP)
-        ),
-    ]
-    closed = [
-        nft.ip_destination(METADATA),
-        *(nft.ip_destination_in(network) for network in of_ipv4(reach.closed)),
-        nft.ip_destination_among(_hosts_of(reach)),
-    ]
     return [
         *(("", (*ip, *nft.ip_source(address), *asks, accept)) for address in (*own, _UNSPECIFIED)),
         ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
         ("address", (*ip, *foreign, *refuse)),
-        *(("", (*ip, *match, accept)) for match in opened),
-        *(("reach", (*ip, *match, *refuse)) for match in closed),
+        *(("", (*ip, *match, accept)) for match in _opened(reach)),
+        *(("reach", (*ip, *match, *refuse)) for match in _closed(reach)),
         ("", (*ip, accept)),
     ]
 
 
-def _hosts_of(reach: ReachRules) -> nft.AddressSet:
-    four = (one for one in reach.hosts if isinstance(one, IPv4Address))
-    return nft.AddressSet(_HOSTS, 1, tuple(sorted(four)))
+def _opened(reach: ReachRules) -> list[tuple[bytes, ...]]:
+    """Return the matches of packets that a guest may send anyway."""
+    port = nft.destination_port(DNS_PORT)
+    return [
+        *(nft.ip_destination_in(network) for network in of_ipv4(reach.opened)),
+        *(
+            (*nft.ip_destination(server), *nft.ip_protocol(protocol), *port)
+            for server in reach.dns
+            for protocol in (nft.UDP, nft.TCP)
+        ),
+    ]
+
+
+def _closed(reach: ReachRules) -> list[tuple[bytes, ...]]:
+    return [
+        nft.ip_destination(METADATA),
+        *(nft.ip_destination_in(network) for network in of_ipv4(reach.closed)),
+        nft.ip_destination_among(host_sets(reach)[0]),
+    ]
 
 
 def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
@@ -185,7 +224,7 @@ def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
         *nft.ether_type(nft.ETHERTYPE_IP),
         *nft.ip_protocol(nft.TCP),
         *nft.ip_destination(gateway),
-        *nft.destination_port(_DNS_PORT),
+        *nft.destination_port(DNS_PORT),
     )
     drop = nft.verdict(nft.NftVerdict.DROP)
     return (*to_resolver, nft.exceeds(_DNS_TCP_HZ, _DNS_TCP_HZ), drop)
@@ -195,7 +234,8 @@ def _named(tap: Tap) -> str:
     """Return a chain name with a hash of the rules, which replaces a comparison of the rules."""
     content = b"".join(part for _, expressions in _rules(tap) for part in expressions)
     if tap.reach is not None:
-        content += b"".join(address.packed for address in _hosts_of(tap.reach).addresses)
+        for one in host_sets(tap.reach):
+            content += b"".join(address.packed for address in one.addresses)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
@@ -210,10 +250,11 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
         name = _named(tap)
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
         rules += [nft.NftRule(name, expressions) for expressions in found]
-    sets = {_hosts_of(tap.reach) for tap in taps if tap.reach is not None}  # all are equal
+    reaches = [tap.reach for tap in taps if tap.reach is not None]  # all are equal
+    sets = host_sets(reaches[0]) if reaches else ()
     if replace:
-        return nft_tables.replace_table(nft.Family.NETDEV, TABLE, chains, rules, tuple(sets))
-    return nft_tables.new_table(nft.Family.NETDEV, TABLE, chains, rules, tuple(sets))
+        return nft_tables.replace_table(nft.Family.NETDEV, TABLE, chains, rules, sets)
+    return nft_tables.new_table(nft.Family.NETDEV, TABLE, chains, rules, sets)
 
 
 def list_rules(tap: Tap) -> NetlinkCall:

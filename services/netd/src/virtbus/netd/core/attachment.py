@@ -90,6 +90,8 @@ class Nic(LenientModel):
     """The conflist has the plugin `dhcp`. It is not run: the guest asks the server itself."""
     on_macvlan: bool = False
     """The plugins made a macvlan link. It keeps the guest's MAC: it takes no other frames."""
+    off_host: bool = False
+    """The plugins' link does not lead to this host, but past it, such as a device of the host."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
@@ -149,6 +151,11 @@ class Nic(LenientModel):
         """Return True if the DHCP server of a segment gives the guest its address."""
         of_kind = self.target is not None and self.target.spec.kind in ON_SEGMENTS
         return of_kind or self.asks_segment
+
+    @property
+    def filters_reach(self) -> bool:
+        """Return True if the filter of its tap limits its reach: the host sees no packet of it."""
+        return self.on_segment or self.off_host or self.on_macvlan
 
     @property
     def network_dns(self) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ class PluginLink:
     """IPv4, with the prefix."""
     routes: tuple[Route, ...] = ()
     """Of IPv4. Routes to the networks of the addresses are left out."""
+    to_host: bool = True
+    """Its other end is in the host's namespace, so the host sees its packets."""
 
 
 Repair = Callable[[Result, str, PluginLink | None], Result | None]

@@ -4,27 +4,23 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 """
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Interface, IPv6Interface
 
-from virtbus.netd.core import nft, nft_counters, nft_tables, redirected
+from virtbus.netd.core import nft, nft_counters, nft_tables, reach_rules, redirected
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import METADATA, ReachRules, of_ipv4, of_ipv6
-from virtbus.schemas.overlay import TUNNEL_PORT
+from virtbus.netd.core.reach import ReachRules
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
 _PREROUTING, _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 0, 1, 2, 3, 4
 _BEFORE_REDIRECTS, _FILTER, _SOURCE_NAT = -110, 0, 100
 
-_DNS_PORT = 53
 _CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
 """Kinds whose guests get no connection from outside, except by published ports."""
 
-METADATA6 = IPv6Address("fd00:ec2::254")
 ROUTER = IPv6Interface("fe80::1/64")
 """The link-local address of every bridge with IPv6: guests have it as their default router."""
-_ECHO_REQUEST6, _NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 128, 135, 136
 
 
 def table_of(bridge: str) -> str:
@@ -58,7 +54,8 @@ def host_table(
     if kind is NicKind.ISOLATED:
         return _isolated(bridge)
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
-    guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
+    ipv4 = nft.is_ipv4()
+    guest = (*nft.came_from(bridge), *ipv4)
     masquerade = nft.rule(
         "postrouting",
         ipv4,
@@ -66,7 +63,7 @@ def host_table(
         nft.goes_elsewhere_than(bridge),
         nft.masquerade(),
     )
-    hosts, hosts6 = _sets(reach)
+    hosts, hosts6 = reach_rules.host_sets(reach)
     chains = [
         nft.Chain("prerouting", _PREROUTING, _BEFORE_REDIRECTS),
         nft.Chain("input", _LOCAL_IN, _FILTER),
@@ -77,28 +74,15 @@ def host_table(
     rules = [
         *_tunnels(kind, hosts),
         *_gateways(bridge, gateway, gateway6),
-        *_opened("input", bridge, reach),
-        nft.rule(
-            "input",
-            guest,
-            ipv4,
-            nft.ip_destination(gateway.ip),
-            nft.l4_protocol(nft.ICMP),
-            nft.is_echo_request(),
-            accept,
-        ),
+        *reach_rules.opened("input", guest, reach),
+        reach_rules.pings("input", (*guest, *nft.ip_destination(gateway.ip))),
         *(_input6(bridge, gateway6, reach) if gateway6 is not None else []),
-        nft.rule("input", guest, drop),
-        *_opened("forward", bridge, reach),
-        nft.rule("forward", guest, ipv4, nft.ip_destination(METADATA), drop),
-        nft.rule("forward", guest, ipv4, nft.ip_destination_among(hosts), drop),
-        *(
-            nft.rule("forward", guest, ipv4, nft.ip_destination_in(network), drop)
-            for network in of_ipv4(reach.closed)
-        ),
-        nft.rule("forward", guest, ipv4, accept),
+        nft.rule("input", nft.came_from(bridge), drop),
+        *reach_rules.opened("forward", guest, reach),
+        *reach_rules.closed("forward", guest, hosts, reach),
+        nft.rule("forward", guest, accept),
         *(_forward6(bridge, gateway6, reach, hosts6) if gateway6 is not None else []),
-        nft.rule("forward", guest, drop),
+        nft.rule("forward", nft.came_from(bridge), drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
         *(_only_published(bridge) if kind in _CLOSED else []),
         nft.rule(
@@ -142,50 +126,35 @@ def _gateways(
             yield nft.rule(chain, elsewhere, place, nft.verdict(nft.NftVerdict.DROP))
 
 
-def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
-    four = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv4Address)))
-    six = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv6Address)))
-    return nft.AddressSet("hosts", 1, four), nft.AddressSet("hosts6", 2, six, version=6)
-
-
 def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
     """Yield the rules for frames of overlays: only hosts of the fleet send some.
 
     To another host, a guest that masquerades has the address of its own host. So frames that this
     host forwards to hosts are dropped here, also if a setting opens the hosts to guests.
     """
-    frames = (*nft.is_ipv4(), *nft.l4_protocol(nft.UDP), *nft.destination_port(TUNNEL_PORT))
-    stranger, drop = nft.ip_source_not_among(hosts), nft.verdict(nft.NftVerdict.DROP)
     if kind is NicKind.OVERLAY:
-        yield nft.rule("input", frames, stranger, drop)
-    yield nft.rule("forward", frames, stranger, nft.ip_destination_among(hosts), drop)
+        yield reach_rules.tunnel_frames("input", hosts)
+    yield reach_rules.tunnel_frames("forward", hosts, *nft.ip_destination_among(hosts))
 
 
 def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[nft.NftRule]:
     """Yield what a guest may send to its host: answers, neighbour discovery, echo requests."""
-    accept = nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
-    icmp = (*guest, *nft.l4_protocol(nft.ICMP6))
-    yield from _opened6("input", bridge, reach)
-    for kind in (_NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT):
-        yield nft.rule("input", icmp, nft.icmp6_type(kind), accept)
+    yield from reach_rules.opened6("input", guest, reach)
+    yield from reach_rules.discovery("input", guest)
     for address in (gateway.ip, ROUTER.ip):
-        to_gateway = (*icmp, *nft.ip6_destination(address))
-        yield nft.rule("input", to_gateway, nft.icmp6_type(_ECHO_REQUEST6), accept)
+        yield reach_rules.pings6("input", (*guest, *nft.ip6_destination(address)))
 
 
 def _forward6(
     bridge: str, gateway: IPv6Interface, reach: ReachRules, hosts: nft.AddressSet
 ) -> Iterator[nft.NftRule]:
     """Yield what a guest may send elsewhere: all but metadata, hosts and what a setting closes."""
-    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
-    yield from _opened6("forward", bridge, reach)
-    yield nft.rule("forward", guest, nft.ip6_destination(METADATA6), drop)
-    yield nft.rule("forward", guest, nft.ip6_destination_among(hosts), drop)
-    for network in of_ipv6(reach.closed):
-        yield nft.rule("forward", guest, nft.ip6_destination_in(network), drop)
-    yield nft.rule("forward", guest, nft.ip6_source_in(gateway.network), accept)
+    yield from reach_rules.opened6("forward", guest, reach)
+    yield from reach_rules.closed6("forward", guest, hosts, reach)
+    own, accept = nft.ip6_source_in(gateway.network), nft.verdict(nft.NftVerdict.ACCEPT)
+    yield nft.rule("forward", guest, own, accept)
 
 
 def _masquerade6(bridge: str, gateway: IPv6Interface | None) -> Iterator[nft.NftRule]:
@@ -210,34 +179,6 @@ def _isolated(bridge: str) -> list[NetlinkCall]:
         nft.rule("forward", to_guest, drop),
     ]
     return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules)
-
-
-def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield the rules that come before those of closed addresses, and so take precedence."""
-    accept = nft.verdict(nft.NftVerdict.ACCEPT)
-    guest = (*nft.came_from(bridge), *nft.is_ipv4())
-    yield nft.rule(chain, guest, nft.established(), accept)
-    for server in reach.dns:
-        for protocol in (nft.UDP, nft.TCP):
-            yield nft.rule(
-                chain,
-                guest,
-                nft.ip_destination(server),
-                nft.l4_protocol(protocol),
-                nft.destination_port(_DNS_PORT),
-                accept,
-            )
-    for network in of_ipv4(reach.opened):
-        yield nft.rule(chain, guest, nft.ip_destination_in(network), accept)
-
-
-def _opened6(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield the rules of `_opened` for IPv6; the name servers have IPv4."""
-    accept = nft.verdict(nft.NftVerdict.ACCEPT)
-    guest = (*nft.came_from(bridge), *nft.is_ipv6())
-    yield nft.rule(chain, guest, nft.established(), accept)
-    for network in of_ipv6(reach.opened):
-        yield nft.rule(chain, guest, nft.ip6_destination_in(network), accept)
 
 
 def has_host_table(bridge: str) -> NetlinkCall:

@@ -150,6 +150,11 @@ def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     return load(_NETWORK, 16, 4), _among(addresses)
 
 
+def ip_source_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv4 source in a set of the same table."""
+    return load(_NETWORK, 12, 4), _among(addresses)
+
+
 def ip_source_not_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 source outside of a set of the same table."""
     return load(_NETWORK, 12, 4), _among(addresses, be32(5, _LOOKUP_INVERTED))
@@ -219,6 +224,11 @@ def ip6_destination_outside(network: IPv6Network) -> tuple[bytes, ...]:
 def ip6_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv6 destination in a set of the same table."""
     return load(_NETWORK, 24, 16), _among(addresses)
+
+
+def ip6_source_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv6 source in a set of the same table."""
+    return load(_NETWORK, 8, 16), _among(addresses)
 
 
 @functools.cache

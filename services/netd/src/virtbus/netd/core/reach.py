@@ -6,13 +6,14 @@ bus, unless a setting opens the address (NET-12, ADR 0036).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from virtbus.schemas.ip_types import Address as Address
 from virtbus.schemas.ip_types import Net
 
 METADATA = IPv4Address("169.254.169.254")
 """Address of the host's own cloud metadata, which contains credentials that no guest may read."""
+METADATA6 = IPv6Address("fd00:ec2::254")
 MAX_ADDRESSES = 8192
 """Maximum number of hosts' addresses, more than a fleet has.
 

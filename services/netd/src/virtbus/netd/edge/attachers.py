@@ -19,6 +19,7 @@ from virtbus.netd.edge.macvtap_attacher import MacvtapAttacher
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.overlay_attacher import OverlayAttacher
 from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
+from virtbus.netd.edge.plugin_reach import PluginReach
 from virtbus.netd.edge.segments import Segments
 from virtbus.netd.edge.tunnels import Tunnels
 
@@ -50,12 +51,14 @@ class Attacher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CniAttacher:
-    """Plans interfaces of conflists. Their plugins are programs, which `builder` runs and awaits.
+    """Plans interfaces of conflists, and limits the reach of their guests.
 
-    They run when the namespace exists, and each of their results is stored before the next runs.
+    Their plugins are programs, which `builder` runs and awaits. They run when the namespace exists,
+    and each of their results is stored before the next runs.
     """
 
     cni: Cni
+    reach: PluginReach
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         del used
@@ -67,17 +70,24 @@ class CniAttacher:
         return planned(nic, conflist)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Do nothing, as the three other methods."""
+        """Ensure the rules for the addresses that the plugins gave."""
+        del host, nics
+        self.reach.sync()
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        pass
+        """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        del nics, mend
-        return []
+        """Return what is missing of the rules; `mend`: restore them."""
+        del nics
+        if mend:
+            self.reach.mend()
+        return [] if mend else self.reach.faults()
 
     def detach(self, left: Sequence[Nic]) -> None:
-        pass
+        """Forget the addresses of guests that are gone."""
+        del left
+        self.reach.sync()
 
 
 class Attachers:
@@ -88,6 +98,7 @@ class Attachers:
     ) -> None:
         self.bridges = bridges
         self.tunnels = tunnels
+        self.plugin_reach = PluginReach(bridges.built_in)
         self.segments = segments
         bridged = OwnBridgeAttacher(bridges)
         self._of: Mapping[NicKind, Attacher] = {
@@ -98,7 +109,7 @@ class Attachers:
             NicKind.OVERLAY: OverlayAttacher(bridged, tunnels),
             NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
             NicKind.MACVTAP: MacvtapAttacher(segments),
-            NicKind.CNI: CniAttacher(cni),
+            NicKind.CNI: CniAttacher(cni, self.plugin_reach),
         }
 
     def host_side(self, nic: Nic) -> str:

@@ -28,7 +28,8 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
             tuple(IPv4Interface(address).ip for address in nic.addresses4),
             IPv4Address(nic.gateway) if nic.kind in WITH_NAMES and nic.gateway else None,
             tuple(IPv6Interface(address).ip for address in nic.addresses6),
-            reach if nic.on_segment else None,
+            reach if nic.filters_reach else None,
+            nic.on_segment,
         )
         for nic in nics
     ]
@@ -68,7 +69,7 @@ def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict
 
 
 def guard(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> None:
-    """Ensure the filters of `nics` in the namespace; `reach` concerns interfaces on segments.
+    """Ensure the filters of `nics` in the namespace; `reach` concerns those past the host.
 
     Unless all are current, one transaction replaces the namespace's nftables table.
     """

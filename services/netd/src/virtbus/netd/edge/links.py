@@ -9,7 +9,7 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
 from virtbus.netd.core import host_end
-from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, Reply
+from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, Reply, attr, find_attr
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import (
     ADDRESSES,
@@ -30,6 +30,9 @@ Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
 """Caches encoded calls. pyroute2 takes 50 to 130 us for each, and namespaces need equal ones."""
+_GETNSID, _NSID, _NSID_OF_FD = 90, 1, 3
+"""`RTM_GETNSID` and its attributes (`linux/net_namespace.h`)."""
+_U32, _NO_NSID = struct.Struct("=I"), struct.pack("=i", -1)
 _STATS64 = struct.Struct("=8Q")
 _COUNTED = (
     *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
@@ -102,6 +105,8 @@ class LinkDetails:
     filters_vlans: bool
     pvid: int | None
     """Of a bridge: the VLAN of a new port; None if the kernel has no VLANs on bridges."""
+    peer_namespace: int | None
+    """The id of the namespace with its other end, or with the link below it; None: this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +266,16 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
         alias=message.get_attr("IFLA_IFALIAS") or "",
         filters_vlans=data is not None and bool(data.get_attr("IFLA_BR_VLAN_FILTERING")),
         pvid=data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") if data is not None else None,
+        peer_namespace=message.get_attr("IFLA_LINK_NETNSID"),
     )
+
+
+def namespace_id(netlink: Netlink, fd: int) -> int | None:
+    """Return the id of another namespace in that of the socket; None if it has none there."""
+    ask = NetlinkCall("namespace id", _GETNSID, 0, bytes(4) + attr(_NSID_OF_FD, _U32.pack(fd)))
+    answer = netlink.ask(ask)
+    raw = find_attr(answer.message, HEADER_BYTES + 4, _NSID) if answer is not None else b""
+    return None if raw in {b"", _NO_NSID} else int.from_bytes(raw, sys.byteorder)
 
 
 def add_port_vlan(port: int, vlan: int) -> NetlinkCall:

@@ -13,11 +13,13 @@ from pathlib import Path
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind, Route
 from virtbus.netd.core.cni_results import PluginLink
 from virtbus.netd.edge import links
-from virtbus.netd.edge.namespaces import Namespaces
+from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened
 from virtbus.netd.edge.netlink import Netlink
 
 _ROUTES = Path("/proc/thread-self/net/route")
 _UP, _REJECT = 0x1, 0x200
+_PAIRED = frozenset({"veth", "netkit"})
+"""Kinds of links with another end, to which all packets go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +30,21 @@ class PluginLinks:
 
     def find(self, attachment: Attachment, nic: Nic) -> PluginLink | None:
         """Return the link of an interface; None if the plugins made none."""
-        self.namespaces.enter(attachment.netns)
-        with Netlink() as inside:
-            link = links.describe(inside, nic.eth)
-            if link is None:
-                return None
-            addresses = _addresses(inside, link.index)
+        with opened(OWN_NAMESPACE) as host:
+            self.namespaces.enter(attachment.netns)
+            with Netlink() as inside:
+                link = links.describe(inside, nic.eth)
+                if link is None:
+                    return None
+                addresses = _addresses(inside, link.index)
+                at_host = links.namespace_id(inside, host)
         return PluginLink(
             kind=link.kind,
             mac=link.mac,
             mtu=link.mtu,
             addresses=tuple(str(each) for each in addresses),
             routes=tuple(routes_in(_ROUTES.read_text(), nic.eth, addresses)),
+            to_host=link.kind in _PAIRED and link.peer_namespace == at_host,
         )
 
     def take_addresses_off(self, attachment: Attachment, nic: Nic) -> None:

@@ -1,0 +1,118 @@
+"""Builds the host's nftables table about the guests that CNI plugins connect (NET-12).
+
+The plugins decide where packets of these guests come in, so the table knows them by their
+addresses. A guest has no others: the filter of its tap sees to that.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
+
+from virtbus.netd.core import nft, nft_counters, nft_tables, reach_rules
+from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.host_table import table_of
+from virtbus.netd.core.ipv6_frame import link_local_of
+from virtbus.netd.core.names import mac_bytes
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.reach import ReachRules
+
+_FAMILY = nft.Family.INET
+_LOCAL_IN, _FORWARD = 1, 2
+_FILTER = 0
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class PluginGuests:
+    """The addresses of guests, and of the gateways and name servers that they were given."""
+
+    guests: frozenset[Address] = frozenset()
+    gateways: frozenset[Address] = frozenset()
+    servers: frozenset[Address] = frozenset()
+
+
+def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
+    """Return what the table has to know about interfaces.
+
+    Name servers in a network object open nothing: users write these. An interface whose packets
+    do not pass the host is among them, too: a router may send them back to this host.
+    """
+    guests, gateways, servers = set[Address](), set[Address](), set[Address]()
+    for nic in nics:
+        if nic.kind is not NicKind.CNI or nic.cni is None or nic.cni.result is None:
+            continue
+        if nic.on_segment:
+            continue  # the filter of its tap has the rules
+        guests.update(ip_interface(address).ip for address in nic.addresses)
+        if nic.addresses6:
+            guests.add(link_local_of(mac_bytes(nic.mac)))
+        gateways.update(ip_address(one) for one in (nic.gateway, nic.gateway6) if one)
+        servers.update(ip_address(one) for one in nic.dns if one not in nic.network_dns)
+    return PluginGuests(frozenset(guests), frozenset(gateways), frozenset(servers))
+
+
+def table_name(bridge: str) -> str:
+    """Return the name of the table; two instances on a host have different ones."""
+    return f"{table_of(bridge)}_plugins"
+
+
+def plugin_table(bridge: str, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
+    """Return the transaction that replaces the table.
+
+    The rules are those of `host_table` for guests of its bridge, with one difference: what is not
+    closed stays as the plugins permit it. A network policy of theirs may drop it.
+    """
+    drop = nft.verdict(nft.NftVerdict.DROP)
+    hosts, hosts6 = reach_rules.host_sets(reach)
+    guests, guests6 = _sets("guests", 3, known.guests)
+    gateways, gateways6 = _sets("gateways", 5, known.gateways)
+    servers, servers6 = _sets("servers", 7, known.servers)
+    four = (*nft.is_ipv4(), *nft.ip_source_among(guests))
+    six = (*nft.is_ipv6(), *nft.ip6_source_among(guests6))
+    to_server = (*four, *nft.ip_destination_among(servers))
+    to_server6 = (*six, *nft.ip6_destination_among(servers6))
+    rules = [reach_rules.tunnel_frames("forward", hosts, *nft.ip_destination_among(hosts))]
+    for chain in ("input", "forward"):
+        rules += reach_rules.opened(chain, four, reach)
+        rules += reach_rules.to_dns(chain, to_server)
+        rules += reach_rules.opened6(chain, six, reach)
+        rules += reach_rules.to_dns(chain, to_server6)
+    rules += [
+        reach_rules.pings("input", (*four, *nft.ip_destination_among(gateways))),
+        *reach_rules.discovery("input", six),
+        reach_rules.pings6("input", (*six, *nft.ip6_destination_among(gateways6))),
+        nft.rule("input", four, drop),
+        nft.rule("input", six, drop),
+        *reach_rules.closed("forward", four, hosts, reach),
+        *reach_rules.closed6("forward", six, hosts6, reach),
+    ]
+    chains = [nft.Chain("input", _LOCAL_IN, _FILTER), nft.Chain("forward", _FORWARD, _FILTER)]
+    sets = [hosts, hosts6, guests, guests6, gateways, gateways6, servers, servers6]
+    return nft_tables.replace_table(_FAMILY, table_name(bridge), chains, rules, sets)
+
+
+def _sets(
+    name: str, number: int, addresses: Collection[Address]
+) -> tuple[nft.AddressSet, nft.AddressSet]:
+    four = sorted(one for one in addresses if isinstance(one, IPv4Address))
+    six = sorted(one for one in addresses if isinstance(one, IPv6Address))
+    return (
+        nft.AddressSet(name, number, tuple(four)),
+        nft.AddressSet(f"{name}6", number + 1, tuple(six), version=6),
+    )
+
+
+def has_plugin_table(bridge: str) -> NetlinkCall:
+    """Return the query for the table."""
+    return nft_tables.get_table(_FAMILY, table_name(bridge))
+
+
+def list_plugin_rules(bridge: str) -> NetlinkCall:
+    """Return the call that lists the rules of the table."""
+    return nft_counters.list_rules(_FAMILY, table_name(bridge))
+
+
+def no_plugin_table(bridge: str) -> list[NetlinkCall]:
+    """Return the transaction that removes the table, if there is one."""
+    return nft_tables.batch(nft_tables.ended(_FAMILY, table_name(bridge)))
