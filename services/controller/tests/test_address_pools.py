@@ -291,7 +291,8 @@ async def test_a_claim_without_a_vm_is_swept(made: World) -> None:
     [
         ({"ips": True}, "10.9.0.7", ""),
         ({}, "10.9.0.7", "capability ips"),
-        ({"ips": True}, "fd00:9::7", "choose an IPv4 address"),
+        ({"ips": True}, "fd00:9::7", ""),
+        ({}, "fd00:9::7", "capability ips"),
     ],
 )
 def test_plugins_take_static_addresses_by_the_capability_ips(

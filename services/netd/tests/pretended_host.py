@@ -374,6 +374,7 @@ class Node:
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
         self.links_allowed: tuple[str, ...] = ("br-lan",)
         self.reach = ReachRules()
+        self.plugin_timeout_s = 2.0
         self.begun: list[NetReady] = []
         self.groups = NodeGroupBook()
         self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
@@ -393,7 +394,7 @@ class Node:
             self.conf_dir,
             self.bin_dirs,
             CniCache(state / "cni" / "results"),
-            plugin_timeout_s=2.0,
+            plugin_timeout_s=self.plugin_timeout_s,
             openings={"*": ("*",), "team-only": ("team",)},
             allowed=("bridge", "host-local"),
         )

@@ -25,6 +25,16 @@ Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tI
 eth0\t00000000\t0101FEA9\t0003\t0\t0\t0\t00000000\t0\t0\t0
 eth0\t0101FEA9\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0
 """
+CALICO_ROUTES_6 = "\n".join(
+    f"{to} {bits} {'0' * 32} 00 {by} {metric} 00000001 00000000 {flags}     eth0"
+    for to, bits, by, metric, flags in (
+        ("fd000039000000000000000000000041", "80", "0" * 32, "00000100", "00000001"),
+        ("fe800000000000000000000000000000", "40", "0" * 32, "00000100", "00000001"),
+        ("0" * 32, "00", "fe80000000000000eceeeefffeeeeeee", "00000400", "00000003"),
+        ("fd000039000000000000000000000041", "80", "0" * 32, "00000000", "80200001"),
+        ("ff000000000000000000000000000000", "08", "0" * 32, "00000100", "00000001"),
+    )
+)
 FLANNEL: dict[str, Any] = {
     "cniVersion": "0.3.1",
     "interfaces": [

@@ -1,6 +1,8 @@
 """Results of CNI plugins that leave a part to the link: the strategies that complete them."""
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+import struct
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from services.netd.tests.recorded_results import (
     CALICO,
     CALICO_LINK,
     CALICO_ROUTES,
+    CALICO_ROUTES_6,
     FLANNEL,
     TWO_INTERFACES,
     WEAVE,
@@ -22,9 +25,10 @@ from virtbus.netd.core.attachment import Nic, Route
 from virtbus.netd.core.cni import planned, runtime_values
 from virtbus.netd.core.cni_results import REPAIRS, PluginLink, repaired, settled
 from virtbus.netd.core.dhcp import guest_routes
-from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers, offers_of
 from virtbus.netd.core.plan import plan_of
-from virtbus.netd.edge.plugin_links import routes_in
+from virtbus.netd.core.router_advertisement import advertisement
+from virtbus.netd.edge.plugin_links import router_of, routes6_in, routes_in
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network_object import NetworkSpec, NetworkTarget
 
@@ -47,7 +51,7 @@ ALL = IPv4Network("0.0.0.0/0")
             "10.32.0.2/12",
             "10.32.0.1",
         ),
-        (TWO_INTERFACES, None, ["own-addresses"], "10.8.0.5/24", ""),
+        (TWO_INTERFACES, None, ["own-addresses"], "10.8.0.5/24 fd00:8::5/64", ""),
     ],
     ids=["calico", "flannel", "weave", "weave-0.2", "weave-empty", "two-interfaces"],
 )
@@ -61,7 +65,7 @@ def test_each_plugin_has_its_strategy(
     complete, used = repaired(result, "eth0", link)
     assert used == strategies
     nic = settled(PLAN.nics[0], complete)
-    assert (nic.addresses, nic.gateway) == ((address,), gateway)
+    assert (nic.addresses, nic.gateway) == (tuple(address.split()), gateway)
     assert repaired(complete, "eth0", link) == (complete, []), "a strategy applies once"
 
 
@@ -86,7 +90,7 @@ def test_a_guest_of_flannel_reaches_other_pods_by_the_gateway_and_not_on_its_lin
 def test_a_route_of_the_scope_link_stays_on_the_link() -> None:
     complete, _ = repaired(TWO_INTERFACES, "eth0", None)
     nic = settled(PLAN.nics[0], complete)
-    assert nic.routes == (Route(destination="10.7.0.0/16"),)
+    assert nic.routes == (Route(destination="10.7.0.0/16"), Route(destination="fd00:7::/64"))
     with_gateway = {**FLANNEL, "routes": [{"dst": "10.7.0.0/16", "scope": 253}]}
     assert repaired(with_gateway, "eth0", None) == (with_gateway, [])
 
@@ -97,6 +101,61 @@ def test_the_routes_of_a_link_are_read_without_those_that_a_guest_has_anyway() -
     assert tuple(routes_in(WEAVE_ROUTES, "eth0", [IPv4Interface("10.32.0.2/12")])) == (
         WEAVE_LINK.routes
     )
+
+
+CALICO_6: dict[str, Any] = {
+    **CALICO,
+    "ips": [
+        {"address": "fd00:39::41/128"},
+        {"address": "192.168.39.65/32"},
+    ],
+}
+WAY_6 = "fe80::ecee:eeff:feee:eeee"
+
+
+def test_a_guest_of_calico_with_both_versions_takes_the_routes_of_both_from_the_link() -> None:
+    own = tuple(routes6_in(CALICO_ROUTES_6, "eth0"))
+    assert own == (Route(destination="::/0", gateway=WAY_6),)
+    link = replace(CALICO_LINK, routes=(*CALICO_LINK.routes, *own))
+    complete, used = repaired(CALICO_6, "eth0", link)
+    nic = settled(PLAN.nics[0], complete)
+    assert used == ["routes-of-link"]
+    assert nic.addresses == ("192.168.39.65/32", "fd00:39::41/128")
+    assert (nic.gateway, nic.gateway6, nic.routes) == ("169.254.1.1", WAY_6, ())
+    assert router_of(WAY_6) == WAY_6
+
+
+def test_routes_and_servers_of_ipv6_are_advertised() -> None:
+    routes = [{"dst": "fd00:7::/48", "gw": "fd00::1"}, {"dst": "fd00:8::/64", "scope": 253}]
+    other = {"dst": "fd00:9::/64", "gw": "fd00::2"}
+    result = {
+        "ips": [{"address": "fd00::5/64", "gateway": "fd00::1"}],
+        "routes": [*routes, other],
+        "dns": {"nameservers": ["fd00::53", "192.0.2.53"]},
+    }
+    nic = settled(PLAN.nics[0], result).model_copy(update={"router6": "fe80::77"})
+    (offers,) = all_offers(replaced(PLAN, nic), DhcpSettings())
+    assert (offers.four, offers.six is not None) == (None, True)
+    assert offers.six is not None
+    assert (str(offers.six.server), offers.six.router) == ("fe80::77", True)
+    assert offers.six.dns == (IPv6Address("fd00::53"),)
+    message = advertisement(offers.six)
+    way, on_link = IPv6Network("fd00:7::/48"), IPv6Network("fd00:8::/64")
+    assert struct.pack("!BBBB", 24, 3, 48, 0) in message
+    assert message.endswith(way.network_address.packed)
+    assert struct.pack("!BBBB", 3, 4, 64, 0x80) in message
+    assert on_link.network_address.packed in message
+    assert IPv6Network(other["dst"]).network_address.packed not in message
+    unknown = nic.model_copy(update={"router6": ""})
+    (offers,) = all_offers(replaced(PLAN, unknown), DhcpSettings())
+    assert offers.six is not None
+    assert (offers.six.router, offers.six.routes) == (False, ())
+
+
+def test_an_address_of_one_interface_is_no_address_of_a_guest() -> None:
+    for ip in ({"address": "fe80::5%eth0/64"}, {"address": "fd00::5/64", "gateway": "fe80::1%9"}):
+        with pytest.raises(VirtbusError, match="is of one interface"):
+            settled(PLAN.nics[0], {"ips": [ip]})
 
 
 def test_each_strategy_has_a_name_of_its_own() -> None:

@@ -26,7 +26,7 @@ from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.hot_taps import return_lent
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
-from virtbus.netd.edge.plugin_links import PluginLinks
+from virtbus.netd.edge.plugin_links import PluginLinks, router_of
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
@@ -242,6 +242,8 @@ class Builder:
             log.info("the result of the plugins of %s was completed", nic.network, extra=extra)
         try:
             nic = settled(nic, result)
+            router6 = await in_thread(lambda: router_of(nic.gateway6))
+            nic = nic.model_copy(update={"router6": router6})
         finally:
             # DEL needs the result: plugins find their rules by the address, which the link loses.
             attachment = replaced(attachment, nic)

@@ -129,7 +129,7 @@ def _static_problems(spec: VmSpec, targets: Targets) -> Iterator[Detail]:
 
 def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -> Iterator[Detail]:
     if target is None or target.spec.kind is NetworkKind.CNI:
-        yield from _not_of_plugins(path, text, network, target.spec.config if target else None)
+        yield from _not_of_plugins(path, network, target.spec.config if target else None)
         return
     pools = every_pool(target)
     if any(pool.has(ip_address(text)) for pool in pools):
@@ -139,12 +139,9 @@ def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -
     yield Detail(path=path, message=f"{network} does not have {text}, it has {subnets}", hint=hint)
 
 
-def _not_of_plugins(path: str, text: str, network: str, config: str | None) -> Iterator[Detail]:
+def _not_of_plugins(path: str, network: str, config: str | None) -> Iterator[Detail]:
     """Yield the reason why plugins take no such address. Only a node knows its own conflists."""
-    if ip_address(text).version == 6:
-        hint = "choose an IPv4 address"
-        yield Detail(path=path, message="plugins take IPv4 addresses only", hint=hint)
-    elif config is not None and not capability(json.loads(config), "ips"):
+    if config is not None and not capability(json.loads(config), "ips"):
         hint = "leave addresses out, or make a network whose conflist has the capability ips"
         yield Detail(path=path, message=f"the plugins of {network} choose addresses", hint=hint)
 

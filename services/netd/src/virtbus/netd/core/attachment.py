@@ -74,6 +74,8 @@ class Nic(LenientModel):
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     gateway6: str = ""
+    router6: str = ""
+    """Of CNI: the link-local address of `gateway6`, by which a guest knows its router; or empty."""
     mtu: int = 1500
     asked_mtu: int = 0
     """The MTU in the record; 0 if the network's MTU applies."""

@@ -193,13 +193,10 @@ def _asks_server(plugin: dict[str, Any]) -> bool:
 
 
 def _refuse_static(conflist: dict[str, Any], nic: Nic, *, asks: bool) -> None:
-    takes, six = capability(conflist, "ips"), [text for text in nic.asked if ":" in text]
-    if not nic.asked or (takes and not six and not asks):
+    if not nic.asked or (capability(conflist, "ips") and not asks):
         return
     if asks:
         message = f"a DHCP server gives the addresses of '{nic.network}'; leave them out"
-    elif takes:
-        message = f"plugins take IPv4 addresses only; leave {six[0]} out"
     else:
         message = (
             f"the plugins of '{nic.network}' choose addresses; leave them out, or add the "

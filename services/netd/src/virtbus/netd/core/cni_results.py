@@ -4,16 +4,16 @@ A container finds its routes and addresses on its link. A guest learns them by D
 know them. Each strategy in `REPAIRS` completes one kind of result, and has a name for the log.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
 from virtbus.schemas.errors import Code, VirtbusError
 
 Result = dict[str, Any]
-_DEFAULT = "0.0.0.0/0"
+_DEFAULTS = {4: "0.0.0.0/0", 6: "::/0"}
 _SCOPE_LINK = 253
 """The scope of a route (CNI 1.1) whose destinations are on the link itself."""
 
@@ -29,7 +29,7 @@ class PluginLink:
     addresses: tuple[str, ...] = ()
     """IPv4, with the prefix."""
     routes: tuple[Route, ...] = ()
-    """Of IPv4. Routes to the networks of the addresses are left out."""
+    """Of IPv4 and IPv6. Routes to the networks of the addresses are left out."""
     to_host: bool = True
     """Its other end is in the host's namespace, so the host sees its packets."""
 
@@ -78,34 +78,42 @@ def _addresses_of_link(result: Result, eth: str, link: PluginLink | None) -> Res
 
 
 def _routes_of_link(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Take the routes of the link if the result has no way out (Calico, Weave).
+    """Take the routes of the link if the result has no way out of an IP version (Calico, Weave).
 
     Calico's only gateway is 169.254.1.1, which its result does not name.
     """
     del eth
-    has_gateway = any(ip.get("gateway") for ip in objects(result, "ips") if _is_ipv4(ip))
-    has_default = any(route.get("dst") == _DEFAULT for route in objects(result, "routes"))
-    if link is None or not link.routes or has_gateway or has_default:
-        return None
-    found = [{"dst": one.destination, "gw": one.gateway} for one in link.routes]
-    return {**result, "routes": [*objects(result, "routes"), *found]}
+    found = [route for version in _DEFAULTS for route in _ways_out(result, link, version)]
+    return {**result, "routes": [*objects(result, "routes"), *found]} if found else None
+
+
+def _ways_out(result: Result, link: PluginLink | None, version: int) -> Iterator[dict[str, Any]]:
+    ips = _of_version(objects(result, "ips"), "address", version)
+    routes = _of_version(objects(result, "routes"), "dst", version)
+    has_default = any(route["dst"] == _DEFAULTS[version] for route in routes)
+    if link is None or not ips or has_default or any(ip.get("gateway") for ip in ips):
+        return
+    for one in link.routes:
+        if _version(one.destination) == version:
+            yield {"dst": one.destination, "gw": one.gateway}
 
 
 def _routes_by_gateway(result: Result, eth: str, link: PluginLink | None) -> Result | None:
     """Send routes without a gateway to that of the address (flannel), as plugins do."""
     del eth, link
-    found = (ip.get("gateway") for ip in objects(result, "ips") if _is_ipv4(ip))
-    gateway = next((each for each in found if each), "")
+    gateways: dict[int, str] = {}
+    for ip in objects(result, "ips"):
+        if ip.get("gateway"):
+            gateways.setdefault(_version(ip.get("address")), ip["gateway"])
+
+    def filled(route: dict[str, Any]) -> dict[str, Any]:
+        gateway = gateways.get(_version(route.get("dst")))
+        has_own = route.get("gw") or route.get("scope") == _SCOPE_LINK
+        return route if has_own or not gateway else {**route, "gw": gateway}
+
     routes = objects(result, "routes")
-
-    def lacks_gateway(route: dict[str, Any]) -> bool:
-        own = route.get("gw") or route.get("scope") == _SCOPE_LINK
-        return not own and ":" not in str(route.get("dst"))
-
-    if not gateway or not any(lacks_gateway(route) for route in routes):
-        return None
-    filled = [{**one, "gw": gateway} if lacks_gateway(one) else one for one in routes]
-    return {**result, "routes": filled}
+    complete = [filled(route) for route in routes]
+    return {**result, "routes": complete} if complete != routes else None
 
 
 REPAIRS: tuple[tuple[str, Repair], ...] = (
@@ -142,7 +150,7 @@ def given_mac(result: Result, nic: Nic) -> str | None:
 
 
 def settled(nic: Nic, result: Result) -> Nic:
-    """Return the interface with the IPv4 addresses, routes and DNS of a completed result.
+    """Return the interface with the addresses, routes and DNS of a completed result.
 
     An interface whose guest asks a DHCP server has no address yet.
 
@@ -150,33 +158,38 @@ def settled(nic: Nic, result: Result) -> Nic:
         VirtbusError: 500 `cni_result` if addresses or routes are unreadable or missing.
     """
     try:
-        found = [ip for ip in objects(result, "ips") if _is_ipv4(ip)]
-        addresses = [str(IPv4Interface(ip["address"])) for ip in found]
-        gateways = [str(IPv4Address(ip["gateway"])) for ip in found if ip.get("gateway")]
-        routes = [
-            _route(route)
-            for route in objects(result, "routes")
-            if ":" not in str(route.get("dst", ":"))
-        ]
+        ips = objects(result, "ips")
+        addresses = sorted((_address(ip["address"]) for ip in ips), key=_version)
+        routes = [_route(route) for route in objects(result, "routes")]
         dns = result.get("dns") or {}
-        servers = [str(IPv4Address(s)) for s in dns.get("nameservers") or () if ":" not in s]
+        servers = [_host(server) for server in dns.get("nameservers") or ()]
+        gateways = {version: _gateway(ips, routes, version) for version in _DEFAULTS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(nic, str(error)) from None
     if not addresses and not nic.asks_segment:
-        raise _unreadable(nic, "it has no IPv4 address")
-    if missing := set(nic.asked).difference(address.partition("/")[0] for address in addresses):
-        raise _unreadable(nic, f"it lacks {', '.join(sorted(missing))}, which was asked")
-    default = next((r.gateway for r in routes if r.destination == _DEFAULT and r.gateway), "")
+        raise _unreadable(nic, "it has no address")
+    given = {ip_interface(address).ip for address in addresses}
+    if missing := [asked for asked in nic.asked if ip_address(asked) not in given]:
+        raise _unreadable(nic, f"it lacks {', '.join(missing)}, which was asked")
     return nic.model_copy(
         update={
             "addresses": tuple(addresses),
-            "gateway": default or next(iter(gateways), ""),
-            "routes": tuple(r for r in routes if r.destination != _DEFAULT),
+            "gateway": gateways[4],
+            "gateway6": gateways[6],
+            "routes": tuple(r for r in routes if r.destination not in _DEFAULTS.values()),
             "dns": tuple(servers) or nic.network_dns,
             "domain": str(dns.get("domain") or ""),
             "search": tuple(str(each) for each in dns.get("search") or ()),
         }
     )
+
+
+def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
+    """Return the gateway of the default route, or else of the first address that has one."""
+    ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
+    own = _of_version(ips, "address", version)
+    gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]
+    return next((each for each in (*ways, *gateways) if each), "")
 
 
 def objects(result: Result, key: str) -> list[dict[str, Any]]:
@@ -188,16 +201,39 @@ def _is_ipv4(ip: dict[str, Any]) -> bool:
     return ":" not in str(ip.get("address", ":"))
 
 
+def _version(text: Any) -> int:
+    return 6 if ":" in str(text) else 4
+
+
+def _of_version(found: list[dict[str, Any]], key: str, version: int) -> list[dict[str, Any]]:
+    return [one for one in found if key in one and _version(one[key]) == version]
+
+
+def _address(text: str) -> str:
+    return str(ip_interface(_without_zone(text)))
+
+
+def _host(text: str) -> str:
+    return str(ip_address(_without_zone(text)))
+
+
+def _without_zone(text: str) -> str:
+    """Raise ValueError for an address with the name of an interface, such as `fe80::1%eth0`."""
+    if "%" in text:
+        msg = f"{text} is of one interface"
+        raise ValueError(msg)
+    return text
+
+
 def _route(route: dict[str, Any]) -> Route:
-    destination = str(IPv4Network(route["dst"], strict=False))
-    gateway = str(IPv4Address(route["gw"])) if route.get("gw") else ""
-    return Route(destination=destination, gateway=gateway)
+    destination = str(ip_network(route["dst"], strict=False))
+    return Route(destination=destination, gateway=_host(route["gw"]) if route.get("gw") else "")
 
 
 def _unreadable(nic: Nic, why: str) -> VirtbusError:
     return VirtbusError(
         Code.INTERNAL,
         "cni_result",
-        f"the CNI result of network '{nic.network}' cannot be used: {why}; virtbus needs IPv4 "
+        f"the CNI result of network '{nic.network}' cannot be used: {why}; virtbus needs "
         "addresses in CIDR form",
     )

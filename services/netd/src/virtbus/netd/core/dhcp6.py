@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from ipaddress import IPv6Address, IPv6Interface
+from ipaddress import IPv6Address, IPv6Interface, IPv6Network
 
 from virtbus.netd.core.domain_names import domain_list, first_domains
 
@@ -82,6 +82,10 @@ class Offer6:
     search: tuple[str, ...] = ()
     mtu: int = 1500
     lease_s: int = 3600
+    routes: tuple[IPv6Network, ...] = ()
+    """Networks that the guest reaches by `server`."""
+    on_link: tuple[IPv6Network, ...] = ()
+    """Networks on the link, besides those of the addresses."""
 
     @property
     def server_id(self) -> bytes:

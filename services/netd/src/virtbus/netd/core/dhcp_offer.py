@@ -1,7 +1,14 @@
 """Builds each interface's DHCP offer from its assignment, the VM's DNS and the node's settings."""
 
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import WITH_NAMES, Attachment, Nic, NicKind
@@ -72,7 +79,7 @@ def all_offers(attachment: Attachment, site: DhcpSettings, names_domain: str = "
     routed = False
     fours = offers_of(attachment, site, names_domain)
     for nic, four in zip(attachment.nics, fours, strict=True):
-        search = four.search if four is not None else ()
+        search = four.search if four is not None else domains(nic.search or site.search)
         six = _offer6(attachment, nic, search, site.lease_s, routed=routed)
         routed = routed or (six is not None and six.router)
         found.append(Offers(four, six))
@@ -86,17 +93,33 @@ def _offer6(
         return None
     own = attachment.dns_config
     server_mac = names.mac_bytes(names.server_mac(attachment.uid, nic.index))
+    router = _router6(nic)
+    six = [route for route in nic.routes if ":" in route.destination]
+    servers = tuple(IPv6Address(server) for server in nic.dns if ":" in server)
+    ways = (one.destination for one in six if router is not None and one.gateway == nic.gateway6)
     return Offer6(
         mac=names.mac_bytes(nic.mac),
         addresses=tuple(IPv6Interface(address) for address in nic.addresses6),
-        server=ROUTER.ip if nic.gateway6 else link_local_of(server_mac),
+        server=router or link_local_of(server_mac),
         server_mac=server_mac,
-        router=bool(nic.gateway6) and not routed,
-        dns=own.servers6 if own is not None else (),
+        router=router is not None and not routed,
+        dns=own.servers6 if own is not None else servers,
         search=own.searches if own is not None else search,
         mtu=nic.mtu,
         lease_s=lease_s,
+        routes=tuple(map(IPv6Network, ways)),
+        on_link=tuple(IPv6Network(one.destination) for one in six if not one.gateway),
     )
+
+
+def _router6(nic: Nic) -> IPv6Address | None:
+    """Return the link-local address of the guest's router.
+
+    It is unknown if the gateway of a CNI network is elsewhere. That router advertises itself.
+    """
+    if nic.kind is NicKind.CNI:
+        return IPv6Address(nic.router6) if nic.router6 else None
+    return ROUTER.ip if nic.gateway6 else None
 
 
 def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: str) -> DhcpSettings:
@@ -123,9 +146,10 @@ def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
     if own is not None:
         domain = next(iter(own.searches), "")
         return replace(site, dns=own.servers4, domain=domain, search=own.searches)
+    servers = tuple(IPv4Address(server) for server in nic.dns if ":" not in server)
     return replace(
         site,
-        dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
+        dns=servers if nic.dns else site.dns,
         domain=next(iter(domains((nic.domain, site.domain))), ""),
         search=domains(nic.search or site.search),
     )
@@ -138,6 +162,7 @@ def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool
     routes = [
         (IPv4Network(route.destination), IPv4Address(route.gateway) if route.gateway else ANY)
         for route in nic.routes
+        if ":" not in route.destination
     ]
     dns = _dns(attachment.dns_config, nic, site)
     return Offer(

@@ -47,7 +47,7 @@ def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
         guests.update(ip_interface(address).ip for address in nic.addresses)
         if nic.addresses6:
             guests.add(link_local_of(mac_bytes(nic.mac)))
-        gateways.update(ip_address(one) for one in (nic.gateway, nic.gateway6) if one)
+        gateways.update(ip_address(one) for one in (nic.gateway, nic.gateway6, nic.router6) if one)
         servers.update(ip_address(one) for one in nic.dns if one not in nic.network_dns)
     return PluginGuests(frozenset(guests), frozenset(gateways), frozenset(servers))
 

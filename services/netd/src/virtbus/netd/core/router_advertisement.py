@@ -1,4 +1,4 @@
-"""Builds router advertisements for one guest (RFC 4861).
+"""Builds router advertisements for one guest (RFC 4861, RFC 4191).
 
 They tell the guest to ask DHCPv6 for its addresses (M and O), and that its subnet is on the link.
 No prefix is for autoconfiguration: the guest would choose an address that nobody assigned.
@@ -17,7 +17,7 @@ _LIFETIME_S, _LIFETIME_MAX_S = 9000, 65_535
 guest keeps its default route while netd is away."""
 _MANAGED, _OTHER = 0x80, 0x40
 _ON_LINK = 0x80
-_PREFIX, _MTU = 3, 5
+_PREFIX, _MTU, _ROUTE = 3, 5, 24
 _HOP_LIMIT = 64
 
 
@@ -29,11 +29,17 @@ def advertisement(offer: Offer6) -> bytes:
         *(ROUTER_ADVERTISEMENT, 0, 0, _HOP_LIMIT, _MANAGED | _OTHER),
         *(lifetime_s if offer.router else 0, 0, 0),
     )
-    subnets = dict.fromkeys(one.network for one in offer.addresses)
+    subnets = dict.fromkeys((*(one.network for one in offer.addresses), *offer.on_link))
     mtu = struct.pack("!BBHI", _MTU, 1, 0, offer.mtu)
-    return head + mtu + b"".join(_prefix(subnet, lifetime_s) for subnet in subnets)
+    prefixes = b"".join(_prefix(subnet, lifetime_s) for subnet in subnets)
+    return head + mtu + prefixes + b"".join(_route(one, lifetime_s) for one in offer.routes)
 
 
 def _prefix(subnet: IPv6Network, lifetime_s: int) -> bytes:
     fields = struct.pack("!BBBBIII", _PREFIX, 4, subnet.prefixlen, _ON_LINK, lifetime_s, 0, 0)
     return fields + subnet.network_address.packed
+
+
+def _route(network: IPv6Network, lifetime_s: int) -> bytes:
+    fields = struct.pack("!BBBBI", _ROUTE, 3, network.prefixlen, 0, lifetime_s)
+    return fields + network.network_address.packed

@@ -7,17 +7,28 @@ All methods block, and leave their thread in the VM's namespace: call each in `i
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_interface,
+)
 from pathlib import Path
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind, Route
 from virtbus.netd.core.cni_results import PluginLink
 from virtbus.netd.edge import links
-from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened
+from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 
 _ROUTES = Path("/proc/thread-self/net/route")
+_ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
 _UP, _REJECT = 0x1, 0x200
+_ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
+"""`RTF_*`: a router has told the route, or the kernel has made it for an own address."""
 _PAIRED = frozenset({"veth", "netkit"})
 """Kinds of links with another end, to which all packets go."""
 
@@ -43,12 +54,15 @@ class PluginLinks:
             mac=link.mac,
             mtu=link.mtu,
             addresses=tuple(str(each) for each in addresses),
-            routes=tuple(routes_in(_ROUTES.read_text(), nic.eth, addresses)),
+            routes=(
+                *routes_in(_ROUTES.read_text(), nic.eth, addresses),
+                *(routes6_in(_ROUTES6.read_text(), nic.eth) if _ROUTES6.exists() else ()),
+            ),
             to_host=link.kind in _PAIRED and link.peer_namespace == at_host,
         )
 
     def take_addresses_off(self, attachment: Attachment, nic: Nic) -> None:
-        """Remove the IPv4 addresses of a link: from now on the guest uses them.
+        """Remove the addresses of a link: from now on the guest uses them.
 
         The kernel removes the routes with the last one.
         """
@@ -58,6 +72,7 @@ class PluginLinks:
             if link is not None:
                 found = _addresses(inside, link.index)
                 inside.do([links.delete_address(link.index, each) for each in found])
+                write_sysctl(_no_ipv6(nic), "1")
 
     def give_addresses_back(self, attachment: Attachment) -> None:
         """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
@@ -96,6 +111,48 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
             yield Route(destination=str(destination), gateway="" if on_link else str(gateway))
 
 
+def routes6_in(text: str, name: str) -> Iterator[Route]:
+    """Yield the routes of a link in the text of `/proc/net/ipv6_route` that plugins have made.
+
+    Those to the networks of addresses are left out, as are multicasts and what a router has told.
+    """
+    rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
+    own = [_network6(row) for row in rows if int(row[8], 16) & _LOCAL]
+    for row in rows:
+        destination, gateway, flags = (
+            _network6(row),
+            IPv6Address(bytes.fromhex(row[4])),
+            int(row[8], 16),
+        )
+        unwanted = _REJECT | _ADVERTISED | _ANYCAST | _LOCAL
+        connected = not int(gateway) and any(each.subnet_of(destination) for each in own)
+        on_link = destination.is_link_local or destination.is_multicast
+        if flags & _UP and not flags & unwanted and not (connected or on_link):
+            yield Route(destination=str(destination), gateway=str(gateway) if int(gateway) else "")
+
+
+def _network6(row: list[str]) -> IPv6Network:
+    return IPv6Network((bytes.fromhex(row[0]), int(row[1], 16)))
+
+
+def router_of(gateway: str) -> str:
+    """Return the link-local address of an IPv6 gateway on this host; empty if it is elsewhere.
+
+    The thread must be in the host's namespace.
+    """
+    if not gateway or ip_address(gateway).is_link_local:
+        return gateway
+    with Netlink() as host:
+        found = links.list_addresses(host, socket.AF_INET6)
+    at = {each.index for each in found if str(each.interface.ip) == gateway}
+    there = (each.interface.ip for each in found if each.index in at)
+    return next((str(ip) for ip in there if ip.is_link_local), "")
+
+
+def _no_ipv6(nic: Nic) -> str:
+    return f"net/ipv6/conf/{nic.eth}/disable_ipv6"
+
+
 def _address(word: str) -> IPv4Address:
     """Return an address: the kernel writes a word of 32 bits in the host's order."""
     return IPv4Address(bytes.fromhex(word)[::-1])
@@ -116,4 +173,5 @@ def _restore(inside: Netlink, nic: Nic) -> None:
     inside.do([links.set_link(nic.eth, up=True, master=0, mac=nic.mac)])
     link = links.find(inside, nic.eth)
     if link is not None:
-        inside.do([links.add_address(link.index, IPv4Interface(a)) for a in nic.addresses])
+        write_sysctl(_no_ipv6(nic), "0")
+        inside.do([links.add_address(link.index, ip_interface(each)) for each in nic.addresses])

@@ -152,7 +152,11 @@ NETS = (
         "a guest has an address of the node's network",
         "leave it out; the subnet is a setting of the nodes",
     ),
-    refused(f"{NETWORKS}.pod.vmIPv6NetworkCIDR", "guests have only IPv4", "leave it out"),
+    refused(
+        f"{NETWORKS}.pod.vmIPv6NetworkCIDR",
+        "a guest has an address of the node's network",
+        "leave it out; the subnet is a setting of the nodes",
+    ),
     below(f"{NETWORKS}.multus"),
     mapped(
         f"{NETWORKS}.multus.networkName",
