@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -274,8 +275,8 @@ CONFLIST = f"""{{
   "plugins": [
     {{"type": "bridge", "bridge": "e2ebr0", "isGateway": true, "ipMasq": false,
      "ipam": {{"type": "host-local", "dataDir": "/var/lib/cni/networks",
-              "ranges": [[{{"subnet": "10.199.0.0/24"}}]],
-              "routes": [{{"dst": "0.0.0.0/0"}}]}}}}
+              "ranges": [[{{"subnet": "10.199.0.0/24"}}], [{{"subnet": "fd00:199::/64"}}]],
+              "routes": [{{"dst": "0.0.0.0/0"}}, {{"dst": "::/0"}}]}}}}
   ]
 }}
 """
@@ -288,12 +289,13 @@ def cni_network() -> Iterator[str]:
     made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(CONFLIST)
-    forward = Path("/proc/sys/net/ipv4/ip_forward")
-    forwarded = forward.read_text()
+    forward = Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding")
+    forwarded = [path.read_text() for path in forward]
     try:
         yield host.CNI_NETWORK
     finally:
-        forward.write_text(forwarded)  # the bridge plugin enables it permanently
+        for key, value in zip(forward, forwarded, strict=True):
+            key.write_text(value)  # the bridge plugin enables it permanently
         path.unlink()
         for folder in made:
             with suppress(OSError):
@@ -311,13 +313,15 @@ def test_guest_on_a_cni_network_takes_the_plugins_address_and_spoofs_no_other(
     platform: Platform, login: Login, cni_network: str, tmp_path: Path
 ) -> None:
     until(lambda: cni_network in platform.cli("network", "list"), "netd tells of the network")
-    view = platform.create(
-        "cni", "--network", cni_network, "--ssh-key", login.public_key, wait="ready"
-    )
+    of_plugins = ("--kind", "cni", "--conflist", cni_network)
+    platform.cli("network", "create", "team", *of_plugins, "--dns", "192.0.2.53", "--mtu", "1400")
+    view = platform.create("cni", "--network", "team", "--ssh-key", login.public_key, wait="ready")
     assert address(view).startswith("10.199.0.")
     assert host.ping(address(view))
     assert view["interfaces"][0]["mac"] in login(view, "cat /sys/class/net/eth0/address")
-    assert f"inet {address(view)}/24" in login(view, "ip -4 address show eth0")
+    shown = login(view, "ip -4 address show eth0; cat /etc/resolv.conf /sys/class/net/eth0/mtu")
+    assert all(text in shown for text in (f"inet {address(view)}/24", "192.0.2.53", "1400"))
+    uses_ipv6_and_reaches_no_port_of_its_host(view, login)
     frames = spoofed(view["interfaces"][0])
     sent = Crafter(tmp_path, login, view).send("eth0", (frame for _, frame in frames))
     assert sent == len(frames)
@@ -325,10 +329,31 @@ def test_guest_on_a_cni_network_takes_the_plugins_address_and_spoofs_no_other(
     counted, rules = shown["counters"][0]["refused"], [rule for rule, _ in frames]
     assert all(counted.get(rule, 0) >= rules.count(rule) for rule in rules), counted
     platform.delete("cni")
+    platform.cli("network", "delete", "team")
     results = Path("/var/lib/cni/results")
     until(lambda: not list(results.glob(f"{cni_network}*")), "results removed")
-    left = [p.name for p in Path("/var/lib/cni/networks", cni_network).glob("10.199*")]
+    left = [p.name for p in Path("/var/lib/cni/networks", cni_network).glob("*::*")]
+    left += [p.name for p in Path("/var/lib/cni/networks", cni_network).glob("10.199*")]
     assert left == []
+
+
+def uses_ipv6_and_reaches_no_port_of_its_host(view: Json, login: Login) -> None:
+    six = view["interfaces"][0]["addresses"][1].partition("/")[0]
+    device = "ip -6 addr show eth0 scope global"
+    until(lambda: f"{six}/128" in login(view, device), f"{six} by DHCPv6")
+    assert "default via fe80::" in login(view, "ip -6 route show default")
+    gateways = "10.199.0.1", "fd00:199::1"
+    for gateway in gateways:
+        login(view, f"ping -c 1 -W 5 {gateway}")
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        for gateway in gateways:
+            login(view, f"timeout 3 nc -w 2 {gateway} {port} </dev/null || true")
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        with socket.create_connection((gateways[0], port)):
+            server.accept()[0].close()
 
 
 def test_a_guest_without_an_agent_is_reported_with_the_next_step(platform: Platform) -> None:

@@ -91,7 +91,7 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
         "spec.conflist": {"kind": "cni"},
         "spec.gateway": SPEC | {"gateway": "10.9.0.1"},
         "spec.mtu": SPEC | {"mtu": 9000},
-        "spec.dns": {"kind": "cni", "conflist": "lan", "dns": ["192.0.2.1"]},
+        "spec.dns": {"kind": "macvtap", "link": "eth1", "dns": ["192.0.2.1"]},
         "spec.subnets.n2": {
             "kind": "routed",
             "subnets": {"n1": "10.1.0.0/16", "n2": "10.1.2.0/24"},
@@ -234,8 +234,11 @@ async def test_only_nodes_that_allow_the_plugins_take_a_vm(made: World) -> None:
     await made.hear(node("n1", cni_plugins=("ptp",)))
     await settle()
     config = json.dumps({"cniVersion": "1.0.0", "plugins": [{"type": "ptp"}]})
-    await make(made, spec={"kind": "cni", "config": config})
+    await make(made, spec={"kind": "cni", "config": config, "mtu": 1300})
     assert (await vm(made)).node == "n1"
+    await of(made, "update", mtu=1400, dns=["192.0.2.53"])
+    changed = (await vm(made, 9)).network_targets["blue"].spec
+    assert (changed.mtu, changed.dns) == (1400, ("192.0.2.53",))
     await made.hear(node("n1"))
     await settle()
     error = await refused(vm(made, 8))

@@ -40,7 +40,7 @@ _FIELDS = {
     NetworkKind.OVERLAY: _OF_NAT - {"pool"},
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
     NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
-    NetworkKind.CNI: frozenset({"conflist", "config"}),
+    NetworkKind.CNI: frozenset({"conflist", "config", "dns", "mtu"}),
 }
 """The fields of each kind, besides `kind` and `protected`."""
 _ALL_FIELDS = frozenset[str]().union(*_FIELDS.values())
