@@ -234,6 +234,8 @@ async def test_plugins_that_choose_the_mac_are_attached_before_the_start_next_ti
     with pytest.raises(VirtbusError, match="02:00:00:00:00:42") as refused:
         await node.attach(A, networks=("lan",))
     assert refused.value.reason == "cni_mac"
+    (detail,) = refused.value.body.details
+    assert detail.path == "spec.domain.devices.interfaces[0].mac_address"
     assert leases(node) == []
     node.begun.clear()
     ready = await node.attach(A, networks=("lan",))
@@ -266,12 +268,42 @@ async def test_the_effects_of_a_misbehaving_plugin_are_reverted(
     with pytest.raises(VirtbusError, match=words) as refused:
         await node.attach(A, networks=("lan",))
     assert refused.value.reason == reason
+    assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]
     assert leases(node) == []
     assert commands(node, "bad") == ["ADD", "DEL"]
     assert node.host.census()["netns"] == []
     child = node.host.tmp / "cni-bin" / "bad.child"
     assert not (child.exists() and runs(child.read_text().strip()))
     without_bridge()
+
+
+LEAKING = """
+if [ "$CNI_COMMAND" = ADD ]; then
+    ip link add leak0 type veth peer name leak1
+    ip link add leak2 type veth peer name leak3 netns $CNI_NETNS
+    ip link add leak4 type bridge
+fi
+[ "$CNI_COMMAND" = DEL ] && exit 0
+echo no more >&2
+exit 1
+"""
+
+
+async def test_links_that_plugins_leave_on_the_host_are_named_and_stay(node: Node) -> None:
+    plugin(node, "leaks", LEAKING)
+    conflist(node, "lan", bridge(node), {"type": "leaks"})
+    await node.attach(B)
+    try:
+        with pytest.raises(VirtbusError, match="no more") as refused:
+            await node.attach(A, networks=("lan",))
+        message = "the plugins left links on this host: leak0, leak1; remove them: ip link delete"
+        assert str(refused.value).endswith(message)
+        assert refused.value.body.details[0].path == "spec.networks[0].network"
+        assert {"leak0", "leak1"} <= node.host.census()["links"]
+    finally:
+        subprocess.run(["ip", "link", "del", "leak0"], check=False)
+        subprocess.run(["ip", "link", "del", "leak4"], check=False)
+        without_bridge()
 
 
 def runs(pid: str) -> bool:
@@ -316,8 +348,9 @@ async def test_an_impossible_configuration_names_the_cause(
     node: Node, text: str, words: str
 ) -> None:
     (node.conf_dir / "10-lan.conf").write_text(text)
-    with pytest.raises(VirtbusError, match=words.replace("../", r"\.\./")):
+    with pytest.raises(VirtbusError, match=words.replace("../", r"\.\./")) as refused:
         await node.attach(A, networks=("lan",))
+    assert refused.value.body.details[0].path == "spec.networks[0].network"
     assert node.host.census()["netns"] == []
 
 

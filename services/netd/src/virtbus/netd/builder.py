@@ -6,15 +6,8 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from virtbus.netd.core.address_assignment import (
-    network_mtu,
-    no_link,
-    refusal,
-    refused_mac,
-    replaced,
-)
-from virtbus.netd.core.attachment import Attachment, CniState, Nic
-from virtbus.netd.core.cni_results import given_mac, repaired, settled
+from virtbus.netd.core.address_assignment import refusal
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.node_groups import NodeGroupBook
@@ -26,17 +19,14 @@ from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.hot_taps import return_lent
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
-from virtbus.netd.edge.plugin_links import PluginLinks, router_of
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.names_keeper import NamesKeeper
+from virtbus.netd.plugin_chains import Keep, PluginChains
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
-
-Keep = Callable[[Attachment], None]
-"""Called each time more of an attachment is known; the last value is passed to `unmake`."""
 
 BUILDS_AT_ONCE = 8
 """Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
@@ -68,10 +58,9 @@ class Builder:
         self._doors = doors
         self._site = site
         self.links = GuestLinks(doors.namespaces, doors.attachers, doors.groups)
-        self._plugin_links = PluginLinks(doors.namespaces)
-        self.insistent: set[str] = set()
-        """CNI networks whose plugins choose the MAC. They are attached before a VM starts, never
-        during its start."""
+        nics = doors.attachers.plugin_reach
+        self._chains = PluginChains(doors.namespaces, doors.cni, lambda: nics.nics())
+        self.insistent = self._chains.insistent
 
     def stands(self, attachment: Attachment) -> bool:
         """Return True if the namespace exists, or if none is needed."""
@@ -180,9 +169,7 @@ class Builder:
         if not insists:
             await begun()
         await in_thread(lambda: self.links.open_namespace(attachment))
-        for nic in attachment.nics:
-            if nic.cni is not None:
-                attachment = await self._add(attachment, nic, nic.cni, keep)
+        attachment = await self._chains.add(attachment, attachment.nics, keep)
         await self.adopt(attachment)
         keep(attachment.model_copy(update={"made": True}))
 
@@ -195,19 +182,13 @@ class Builder:
         if nic.cni is None or nic.cni.result is not None:
             return attachment
         await in_thread(lambda: self.links.open_namespace(attachment.joined))
-        try:
-            done = await self._add(attachment, nic, nic.cni, keep)
-        except VirtbusError:
-            await self.disconnect(attachment, nic)
-            bare = nic.model_copy(update={"cni": CniState(conflist=nic.cni.conflist)})
-            keep(replaced(attachment, bare))
-            raise
+        done = await self._chains.add(attachment, [nic], keep)
         keep(done)
         return done
 
     async def disconnect(self, attachment: Attachment, nic: Nic) -> None:
         """Run the CNI plugins' DEL of one interface. Raises VirtbusError 500 `cni_failed`."""
-        if nic.cni is not None and (failed := await self._delete(attachment.with_nics((nic,)))):
+        if failed := await self._chains.delete(attachment.with_nics((nic,))):
             raise failed
 
     async def _claim_ports(self, attachment: Attachment) -> None:
@@ -229,41 +210,6 @@ class Builder:
 
         self._serve(joined, await in_thread(complete))
 
-    async def _add(
-        self, attachment: Attachment, nic: Nic, state: CniState, keep: Keep
-    ) -> Attachment:
-        netns = self._doors.namespaces.path(attachment.netns)
-        done = await self._doors.cni.add(attachment.uid, nic, state.conflist, netns)
-        nic = nic.model_copy(update={"cni": done})
-        link = await in_thread(lambda: self._plugin_links.find(attachment, nic))
-        result, repairs = repaired(done.result or {}, nic.eth, link)
-        if repairs:
-            extra = {"code": "cni_completed", "uid": attachment.uid, "repairs": ",".join(repairs)}
-            log.info("the result of the plugins of %s was completed", nic.network, extra=extra)
-        try:
-            nic = settled(nic, result)
-            router6 = await in_thread(lambda: router_of(nic.gateway6))
-            nic = nic.model_copy(update={"router6": router6})
-        finally:
-            # DEL needs the result: plugins find their rules by the address, which the link loses.
-            attachment = replaced(attachment, nic)
-            keep(attachment)
-        if link is None:
-            raise no_link(nic)
-        await in_thread(lambda: self._plugin_links.take_addresses_off(attachment, nic))
-        mac = given_mac(result, nic) or link.mac
-        if mac != nic.mac and nic.network not in self.insistent:
-            self.insistent.add(nic.network)
-            raise refused_mac(nic, mac)
-        on_macvlan = link.kind == "macvlan"
-        update = {
-            "mac": mac,
-            "mtu": network_mtu(nic, link.mtu),
-            "on_macvlan": on_macvlan,
-            "off_host": not link.to_host,
-        }
-        return replaced(attachment, nic.model_copy(update=update))
-
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
         found = all_offers(attachment, self._site, self._doors.resolver.domain)
         offers = [
@@ -283,9 +229,7 @@ class Builder:
         """
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
-        failed: VirtbusError | None = None
-        if any(nic.cni is not None for nic in attachment.nics):
-            failed = await self._delete(attachment)
+        failed = await self._chains.delete(attachment)
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
         if attachment.changing:
             await in_thread(lambda: return_lent(attachment))
@@ -293,19 +237,6 @@ class Builder:
             await in_thread(lambda: self._doors.ports.drop(attachment.uid))
         if failed is not None:
             raise failed
-
-    async def _delete(self, attachment: Attachment) -> VirtbusError | None:
-        await in_thread(lambda: self._plugin_links.give_addresses_back(attachment))
-        netns = self._doors.namespaces.path(attachment.netns)
-        failed: VirtbusError | None = None
-        for nic in reversed(attachment.nics):
-            if nic.cni is None:
-                continue
-            try:
-                await self._doors.cni.delete(attachment.uid, nic, nic.cni, netns)
-            except VirtbusError as error:
-                failed = failed or error
-        return failed
 
 
 async def write_ports(write: Callable[[], None]) -> bool:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from virtbus.netd.builder import Builder, HostPorts, Keep
+from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core.address_assignment import (
     check_macs,
     refusal,
@@ -22,6 +22,7 @@ from virtbus.netd.edge import hot_taps
 from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.network_entry import NetworkEntry
+from virtbus.netd.plugin_chains import Keep
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.nic_work import NicDone, NicWork
 

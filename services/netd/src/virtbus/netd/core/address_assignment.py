@@ -201,6 +201,7 @@ def replaced(attachment: Attachment, nic: Nic) -> Attachment:
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
     """Return 409 `cni_mac`: a plugin chose another MAC than the guest was started with."""
+    path = f"spec.domain.devices.interfaces[{nic.position}].mac_address"
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",
@@ -208,6 +209,7 @@ def refused_mac(nic: Nic, mac: str) -> VirtbusError:
         "attaches this network before the start and takes their MAC",
         retry=Retry.LATER,
         after_ms=0,
+        details=(Detail(path=path, message=f"the plugins chose {mac}"),),
     )
 
 

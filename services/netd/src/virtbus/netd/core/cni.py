@@ -90,6 +90,15 @@ def _bad(source: str, why: str) -> VirtbusError:
     )
 
 
+def at_network(error: VirtbusError, nic: Nic) -> VirtbusError:
+    """Return an error with the field of the interface's network, if it names no other."""
+    path = f"spec.networks[{nic.position}].network"
+    if error.body.details:
+        return error
+    detail = Detail(path=path, message=str(error))
+    return VirtbusError.of(error.body.model_copy(update={"details": (detail,)}))
+
+
 def plugin_input(
     conflist: dict[str, Any], plugin: dict[str, Any], nic: Nic, previous: dict[str, Any] | None
 ) -> bytes:

@@ -4,7 +4,7 @@ A container finds its routes and addresses on its link. A guest learns them by D
 know them. Each strategy in `REPAIRS` completes one kind of result, and has a name for the log.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
@@ -138,6 +138,13 @@ def repaired(result: Result, eth: str, link: PluginLink | None) -> tuple[Result,
             result = changed
             used.append(name)
     return result, used
+
+
+def host_ends(nics: Iterable[Nic]) -> set[str]:
+    """Return the links outside of namespaces that plugins told of in the results of interfaces."""
+    results = [nic.cni.result for nic in nics if nic.cni is not None and nic.cni.result is not None]
+    found = [one for result in results for one in objects(result, "interfaces")]
+    return {str(one.get("name")) for one in found if not one.get("sandbox")}
 
 
 def given_mac(result: Result, nic: Nic) -> str | None:

@@ -5,6 +5,7 @@ import re
 
 _NETNS = re.compile(r"^vb-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-7]$")
+_OWN_LINK = re.compile(r"^(vb|vt|vbn|vbx)[0-9a-f]{12}[0-7]?$")
 
 OWNER_PREFIX = "virtbus:"
 NETWORK_BRIDGES = "vbn"
@@ -49,6 +50,11 @@ def network_bridge(uid: str) -> str:
 def tunnel(uid: str) -> str:
     """Return the name of the VXLAN device of an overlay, by the network's uid."""
     return f"vbx{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
+
+
+def is_own_link(name: str) -> bool:
+    """Return True if virtbus can have made a link of this name for a VM or a network object."""
+    return _OWN_LINK.match(name) is not None
 
 
 def is_host_link(name: str) -> bool:

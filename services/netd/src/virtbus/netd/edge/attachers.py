@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.cni import planned
+from virtbus.netd.core.cni import at_network, planned
 from virtbus.netd.core.published import check_ports
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
@@ -22,6 +22,7 @@ from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
 from virtbus.netd.edge.plugin_reach import PluginReach
 from virtbus.netd.edge.segments import Segments
 from virtbus.netd.edge.tunnels import Tunnels
+from virtbus.schemas.errors import VirtbusError
 
 
 class Attacher(Protocol):
@@ -62,11 +63,14 @@ class CniAttacher:
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         del used
-        if nic.target is None or nic.target.spec.conflist is not None:
-            name = nic.target.spec.conflist if nic.target is not None else None
-            conflist = self.cni.load(name or nic.network, vm.namespace)
-        else:
-            conflist = self.cni.of_target(nic.target)
+        try:
+            if nic.target is None or nic.target.spec.conflist is not None:
+                name = nic.target.spec.conflist if nic.target is not None else None
+                conflist = self.cni.load(name or nic.network, vm.namespace)
+            else:
+                conflist = self.cni.of_target(nic.target)
+        except VirtbusError as error:
+            raise at_network(error, nic) from error
         return planned(nic, conflist)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
