@@ -21,7 +21,7 @@ from services.netd.tests.recorded_results import (
 )
 
 from virtbus.netd.core.address_assignment import network_mtu, replaced
-from virtbus.netd.core.attachment import Nic, Route
+from virtbus.netd.core.attachment import CniState, Nic, Route
 from virtbus.netd.core.cni import planned, runtime_values
 from virtbus.netd.core.cni_results import REPAIRS, PluginLink, repaired, settled
 from virtbus.netd.core.dhcp import guest_routes
@@ -234,15 +234,16 @@ def test_what_no_plugin_takes_is_refused_with_the_next_step(
     extra: dict[str, Any], plugin: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(VirtbusError) as refused:
-        planned(nic_with(**extra), {"name": "lan", "plugins": [plugin]})
+        planned(nic_with(**extra), CniState(conflist={"name": "lan", "plugins": [plugin]}))
     assert words in refused.value.body.details[0].message
 
 
 def test_the_plugin_dhcp_is_left_out_and_the_guest_asks() -> None:
     conflist = {"name": "lan", "plugins": [DHCP, {"type": "tuning"}]}
-    nic = planned(nic_with(), conflist)
+    nic = planned(nic_with(), CniState(conflist=conflist))
     assert nic.cni is not None
     assert nic.cni.conflist["plugins"] == [DHCP | {"ipam": {}}, {"type": "tuning"}]
     assert nic.on_segment
     assert settled(nic, {"cniVersion": "1.0.0"}).addresses == ()
-    assert not planned(nic_with(), {"plugins": [{"type": "bridge"}]}).on_segment
+    bare = CniState(conflist={"plugins": [{"type": "bridge"}]})
+    assert not planned(nic_with(), bare).on_segment

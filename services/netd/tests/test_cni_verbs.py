@@ -13,6 +13,7 @@ from services.netd.tests.test_cni import A, B, bridge, commands, plugin, without
 from services.netd.tests.test_network_objects import NET, target
 
 from virtbus.netd.core.cni_verbs import CniPlace, CniVerb, chosen_version, has_verb
+from virtbus.netd.core.libcni_cache import cached_result
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.orphan_audit import OrphanAudit
@@ -96,7 +97,8 @@ async def test_the_result_is_stored_as_libcni_stores_it(node: Node) -> None:
             *("cniArgs", "capabilityArgs", "result"),
         ]
         assert (stored["kind"], stored["containerId"]) == ("cniCacheV1", A)
-        assert json.loads(base64.b64decode(stored["config"]))["name"] == "lan"
+        assert base64.b64decode(stored["config"]) == (node.conf_dir / "lan.conflist").read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
         mac = ready.interfaces[0].mac
         assert stored["capabilityArgs"] == {"ips": ["10.88.0.77/24"], "mac": mac}
         assert stored["result"]["ips"][0]["address"] == "10.88.0.77/24"
@@ -105,6 +107,39 @@ async def test_the_result_is_stored_as_libcni_stores_it(node: Node) -> None:
         assert list(folder.iterdir()) == []
     finally:
         without_bridge()
+
+
+RUNTIME: dict[str, Any] = {
+    "mac": "02:11:50:16:b9:33",
+    "ips": ["10.88.0.77/24"],
+    "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
+    "dns": {"servers": ["192.0.2.53"]},
+    "bandwidth": {"ingressRate": 1_000_000, "ingressBurst": 131_072},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "result"),
+    [("lan.conflist", "last"), ("old.conf", "old"), ("bare.conf", "bare")],
+)
+def test_the_stored_bytes_are_those_of_libcni(tmp_path: Path, file: str, result: str) -> None:
+    """libcni 1.3.0 has written the files `.cached`, from these configurations and results."""
+    recorded = Path(__file__).parent / "libcni"
+    (tmp_path / file).write_bytes((recorded / file).read_bytes())
+    name = file.partition(".")[0]
+    state = Cni(tmp_path, (), CniCache(tmp_path), openings={"*": ("*",)}).load(name, "default")
+    told = {"cniVersion": state.conflist["cniVersion"]}
+    told |= json.loads((recorded / f"{result}.result").read_text())
+    place = CniPlace(name, A, "eth0")
+    stored = cached_result(place, f"/run/netns/vb-{A}", state.source, RUNTIME, told)
+    assert stored == (recorded / f"{name}.cached").read_bytes()
+
+
+def test_a_result_with_garbage_is_stored_too() -> None:
+    place = CniPlace("lan", A, "eth0")
+    for told in ({"cniVersion": 5, "ips": 7}, {"cniVersion": "1.0.0", "ips": 7, "dns": "x"}):
+        stored = json.loads(cached_result(place, "/run/netns/x", "{}", RUNTIME, told))
+        assert stored["result"]["cniVersion"] == told["cniVersion"]
 
 
 async def test_the_check_of_a_vm_shows_what_a_chained_plugin_misses(node: Node) -> None:

@@ -84,7 +84,7 @@ class PluginChains:
         self, attachment: Attachment, nic: Nic, state: CniState, keep: Keep
     ) -> Attachment:
         netns = self._namespaces.path(attachment.netns)
-        done = await self._cni.add(attachment.uid, nic, state.conflist, netns)
+        done = await self._cni.add(attachment.uid, nic, state, netns)
         nic = nic.model_copy(update={"cni": done})
         link = await in_thread(lambda: self._links.find(attachment, nic))
         result, repairs = repaired(done.result or {}, nic.eth, link)

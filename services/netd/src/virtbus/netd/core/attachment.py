@@ -54,6 +54,8 @@ class CniState(LenientModel):
     """The input of a CNI DEL, stored because the configuration may change later (NET-11)."""
 
     conflist: dict[str, Any]
+    source: str = ""
+    """The text of the conflist, until ADD: the cached result has it."""
     result: dict[str, Any] | None = None
 
 

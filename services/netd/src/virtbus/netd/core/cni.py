@@ -8,6 +8,7 @@ from typing import Any
 
 from virtbus.netd.core.attachment import CniState, Nic
 from virtbus.netd.core.cni_verbs import chosen_version
+from virtbus.netd.core.libcni_cache import list_text
 from virtbus.netd.core.traffic_control import burst_of
 from virtbus.schemas.cni_config import capability, plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -22,29 +23,27 @@ _VERSION = re.compile(r"^\d+\.\d+\.\d+$")
 _DEFAULT_VERSION = "0.4.0"
 
 
-def read_conflist(text: bytes, source: str) -> dict[str, Any]:
+def read_conflist(raw: bytes, source: str) -> CniState:
     """Return a conflist; a single plugin's conf becomes a list of one.
 
     Raises:
         VirtbusError: 422 `cni_config` with the problem in `source`.
     """
     try:
+        text = raw.decode()
         conf = json.loads(text)
     except ValueError as error:
         raise _bad(source, f"it is not JSON ({error})") from None
     if not isinstance(conf, dict):
         raise _bad(source, "it is not a JSON object")
     if "plugins" not in conf:
-        conf = {
-            "cniVersion": conf.get("cniVersion", _DEFAULT_VERSION),
-            "name": conf.get("name"),
-            "plugins": [conf],
-        }
-    _check(conf, source)
-    return {**conf, "cniVersion": chosen_version(conf)}
+        name, version = conf.get("name"), conf.get("cniVersion", _DEFAULT_VERSION)
+        text = list_text(name, version, conf)
+        conf = {"cniVersion": version, "name": name, "plugins": [conf]}
+    return _checked(conf, text, source)
 
 
-def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, Any]:
+def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> CniState:
     """Return the conflist in a network object, with a name that no other network has.
 
     Raises:
@@ -66,11 +65,10 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, An
                 details=(Detail(path=f"spec.config.{path}", message=f"{plugin} is not allowed"),),
             )
     conf = {**json.loads(text), "name": f"virtbus-{target.uid}"}
-    _check(conf, source)
-    return {**conf, "cniVersion": chosen_version(conf)}
+    return _checked(conf, json.dumps(conf), source)
 
 
-def _check(conf: dict[str, Any], source: str) -> None:
+def _checked(conf: dict[str, Any], text: str, source: str) -> CniState:
     name, version, plugins = conf.get("name"), conf.get("cniVersion"), conf["plugins"]
     if not isinstance(name, str) or not _PLUGIN.match(name):
         raise _bad(source, "`name` must be a word of letters, digits, '_', '.' and '-'")
@@ -82,6 +80,7 @@ def _check(conf: dict[str, Any], source: str) -> None:
         kind = plugin.get("type") if isinstance(plugin, dict) else None
         if not isinstance(kind, str) or not _PLUGIN.match(kind):
             raise _bad(source, f"plugins[{at}].type must be the file name of a plugin, no path")
+    return CniState(conflist={**conf, "cniVersion": chosen_version(conf)}, source=text)
 
 
 def _bad(source: str, why: str) -> VirtbusError:
@@ -175,7 +174,7 @@ def _subnets(value: Any) -> Iterator[str]:
             yield from _subnets(each)
 
 
-def planned(nic: Nic, conflist: dict[str, Any]) -> Nic:
+def planned(nic: Nic, state: CniState) -> Nic:
     """Return an interface with the conflist that its plugins get.
 
     The plugin `dhcp` is left out: its daemon could not renew a lease, because answers go to the
@@ -184,6 +183,7 @@ def planned(nic: Nic, conflist: dict[str, Any]) -> Nic:
     Raises:
         VirtbusError: 422 `static_address`; 400 for published ports that no plugin takes.
     """
+    conflist = state.conflist
     asks = any(_asks_server(plugin) for plugin in conflist["plugins"])
     _refuse_static(conflist, nic, asks=asks)
     _refuse_ports(conflist, nic, asks=asks)
@@ -192,8 +192,8 @@ def planned(nic: Nic, conflist: dict[str, Any]) -> Nic:
             {**plugin, "ipam": {}} if _asks_server(plugin) else plugin
             for plugin in conflist["plugins"]
         ]
-        conflist = {**conflist, "plugins": plugins}
-    return nic.model_copy(update={"cni": CniState(conflist=conflist), "asks_segment": asks})
+        state = state.model_copy(update={"conflist": {**conflist, "plugins": plugins}})
+    return nic.model_copy(update={"cni": state, "asks_segment": asks})
 
 
 def _asks_server(plugin: dict[str, Any]) -> bool:

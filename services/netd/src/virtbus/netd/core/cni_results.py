@@ -10,6 +10,7 @@ from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
+from virtbus.netd.core.cni_verbs import objects
 from virtbus.schemas.errors import Code, VirtbusError
 
 Result = dict[str, Any]
@@ -147,6 +148,13 @@ def host_ends(nics: Iterable[Nic]) -> set[str]:
     return {str(one.get("name")) for one in found if not one.get("sandbox")}
 
 
+def remains(nics: Iterable[Nic]) -> str:
+    """Return in words what plugins may leave behind that fail on DEL: links and addresses."""
+    ours = [nic for nic in nics if nic.cni is not None]
+    addresses = [f"{address} of {nic.network}" for nic in ours for address in nic.addresses]
+    return ", ".join((*sorted(host_ends(ours)), *addresses)) or "unknown parts"
+
+
 def given_mac(result: Result, nic: Nic) -> str | None:
     """Return the MAC of the interface `eth<index>` in the result; None if it has none."""
     for interface in objects(result, "interfaces"):
@@ -197,11 +205,6 @@ def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> st
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]
     return next((each for each in (*ways, *gateways) if each), "")
-
-
-def objects(result: Result, key: str) -> list[dict[str, Any]]:
-    """Return the objects of a list in a result; anything else in it is left out."""
-    return [item for item in result.get(key) or () if isinstance(item, dict)]
 
 
 def _is_ipv4(ip: dict[str, Any]) -> bool:

@@ -3,14 +3,12 @@
 ADD and DEL are in `cni.py`. CHECK is of spec 0.4.0; STATUS, GC and `cniVersions` are of 1.1.0.
 """
 
-import base64
 import json
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 SUPPORTED = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-_CACHE_KIND = "cniCacheV1"
 _INSIDE = frozenset({"tuning", "sbr", "vrf"})
 """Chained plugins that compare the interface in the namespace, whose address the guest has."""
 
@@ -42,13 +40,14 @@ def chosen_version(conf: dict[str, Any]) -> str:
     """
     offered = conf.get("cniVersions")
     known = [one for one in SUPPORTED if isinstance(offered, list) and one in offered]
-    return max((*known, str(conf["cniVersion"])), key=_numbers) if known else conf["cniVersion"]
+    own: str = conf["cniVersion"]
+    return max((*known, own), key=version_numbers) if known else own
 
 
 def has_verb(conflist: dict[str, Any], verb: CniVerb) -> bool:
     """Return True if the plugins of a conflist know a verb, and the conflist permits it."""
     off = conflist.get(_OFF.get(verb, ""), False)
-    return _numbers(conflist["cniVersion"]) >= _SINCE[verb] and off not in (True, "true")
+    return version_numbers(conflist["cniVersion"]) >= _SINCE[verb] and off not in (True, "true")
 
 
 def bare_input(
@@ -75,43 +74,12 @@ def checked_plugins(conflist: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for each in conflist["plugins"][1:] if each["type"] not in _INSIDE]
 
 
-def cached_result(
-    place: CniPlace,
-    netns: str,
-    conflist: dict[str, Any],
-    runtime: dict[str, Any],
-    result: dict[str, Any],
-) -> bytes:
-    """Return a result as libcni 1.2 stores it in its cache.
-
-    `runtime` has the values of the capabilities. libcni writes maps with sorted keys, without
-    spaces, and with three characters of HTML escaped.
-    """
-    info: dict[str, Any] = {
-        "kind": _CACHE_KIND,
-        "containerId": place.container,
-        "config": base64.b64encode(json.dumps(conflist).encode()).decode(),
-        "ifName": place.interface,
-        "networkName": place.network,
-        "netns": netns,
-        "cniArgs": [["IgnoreUnknown", "1"], ["MAC", runtime["mac"]]],
-        "capabilityArgs": _sorted(runtime),
-        "result": _sorted(result),
-    }
-    text = json.dumps(info, separators=(",", ":"), ensure_ascii=False)
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text.encode()
-
-
-def cache_name(place: CniPlace) -> str:
-    """Return the name of an attachment's file in the cache."""
-    return f"{place.network}-{place.container}-{place.interface}"
-
-
-def _sorted(value: dict[str, Any]) -> Any:
-    return json.loads(json.dumps(value, sort_keys=True))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, for comparisons."""
     return tuple(int(part) for part in version.split("."))
+
+
+def objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the objects of a list in a result; anything else in it is left out."""
+    found = result.get(key)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -66,12 +66,12 @@ class CniAttacher:
         try:
             if nic.target is None or nic.target.spec.conflist is not None:
                 name = nic.target.spec.conflist if nic.target is not None else None
-                conflist = self.cni.load(name or nic.network, vm.namespace)
+                state = self.cni.load(name or nic.network, vm.namespace)
             else:
-                conflist = self.cni.of_target(nic.target)
+                state = self.cni.of_target(nic.target)
         except VirtbusError as error:
             raise at_network(error, nic) from error
-        return planned(nic, conflist)
+        return planned(nic, state)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Ensure the rules for the addresses that the plugins gave."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,10 +16,10 @@ from virtbus.netd.core.cni_verbs import (
     CniPlace,
     CniVerb,
     bare_input,
-    cached_result,
     checked_plugins,
     has_verb,
 )
+from virtbus.netd.core.libcni_cache import cached_result
 from virtbus.netd.core.tenancy import Openings, check_open
 from virtbus.netd.edge.cni_cache import CniCache
 from virtbus.netd.edge.namespaces import in_thread
@@ -66,10 +67,10 @@ class Cni:
             for path in sorted(self._conf_dir.iterdir()):
                 if path.suffix in _SUFFIXES:
                     with contextlib.suppress(VirtbusError, OSError):
-                        found.setdefault(self._read(path)["name"], path)
+                        found.setdefault(self._read(path).conflist["name"], path)
         return found
 
-    def load(self, network: str, namespace: str) -> dict[str, Any]:
+    def load(self, network: str, namespace: str) -> CniState:
         """Return the conflist called `network`, for a VM of `namespace`.
 
         Raises:
@@ -83,14 +84,14 @@ class Cni:
             if path.suffix not in _SUFFIXES:
                 continue
             try:
-                conf = self._read(path)
+                state = self._read(path)
             except VirtbusError as error:
                 broken = error if network in path.stem else broken
                 continue
-            if conf["name"] == network:
+            if state.conflist["name"] == network:
                 check_open(network, namespace, self.openings)
-                return conf
-            known.append(conf["name"])
+                return state
+            known.append(state.conflist["name"])
         if broken is not None:
             raise broken
         raise VirtbusError(
@@ -100,7 +101,7 @@ class Cni:
             f"{''.join(f', {name}' for name in known)}; add a conflist to {self._conf_dir}",
         )
 
-    def of_target(self, target: NetworkTarget) -> dict[str, Any]:
+    def of_target(self, target: NetworkTarget) -> CniState:
         """Return the conflist in a network object; its name on the host is the object's uid.
 
         Raises:
@@ -109,17 +110,18 @@ class Cni:
         """
         return cni.conflist_of(target, self.allowed)
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path) -> CniState:
         with path.open("rb") as file:
             return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
 
-    async def add(self, uid: str, nic: Nic, conflist: dict[str, Any], netns: Path) -> CniState:
+    async def add(self, uid: str, nic: Nic, state: CniState, netns: Path) -> CniState:
         """Run ADD through the chain; return the state that DEL needs, with the last result.
 
         Raises:
             VirtbusError: 503 `cni_not_ready` if a plugin says so on STATUS; 500 `cni_failed` with
                 the plugin's message; then `delete` must be run.
         """
+        conflist = state.conflist
         place = CniPlace(conflist["name"], uid, nic.eth)
         self._adding.add(place)
         try:
@@ -130,7 +132,9 @@ class Cni:
         finally:
             self._adding.discard(place)
         runtime = cni.runtime_values(conflist, nic)
-        content = cached_result(place, str(netns), conflist, runtime, result or {})
+        source = state.source or json.dumps(conflist)
+        told = {"cniVersion": conflist["cniVersion"], **(result or {})}
+        content = cached_result(place, str(netns), source, runtime, told)
         self.cache.write(place, content)
         return CniState(conflist=conflist, result=result)
 
@@ -204,7 +208,8 @@ class Cni:
         for plugin in reversed(state.conflist["plugins"]):
             given = cni.plugin_input(state.conflist, plugin, nic, state.result)
             try:
-                await self._run("DEL", plugin["type"], given, self._env("DEL", uid, nic, netns))
+                environment = self._env("DEL", uid, nic, netns)
+                await self._run("DEL", plugin["type"], given, environment, failed=_not_undone)
             except VirtbusError as error:
                 if error.reason == "cni_plugin_missing":
                     extra = {"code": "cni_plugin_missing", "uid": uid}
@@ -268,6 +273,14 @@ def _failed(command: str, plugin: str, why: str) -> VirtbusError:
         "cni_failed",
         f"CNI plugin {plugin} failed on {command}: {why}; fix the network, create the VM again",
     )
+
+
+def _not_undone(_command: str, plugin: str, why: str) -> VirtbusError:
+    message = (
+        f"CNI plugin {plugin} failed on DEL: {why}; it is run again. Repair it, or give up what it "
+        "made: virtbus vm delete --force"
+    )
+    return VirtbusError(Code.INTERNAL, "cni_failed", message)
 
 
 def _not_ready(_command: str, plugin: str, why: str) -> VirtbusError:

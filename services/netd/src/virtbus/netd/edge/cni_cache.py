@@ -9,7 +9,8 @@ import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from virtbus.netd.core.cni_verbs import CniPlace, cache_name
+from virtbus.netd.core.cni_verbs import CniPlace
+from virtbus.netd.core.libcni_cache import cache_name
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class CniCache:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._directory / cache_name(place)
             part = path.with_name(f".{path.name}.part")
+            part.touch(0o600)
             part.write_bytes(content)
             part.replace(path)
 
