@@ -13,6 +13,7 @@ from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import reply
 from services.netd.tests.test_network_path import world
 
+from virtbus.netd.core.cni_results import remains
 from virtbus.netd.core.dhcp import MessageType
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
@@ -312,7 +313,8 @@ def runs(pid: str) -> bool:
     return cmdline.exists() and cmdline.read_bytes() != b""
 
 
-async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> None:
+def stubborn(node: Node) -> None:
+    """A network with a plugin whose DEL fails until there is a file."""
     plugin(
         node,
         "stubborn",
@@ -320,6 +322,10 @@ async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> No
         "else sed 's/.*\"prevResult\": //; s/}$//'; fi",
     )
     conflist(node, "lan", bridge(node), {"type": "stubborn"})
+
+
+async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> None:
+    stubborn(node)
     await node.attach(A, networks=("lan",))
     with pytest.raises(VirtbusError, match="busy"):
         await node.attachments.release(A, 1)
@@ -328,6 +334,22 @@ async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> No
     await node.attachments.release(A, 1)
     assert A not in node.attachments.resources()
     assert leases(node) == []
+    without_bridge()
+
+
+async def test_a_forced_release_gives_up_what_a_plugin_does_not_undo(node: Node) -> None:
+    stubborn(node)
+    await node.attach(A, networks=("lan",))
+    told: list[tuple[str, str]] = []
+    node.attachments.given_up = lambda vm, error: told.append((remains(vm.nics), str(error)))
+    for forced in (True, True, False):
+        with pytest.raises(VirtbusError, match=r"busy; it is run again.*vm delete --force"):
+            await node.attachments.release(A, 1, forced=forced)
+    assert await node.attachments.release(A, 1, forced=True)
+    assert A not in node.attachments.resources()
+    ((left, why),) = told
+    assert ("cnitest0, veth" in left, "10.88.0." in left, "busy" in why) == (True, True, True)
+    assert leases(node) == [], "the other plugins were run"
     without_bridge()
 
 

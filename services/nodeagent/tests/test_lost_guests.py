@@ -65,8 +65,10 @@ async def test_a_delete_leaves_it_alone_until_it_is_forced(node: Node) -> None:
         await eventually(refused)
         assert await node.state(VM) == "Deleting"
         assert VM in node.simulated.disks
+        assert VM not in node.simulated.forced
         await node.put(record(deleting=True, delete_grace_s=0, generation=3))
         await eventually(lambda: VM not in node.simulated.disks)
+        assert VM in node.simulated.forced
         assert ("destroy", VM) in node.domains.done
 
 

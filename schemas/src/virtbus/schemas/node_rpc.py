@@ -41,10 +41,12 @@ class Release(LenientModel):
 
     After the release, the service refuses to make anything for `epoch` or a lower one, so that late
     requests have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033).
+    `forced`: after three failures of a CNI plugin, netd gives up what the plugin made.
     """
 
     uid: str
     epoch: int
+    forced: bool = False
     keep: QuarantineRequest | None = None
 
 

@@ -76,6 +76,8 @@ class SimulatedNode:
         self.images = SimulatedImages()
         self.armed: list[str] = []
         self.disks: set[str] = set()
+        self.forced: set[str] = set()
+        """VMs whose network was released without grace."""
         self.kept: dict[str, QuarantineRequest] = {}
         """The entries of the quarantine. Only disks of a guest that was started are put there."""
 
@@ -165,6 +167,8 @@ class SimulatedNode:
 
     def release(self, want: Release) -> ReleaseReply:
         """Release the VM's network."""
+        if want.forced:
+            self.forced.add(want.uid)
         self._forget(want.uid)
         return ReleaseReply(uid=want.uid)
 

@@ -7,10 +7,10 @@ this netd has a state file. Resources without one belong to another instance, an
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
-from virtbus.netd.builder import BUILDS_AT_ONCE, Builder, HostPorts, write_ports
+from virtbus.netd.builder import BUILDS_AT_ONCE, Begun, Builder, HostPorts, silent, write_ports
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import carried_over, check_macs, refusal
 from virtbus.netd.core.attachment import Attachment, Nic
@@ -22,6 +22,7 @@ from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.hot_nics import HotNics, changed
+from virtbus.netd.late_links import LateLinks
 from virtbus.netd.network_check import examined
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import Code, VirtbusError
@@ -30,12 +31,6 @@ from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
-
-Begun = Callable[[NetReady], Awaitable[None]]
-
-
-async def _silent(_ready: NetReady) -> None:
-    return
 
 
 class Attachments:
@@ -54,16 +49,16 @@ class Attachments:
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
-        self._former_links: set[str] = set()
-        self._late_links: set[str] = set()
-        """Host links of removed networks at the last `tidy`. The next one deletes them."""
+        self._late_links = LateLinks()
         self.recovering = True
         self.built: Callable[[str], None] = lambda _uid: None
         """Called with the uid of each network that was built and is ready now."""
+        self.given_up: Callable[[Attachment, VirtbusError], None] = lambda _vm, _error: None
+        """Called with a network of which a CNI plugin may have left a part, and its failure."""
         self.untidy = asyncio.Event()
         """Set if `tidy` has something to do."""
 
-    async def ensure(self, record: VmRecord, begun: Begun = _silent) -> NetReady:
+    async def ensure(self, record: VmRecord, begun: Begun = silent) -> NetReady:
         """Make the network that `record` needs, or return an existing one at once.
 
         `begun` is called when the MACs are known and a CNI plugin is about to run. After an error,
@@ -190,7 +185,7 @@ class Attachments:
             extra = {"code": "unmake_failed", "uid": attachment.uid}
             log.warning("the release will remove the rest: %s", error, extra=extra)
             return
-        self._former_links.update(nic.host_link for nic in attachment.nics)
+        self._late_links.add(attachment.nics)
         self.untidy.set()
         nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
@@ -208,12 +203,12 @@ class Attachments:
                 await self._builder.guard(after.joined)
             return entry.ready() if after != before else None
 
-    async def release(self, uid: str, epoch: int) -> bool:
+    async def release(self, uid: str, epoch: int, *, forced: bool = False) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
         Raises:
             VirtbusError: 409 for an older epoch; 500 if a CNI plugin failed on DEL (the state file
-                stays, so that a further release tries again).
+                stays, so that a further release tries again). `forced`: not at the third failure.
         """
         self.refuse_while_recovering()
         async with self._locks.of(uid):
@@ -224,9 +219,14 @@ class Attachments:
                 return False
             if entry.attachment.has_cni:  # after a crash, `recover` removes the rest
                 self._keep(entry, entry.attachment.model_copy(update={"made": False}))
-            await self._builder.unmake(entry.attachment)
+            try:
+                await self._builder.unmake(entry.attachment)
+            except VirtbusError as error:
+                if not entry.gives_up(forced=forced):
+                    raise
+                self.given_up(entry.attachment, error)
             self._doors.files.remove(uid)
-            self._former_links.update(nic.host_link for nic in entry.attachment.nics)
+            self._late_links.add(entry.attachment.nics)
             del self._entries[uid]
             if entry.attachment.has_cni:  # plugins may give its addresses to others at once
                 await in_thread(self._doors.attachers.plugin_reach.sync)
@@ -262,12 +262,9 @@ class Attachments:
         self.untidy.clear()
         if self.recovering:
             return
-        used = {nic.host_link for nic in self.nics()}
-        late, self._late_links = self._late_links - used, self._former_links - used
-        self._former_links = set()
-        if late:
+        if late := self._late_links.due({nic.host_link for nic in self.nics()}):
             await in_thread(lambda: self._builder.links.delete_host_links(late))
-        if self._late_links or not await write_ports(self._doors.ports.settle):
+        if self._late_links.waiting or not await write_ports(self._doors.ports.settle):
             self.untidy.set()
         async with self._host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
@@ -391,7 +388,7 @@ class Attachments:
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""
-        return {nic.host_link for nic in self.nics()} | self._former_links | self._late_links
+        return {nic.host_link for nic in self.nics()} | self._late_links.known()
 
     def refuse_while_recovering(self) -> None:
         """Raise 503 `recovering` until the host was compared with the state files."""

@@ -25,9 +25,12 @@ from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.plugin_chains import Keep, PluginChains
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import NetReady
 
 log = logging.getLogger(__name__)
 
+Begun = Callable[[NetReady], Awaitable[None]]
+"""Called when the MACs of a network are known, and a CNI plugin is about to run."""
 BUILDS_AT_ONCE = 8
 """Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
 
@@ -46,6 +49,10 @@ class HostPorts:
     ports: PublishedPorts
     attachers: Attachers
     groups: NodeGroupBook
+
+
+async def silent(_ready: NetReady) -> None:
+    """Tell nobody."""
 
 
 class Builder:

@@ -8,6 +8,9 @@ from virtbus.netd.core.finding import NetworkFinding, lost
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
+ENDS_TRIED = 3
+"""Failures of a DEL after which a forced release gives up what the plugin made."""
+
 
 @dataclass(slots=True)
 class NetworkEntry:
@@ -19,6 +22,8 @@ class NetworkEntry:
     error: ErrorBody | None = None
     relabelled: bool = False
     """True while the rules for new labels of a running guest are not in force."""
+    failed_ends: int = 0
+    """Releases in which a CNI plugin failed."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the phase is ready or failed."""
 
@@ -46,6 +51,11 @@ class NetworkEntry:
         if self.error is not None:
             raise VirtbusError.of(self.error)
         return self.attachment
+
+    def gives_up(self, *, forced: bool) -> bool:
+        """Count a failed release; return True if a forced one should not be repeated."""
+        self.failed_ends += 1
+        return forced and self.failed_ends >= ENDS_TRIED
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
         """Mark the network as failed; return the finding. Its running guest cannot get it back."""

@@ -6,8 +6,11 @@ import time
 from virtbus.bus.client import tracing
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.step_reporter import StepEvents, StepReporter
+from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.cni_results import remains
 from virtbus.netd.core.finding import NetworkFinding
 from virtbus.netd.edge.fd_passing import Handover
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
@@ -54,6 +57,22 @@ class NetworkReporter(StepReporter):
                     error=finding.error,
                 )
             )
+
+    def given_up(self, attachment: Attachment, error: VirtbusError) -> None:
+        """Emit an event that a forced release left what a CNI plugin made."""
+        message = f"given up: {error.body.message}. These may remain: {remains(attachment.nics)}"
+        log.warning("%s", message, extra={"code": "cni_given_up", "uid": attachment.uid})
+        event = self.event(
+            EventKind.NETWORK_FAILED,
+            uid=attachment.uid,
+            epoch=attachment.epoch,
+            generation=attachment.generation,
+            namespace=attachment.namespace,
+            name=attachment.vm_name,
+            reason="cni_given_up",
+            message=message,
+        )
+        self.emit(event)
 
     def wrapped(self, done: Handover) -> None:
         """Record the span of vmwrapper, which cannot report it because it has become QEMU."""

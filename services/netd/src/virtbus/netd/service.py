@@ -88,6 +88,7 @@ class Netd:
         self._leftovers = OrphanAudit(self._ports, self._attachments)
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
+        self._attachments.given_up = self._reporter.given_up
         self._changed = asyncio.Event()
         self._peers = OverlayPeers(ports.attachers, self._attachments)
 
@@ -174,7 +175,7 @@ class Netd:
             want = validate(Release, request.data)
             uid = work.end(want)
             with self._span("virtbus release network", uid=uid):
-                if await self._release(uid, want.epoch):
+                if await self._release(uid, want.epoch, forced=want.forced):
                     self._reporter.released(uid, want.epoch)
                     log.info("network released", extra={"code": "released", "uid": uid})
             return ReleaseReply(uid=uid)
@@ -232,12 +233,12 @@ class Netd:
             raise VirtbusError(Code.NOT_FOUND, "not_attached", message)
         return await in_thread(lambda: self._leftovers.links.counters(found[0]))
 
-    async def _release(self, uid: str, epoch: int) -> bool:
+    async def _release(self, uid: str, epoch: int, *, forced: bool) -> bool:
         """Remove the network of `uid`; return True if there was one.
 
         With `ANY_EPOCH`, which audits send, orphans are removed, too.
         """
-        if await self._attachments.release(uid, epoch):
+        if await self._attachments.release(uid, epoch, forced=forced):
             return True
         return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
 

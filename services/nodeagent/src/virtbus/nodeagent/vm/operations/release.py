@@ -31,7 +31,9 @@ class Leaving(NamedTuple):
     refused: bool
     """The node never accepted it."""
     forced: bool
-    """End also a guest that libvirt has lost. Otherwise it keeps all its resources."""
+    """End also a guest that libvirt has lost. Otherwise it keeps all its resources.
+
+    What a CNI plugin does not undo is given up."""
 
 
 async def release(
@@ -54,7 +56,7 @@ async def release(
         why = keep_reason()
         keep = QuarantineRequest(why=why, record=record) if why else None
         async with asyncio.TaskGroup() as group:
-            group.create_task(_release(tools.bus, "netd", record))
+            group.create_task(_release(tools.bus, "netd", record, forced=leaving.forced))
             disks = group.create_task(_release(tools.bus, "imaged", record, keep))
         await written()
         if kept := disks.result():
@@ -67,13 +69,18 @@ async def release(
 
 
 async def _release(
-    bus: Bus, service: str, record: VmRecord, keep: QuarantineRequest | None = None
+    bus: Bus,
+    service: str,
+    record: VmRecord,
+    keep: QuarantineRequest | None = None,
+    *,
+    forced: bool = False,
 ) -> str:
     """Let a service release the VM's resources; return the quarantine's entry, "" if none."""
     try:
         answer = await bus.request(
             subjects.rpc(record.node, service, "release"),
-            Release(uid=record.uid, epoch=record.epoch, keep=keep),
+            Release(uid=record.uid, epoch=record.epoch, keep=keep, forced=forced),
             timeout_s=RELEASE_TIMEOUT_S,
         )
         return validate(ReleaseReply, answer).kept

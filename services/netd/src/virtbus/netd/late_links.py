@@ -1,0 +1,28 @@
+"""Remembers host links of networks that are gone: the kernel frees namespaces a little later."""
+
+from collections.abc import Collection, Iterable
+
+from virtbus.netd.core.attachment import Nic
+
+
+class LateLinks:
+    """Host links that may outlive their VM. One that is there at the second look is in use."""
+
+    def __init__(self) -> None:
+        self._former: set[str] = set()
+        self.waiting: set[str] = set()
+        """Those of the last look. The next one returns them."""
+
+    def add(self, nics: Iterable[Nic]) -> None:
+        """Remember the links of a network that was removed."""
+        self._former.update(nic.host_link for nic in nics)
+
+    def due(self, used: Collection[str]) -> set[str]:
+        """Return those of the last look that no VM of now uses."""
+        late, self.waiting = self.waiting.difference(used), self._former.difference(used)
+        self._former = set()
+        return late
+
+    def known(self) -> set[str]:
+        """Return all that are remembered."""
+        return self._former | self.waiting
