@@ -1,18 +1,26 @@
-"""Conflists with the plugin `dhcp`: the guest asks a real DHCP server on its network itself."""
+"""Conflists with the plugin `dhcp`: the guest asks a real DHCP server on its network itself.
+
+netd does not run that plugin for guests (ADR 0075). Its runtime for plugins can: Debian's daemon
+gets a lease for a link that no guest has.
+"""
 
 import asyncio
 import contextlib
+import signal
 import subprocess
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Guest, Node
+from services.netd.tests.pretended_host import Guest, Node, eventually, make_record
 from services.netd.tests.segment import (
     BRIDGE,
     BROADCAST,
+    FIRST,
     HOST,
     OUTSIDE,
     SERVER,
@@ -23,8 +31,11 @@ from services.netd.tests.test_cni import A, B, conflist
 from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import reply
 
+from virtbus.netd.core.cni_results import settled
 from virtbus.netd.core.dhcp import MessageType, Option
+from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.edge.namespaces import in_thread
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +46,7 @@ EVERY, NONE = IPv4Address("255.255.255.255"), IPv4Address(0)
 
 
 @asynccontextmanager
-async def server(node: Node) -> AsyncIterator[None]:
+async def server(node: Node) -> AsyncIterator[Process]:
     """BusyBox' DHCP server on the segment, with addresses from 192.0.2.10 to 192.0.2.20."""
     conf, leases = node.host.tmp / "udhcpd.conf", node.host.tmp / "udhcpd.leases"
     leases.touch()
@@ -48,10 +59,34 @@ async def server(node: Node) -> AsyncIterator[None]:
         *command.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
+        yield process
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def daemon(socket: Path) -> AsyncIterator[None]:
+    """The daemon of Debian's plugin, which keeps the leases of containers."""
+    command = f"/usr/lib/cni/dhcp daemon -socketpath {socket}"
+    process = await asyncio.create_subprocess_exec(
+        *command.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        await eventually(socket.exists)
         yield
     finally:
         process.terminate()
         await process.wait()
+
+
+async def leases(node: Node, process: Process) -> list[str]:
+    """Return the lines of the server's list of leases; it writes the file on a signal."""
+    file = node.host.tmp / "udhcpd.leases"
+    before = file.stat().st_mtime_ns
+    process.send_signal(signal.SIGUSR1)
+    await eventually(lambda: file.stat().st_mtime_ns != before)
+    return run(f"busybox dumpleases -f {file}").splitlines()[1:]
 
 
 async def lease(node: Node, guest: Guest) -> str:
@@ -121,3 +156,34 @@ async def test_two_guests_get_two_addresses_and_no_other_may_be_used(lan_node: N
         one.ip = IPv4Address("192.0.2.77")
         with pytest.raises(TimeoutError):
             await one.ping(SERVER)
+
+
+@pytest.mark.long
+async def test_the_real_plugin_leases_and_releases_an_address(lan_node: Node) -> None:
+    lan_node.plugin_timeout_s = 10.0  # the server looks if somebody else has the address
+    await lan_node.restart()
+    socket, space = lan_node.host.tmp / "dhcp.sock", lan_node.host.namespaces
+    ipam = {"type": "dhcp", "daemonSocketPath": str(socket)}
+    conflist(lan_node, "lan", ON_LINK | WITH_MAC | {"ipam": ipam}, {"type": "tuning"})
+    cni, nic = lan_node.doors.cni, plan_of(make_record(A, networks=("lan",))).nics[0]
+    await in_thread(lambda: space.make_and_enter("vbtest-dhcp"))
+    netns = space.path("vbtest-dhcp")
+    try:
+        async with server(lan_node) as served, daemon(socket):
+            state = await cni.add(A, nic, cni.load("lan", "default"), netns)
+            found = settled(nic, state.result or {})
+            address = IPv4Interface(found.addresses[0])
+            assert (address.ip in FIRST.network, found.gateway) == (True, str(SERVER))
+            inside = run(f"nsenter --net={netns} ip -4 -o addr show dev eth0")
+            assert str(address) in inside
+            (line,) = await leases(lan_node, served)
+            assert (nic.mac in line, str(address.ip) in line, "expired" in line) == (
+                True,
+                True,
+                False,
+            )
+            await cni.delete(A, nic, state, netns)
+            (line,) = await leases(lan_node, served)
+            assert "expired" in line
+    finally:
+        space.remove("vbtest-dhcp")
