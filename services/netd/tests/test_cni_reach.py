@@ -1,4 +1,4 @@
-"""What guests reach that CNI plugins connect: as on the built-in network, and not their hosts."""
+"""Guests of CNI plugins reach what those of the built-in network reach, and no host."""
 
 import contextlib
 import json

@@ -80,6 +80,7 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
     if not nic.get("host_link"):
         plugins = ", ".join(nic.get("plugins") or ()) or "its plugins"
         yield f"{link} was made by the CNI plugins {plugins}; they decide about the rest."
+        yield "Hosts of the fleet are closed."
         return
     yield (
         f"{link} is a cable to {nic['host_link']} on the host, a port of {nic['host_bridge']}. "

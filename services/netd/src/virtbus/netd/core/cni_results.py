@@ -142,7 +142,7 @@ def repaired(result: Result, eth: str, link: PluginLink | None) -> tuple[Result,
 
 
 def host_ends(nics: Iterable[Nic]) -> set[str]:
-    """Return the links outside of namespaces that plugins told of in the results of interfaces."""
+    """Return the links outside of namespaces that the results of interfaces name."""
     results = [nic.cni.result for nic in nics if nic.cni is not None and nic.cni.result is not None]
     found = [one for result in results for one in objects(result, "interfaces")]
     return {str(one.get("name")) for one in found if not one.get("sandbox")}
@@ -200,7 +200,7 @@ def settled(nic: Nic, result: Result) -> Nic:
 
 
 def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
-    """Return the gateway of the default route, or else of the first address that has one."""
+    """Return the gateway of the default route; without one, that of the first address with one."""
     ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]

@@ -28,7 +28,7 @@ _ROUTES = Path("/proc/thread-self/net/route")
 _ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
 _UP, _REJECT = 0x1, 0x200
 _ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
-"""`RTF_*`: a router has told the route, or the kernel has made it for an own address."""
+"""`RTF_*`: a router has advertised the route, or the kernel has made it for an own address."""
 _PAIRED = frozenset({"veth", "netkit"})
 """Kinds of links with another end, to which all packets go."""
 
@@ -114,7 +114,7 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
 def routes6_in(text: str, name: str) -> Iterator[Route]:
     """Yield the routes of a link in the text of `/proc/net/ipv6_route` that plugins have made.
 
-    Those to the networks of addresses are left out, as are multicasts and what a router has told.
+    Those to the networks of addresses are left out, as are multicasts and what a router advertised.
     """
     rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
     own = [_network6(row) for row in rows if int(row[8], 16) & _LOCAL]

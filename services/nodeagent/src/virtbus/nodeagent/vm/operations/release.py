@@ -33,7 +33,7 @@ class Leaving(NamedTuple):
     forced: bool
     """End also a guest that libvirt has lost. Otherwise it keeps all its resources.
 
-    What a CNI plugin does not undo is given up."""
+    netd gives up the parts that a CNI plugin does not undo."""
 
 
 async def release(
