@@ -81,6 +81,18 @@ def test_the_explanation_follows_the_kind_of_the_network(
     assert ("masquerade" in text, "10.127" in text) == (kind in {"nat", "overlay"}, False)
 
 
+def test_a_guest_behind_nat_is_explained_with_both_addresses_and_its_ports() -> None:
+    own = {"binding": "masquerade", "guest_addresses": ["10.0.2.2/24", "fd10:0:2::2/120"]}
+    nic = path().model_dump(mode="json")
+    nic |= {"ports": ["80/tcp", "53/udp"], "status": nic["status"] | own}
+    text = explained({**OUTSIDE, "interfaces": [nic]})
+    assert "guest -- [tap0] -- br0 -> eth0 == vb0 -- virtbus0" in text
+    assert "with the address 10.0.2.2, fd10:0:2::2." in text
+    assert "only these ports lead to the guest: 80/tcp, 53/udp" in text
+    without = explained({**OUTSIDE, "interfaces": [nic | {"ports": []}]})
+    assert "all ports lead to it" in without
+
+
 @pytest.mark.parametrize(
     ("kind", "drawn", "told"),
     [

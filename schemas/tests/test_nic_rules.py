@@ -87,3 +87,59 @@ def test_only_an_address_that_others_reach_is_published(address: str) -> None:
     port = {"host_port": 80, "guest_port": 80, "host_address": address}
     with pytest.raises(ValidationError):
         Interface.model_validate({"name": "a", "publish": [port]})
+
+
+def masked(**more: object) -> Interface:
+    return Interface.model_validate({"name": "a", "binding": "masquerade", **more})
+
+
+def test_a_guest_behind_nat_has_ports_and_networks_of_its_own() -> None:
+    nic = masked(ports=[{"port": 80}, {"port": 8000, "last_port": 8010, "protocol": "udp"}])
+    assert problems(nic) == []
+    assert [port.text for port in nic.ports] == ["80/tcp", "8000-8010/udp"]
+    own = {"vm_network_cidr": "10.1.0.0/30", "vm_ipv6_network_cidr": "fd00:1::/64"}
+    assert problems(masked(**own)) == []
+    plain = Interface.model_validate({"name": "a", "ports": [{"port": 80}], **own})
+    assert [path for path, _ in problems(plain)] == [
+        f"interfaces[0].{field}" for field in ("ports", *own)
+    ]
+
+
+def test_one_interface_of_a_vm_is_behind_nat() -> None:
+    (found,) = problems(masked(), Interface(name="c"), masked(name="b"))
+    assert found[0] == "interfaces[2].binding"
+    assert found[1].startswith("interface 'a' has masquerade")
+
+
+def test_a_published_port_is_declared() -> None:
+    to_80 = {"publish": [{"host_port": 8080, "guest_port": 80}]}
+    assert problems(masked(**to_80)) == []
+    assert problems(masked(ports=[{"port": 79, "last_port": 81}], **to_80)) == []
+    for port in ({"port": 81}, {"port": 80, "protocol": "udp"}):
+        (found,) = problems(masked(ports=[port], **to_80))
+        assert found == ("interfaces[0].publish[0].guest_port", f"{found[1]}")
+        assert found[1].startswith("80/tcp is not among ports")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"binding": "slirp"},
+        {"ports": [{"port": 0}]},
+        {"ports": [{"port": 9, "last_port": 8}]},
+        {"vm_network_cidr": "10.0.2.1/24"},
+        {"vm_network_cidr": "10.0.2.0/31"},
+        {"vm_network_cidr": "127.0.0.0/8"},
+        {"vm_network_cidr": "fd00::/64"},
+        {"vm_ipv6_network_cidr": "10.0.2.0/24"},
+        {"vm_ipv6_network_cidr": "fe80::/64"},
+    ],
+)
+def test_bindings_ports_and_networks_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        masked(**wrong)
+
+
+def test_a_record_of_an_older_release_has_no_field_of_a_binding() -> None:
+    plain = Interface(name="a").model_dump(mode="json")
+    assert not {"binding", "ports", "vm_network_cidr", "vm_ipv6_network_cidr"} & plain.keys()

@@ -25,6 +25,7 @@ from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.gateways import Gateways
+from virtbus.netd.core.masquerade import guest_side
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.reach import ReachRules
@@ -448,7 +449,8 @@ class Node:
         """A guest on one interface of an attached VM."""
         attachment, taps = await self.attachments.take_taps(uid, 5.0)
         nic = attachment.nics[index]
-        guest = Guest(taps[index], nic.mac, nic.addresses[0] if nic.addresses else "0.0.0.0/0")
+        own = guest_side(nic).addresses
+        guest = Guest(taps[index], nic.mac, own[0] if own else "0.0.0.0/0")
         try:
             yield guest
         finally:

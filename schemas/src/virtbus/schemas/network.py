@@ -69,6 +69,10 @@ class InterfaceStatus(LenientModel):
     """Ports of the host that lead to the guest: `0.0.0.0:8080->80/tcp`."""
     tap: str = ""
     netns: str = ""
+    binding: str = Field("", exclude_if=lambda binding: not binding)
+    """As the spec has it; empty: bridge."""
+    guest_addresses: tuple[str, ...] = Field((), exclude_if=lambda found: not found)
+    """With masquerade: the addresses that the guest itself has."""
     plug: PlugState = Field(PlugState.PLUGGED, exclude_if=lambda plug: plug is PlugState.PLUGGED)
 
 

@@ -36,6 +36,8 @@ class NicPath(LenientModel):
     """The types of the network's CNI plugins, in order."""
     limits: dict[str, int] = Field(default_factory=dict)
     """Bytes per second, by direction: `to guest`, `from guest`."""
+    ports: tuple[str, ...] = Field((), exclude_if=lambda ports: not ports)
+    """With masquerade: the declared ports, such as `80/tcp`; empty: all lead to the guest."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which it has only the connections that a security group allows."""
 

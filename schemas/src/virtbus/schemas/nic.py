@@ -44,6 +44,15 @@ class NicModel(StrEnum):
     E1000E = "e1000e"
 
 
+class NicBinding(StrEnum):
+    """Names the way from a guest to the network of an interface."""
+
+    BRIDGE = "bridge"
+    """The guest itself has an address of the network."""
+    MASQUERADE = "masquerade"
+    """The guest is behind NAT: the VM's namespace has the address of the network."""
+
+
 class NicLimit(StrictModel):
     """The rate of one direction. A larger `burst_bytes` may pass at once after a quiet time."""
 

@@ -7,7 +7,7 @@ without these checks, as with `disk_rules`.
 from collections.abc import Iterator, Mapping
 
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.nic import NicModel
+from virtbus.schemas.nic import NicBinding, NicModel
 from virtbus.schemas.publish import PublishedPort
 from virtbus.schemas.vm import Disk, Interface
 
@@ -31,6 +31,32 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
             message = f"{nic.model} has one queue; write model: virtio, or leave queues out"
             yield Detail(path=f"{path}.queues", message=message)
     yield from _published(nics)
+    yield from _masqueraded(nics)
+
+
+def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
+    """Yield the problems of guests behind NAT, and of its fields without it."""
+    first = ""
+    for index, nic in nics.items():
+        path = f"{NICS}[{index}]"
+        if nic.binding is not NicBinding.MASQUERADE:
+            given = {
+                "ports": nic.ports,
+                "vm_network_cidr": nic.vm_network_cidr,
+                "vm_ipv6_network_cidr": nic.vm_ipv6_network_cidr,
+            }
+            for field in (name for name, value in given.items() if value):
+                message = "only with binding: masquerade; write that, or leave it out"
+                yield Detail(path=f"{path}.{field}", message=message)
+            continue
+        if first:
+            message = f"interface {first!r} has masquerade, and a VM has one; write bridge"
+            yield Detail(path=f"{path}.binding", message=message)
+        first = first or nic.name
+        for at, port in enumerate(nic.publish):
+            if nic.ports and not any(one.has(port.guest_port, port.protocol) for one in nic.ports):
+                message = f"{port.guest_port}/{port.protocol} is not among ports; declare it there"
+                yield Detail(path=f"{path}.publish[{at}].guest_port", message=message)
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:

@@ -4,7 +4,13 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.overlay import TUNNEL_PORT
@@ -13,6 +19,8 @@ from virtbus.schemas.quantity import Count
 PORT_MAX = 65_535
 PUBLISHED_MAX = 32
 """Published ports of one interface."""
+GUEST_PORTS_MAX = 64
+"""Declared ports, or ranges of them, of one interface."""
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown in messages; no socket is bound to it
 EVERY_ADDRESS6 = "::"
 Protocol = Literal["tcp", "udp"]
@@ -28,6 +36,38 @@ def _host_address(text: str) -> str:
 
 
 HostAddress = Annotated[str, StringConstraints(max_length=45), AfterValidator(_host_address)]
+
+
+class GuestPort(StrictModel):
+    """A port of the guest, or the ports from `port` to `last_port`."""
+
+    port: Count = Field(ge=1, le=PORT_MAX)
+    last_port: Count | None = Field(None, ge=1, le=PORT_MAX, exclude_if=lambda port: port is None)
+    protocol: Protocol = "tcp"
+
+    @field_validator("last_port")
+    @classmethod
+    def _ordered(cls, last: int | None, info: ValidationInfo) -> int | None:
+        if last is not None and last < info.data.get("port", 0):
+            msg = "must not be below port"
+            raise ValueError(msg)
+        return last
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Return the first and the last port."""
+        return self.port, self.last_port or self.port
+
+    @property
+    def text(self) -> str:
+        """Return the ports in words: `80/tcp`, `8000-8080/tcp`."""
+        first, last = self.range
+        return f"{first if first == last else f'{first}-{last}'}/{self.protocol}"
+
+    def has(self, port: int, protocol: str) -> bool:
+        """Return True if a port is among them."""
+        first, last = self.range
+        return protocol == self.protocol and first <= port <= last
 
 
 class PublishedPort(StrictModel):

@@ -23,6 +23,7 @@ from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.filesystem import FILESYSTEMS_MAX, Filesystem
+from virtbus.schemas.guest_network import GuestNetwork, GuestNetwork6
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
@@ -36,11 +37,12 @@ from virtbus.schemas.nic import (
     MTU_MIN,
     NICS_MAX,
     QUEUES_MAX,
+    NicBinding,
     NicLimits,
     StaticAddress,
 )
 from virtbus.schemas.nic import NicModel as NicModel
-from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
+from virtbus.schemas.publish import GUEST_PORTS_MAX, PUBLISHED_MAX, GuestPort, PublishedPort
 from virtbus.schemas.quantity import Bytes, Count, format_bytes
 from virtbus.schemas.resources import Resources
 from virtbus.schemas.seed import (
@@ -51,6 +53,8 @@ from virtbus.schemas.seed import (
     SysprepVolume,
 )
 from virtbus.schemas.snapshot import Origin
+from virtbus.schemas.strategies import EvictionStrategy as EvictionStrategy
+from virtbus.schemas.strategies import RunStrategy as RunStrategy
 from virtbus.schemas.volume_ref import HostDevice, HostDisk, NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
@@ -64,34 +68,6 @@ LabelValue = Annotated[
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[str, str], Field(max_length=64)]
-
-
-class RunStrategy(StrEnum):
-    """The rule for running the VM (KubeVirt's runStrategy)."""
-
-    ALWAYS = "Always"
-    RERUN_ON_FAILURE = "RerunOnFailure"
-    ONCE = "Once"
-    MANUAL = "Manual"
-    HALTED = "Halted"
-
-
-class EvictionStrategy(StrEnum):
-    """The effect on a VM of a drain or a fence of its node (KubeVirt's evictionStrategy).
-
-    A VM's disks are overlays on its node. A VM that moves starts again from its images, and loses
-    what it has written. So a VM with writable disks and no strategy stays, unless the request has
-    `discard_local_disks`.
-    """
-
-    NONE = "None"
-    """It is stopped and started elsewhere; its written disks are lost."""
-    LIVE_MIGRATE = "LiveMigrate"
-    """It leaves only by live migration, which virtbus does not support yet. So it stays."""
-    LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
-    """Like None, as long as virtbus has no live migration."""
-    EXTERNAL = "External"
-    """It stays; an external controller moves it with `vm.move`."""
 
 
 class Memory(StrictModel):
@@ -122,7 +98,18 @@ class Interface(StrictModel):
     addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
     """Of the network's subnets; the network chooses one of each version without one here."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
-    """Ports of the VM's host that lead to the guest; only on the network `default`."""
+    """Ports of the VM's host that lead to the guest, on networks that its host forwards to."""
+    binding: NicBinding | None = Field(None, exclude_if=lambda binding: binding is None)
+    """None: bridge. At most one interface of a VM has masquerade."""
+    ports: tuple[GuestPort, ...] = Field(
+        (), max_length=GUEST_PORTS_MAX, exclude_if=lambda ports: not ports
+    )
+    """With masquerade: the ports of the guest that others can connect to; empty: all."""
+    vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=lambda cidr: cidr is None)
+    """With masquerade: the guest's network. Its first address is the gateway's, its second the
+    guest's. None: 10.0.2.0/24."""
+    vm_ipv6_network_cidr: GuestNetwork6 | None = Field(None, exclude_if=lambda cidr: cidr is None)
+    """As `vm_network_cidr`, for IPv6. None: fd10:0:2::/120."""
 
 
 class Devices(StrictModel):

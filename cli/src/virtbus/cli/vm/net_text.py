@@ -8,6 +8,8 @@ from virtbus.cli import units
 
 Map = Mapping[str, Any]
 BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
+MASQUERADE = "masquerade"
+"""A binding (`InterfaceStatus.binding`)."""
 HOST_BRIDGE, MACVTAP, OVERLAY = "host-bridge", "macvtap", "overlay"
 """Kinds of an interface's path (`NicPath.kind`)."""
 
@@ -52,7 +54,8 @@ def _interface(view: Map, nic: Map) -> str:
 
 def _drawing(view: Map, nic: Map, status: Map) -> str:
     inside = ["guest", f"[{status.get('tap')}]", nic.get("bridge"), nic.get("link")]
-    drawn = " -- ".join(map(str, inside))
+    drawn = (" -> " if _translated(status) else " -- ").join(map(str, inside[2:]))
+    drawn = f"guest -- {inside[1]} -- {drawn}"
     if nic.get("kind") == MACVTAP:
         return f"{drawn} on {nic['host_bridge']} -- segment"
     if not nic.get("host_link"):
@@ -65,7 +68,7 @@ def _drawing(view: Map, nic: Map, status: Map) -> str:
 
 def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
     tap, bridge, link = status.get("tap"), nic.get("bridge"), nic.get("link")
-    own = ", ".join(str(one).partition("/")[0] for one in status.get("addresses") or ())
+    own = _ips(status.get("guest_addresses") or status.get("addresses"))
     yield f"The guest sends a frame, and QEMU writes it to {tap}."
     yield (
         f"The rules of {tap} pass IPv4 and ARP from {status.get('mac')} with the address "
@@ -76,7 +79,10 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         yield from _segment(nic, link, tap)
         return
     yield f"netd answers DHCP on {tap}, and no such request goes further."
-    yield f"{bridge} leads to {link}." + _limited(nic)
+    if _translated(status):
+        yield from _nat(nic, status)
+    else:
+        yield f"{bridge} leads to {link}." + _limited(nic)
     if not nic.get("host_link"):
         plugins = ", ".join(nic.get("plugins") or ()) or "its plugins"
         yield f"{link} was made by the CNI plugins {plugins}; they decide about the rest."
@@ -87,6 +93,27 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         f"Guests of {_subnet(view, nic, status)} on this host reach each other there."
     )
     yield from _outside(view, nic, status)
+
+
+def _translated(status: Map) -> bool:
+    return bool(status.get("binding") == MASQUERADE)
+
+
+def _nat(nic: Map, status: Map) -> Iterator[str]:
+    """Yield the steps of the guest's own gateway."""
+    bridge, link = nic.get("bridge"), nic.get("link")
+    yield (
+        f"{bridge} is the guest's gateway, in a network of the guest alone. The VM's namespace "
+        f"forwards to {link}, with the address {_ips(status.get('addresses'))} instead of the "
+        "guest's (masquerade)." + _limited(nic)
+    )
+    ports = ", ".join(map(str, nic.get("ports") or ()))
+    opened = f"only these ports lead to the guest: {ports}" if ports else "all ports lead to it"
+    yield f"For connections to that address, {opened}."
+
+
+def _ips(addresses: Any) -> str:
+    return ", ".join(str(one).partition("/")[0] for one in addresses or ())
 
 
 def _groups(view: Map, nic: Map) -> Iterator[str]:

@@ -7,6 +7,7 @@ from virtbus.netd.core.address_assignment import network_mtu, no_link, refused_m
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.cni import at_network
 from virtbus.netd.core.cni_results import given_mac, host_ends, repaired, settled
+from virtbus.netd.core.masquerade import refuse_overlap
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_links import appeared, link_names
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
@@ -102,6 +103,7 @@ class PluginChains:
         if link is None:
             raise no_link(nic)
         await in_thread(lambda: self._links.take_addresses_off(attachment, nic))
+        refuse_overlap(nic)
         mac = given_mac(result, nic) or link.mac
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)

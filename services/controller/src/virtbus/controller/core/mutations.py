@@ -62,7 +62,8 @@ OF_A_DISK = re.compile(
 )
 OF_A_NIC = re.compile(
     r"spec\.domain\.devices\.interfaces\[[0-9]+\]\."
-    r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$))"
+    r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$)"
+    r"|binding$|ports(\.|\[|$)|vm_network_cidr$|vm_ipv6_network_cidr$)"
 )
 """Fields that take effect at the guest's next start; until then the VM shows RestartRequired.
 

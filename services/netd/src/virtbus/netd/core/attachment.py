@@ -7,12 +7,14 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.netd.core import names
+from virtbus.netd.core.guest_ends import GuestEnds, ends_of
 from virtbus.schemas.dns import DnsConfig
+from virtbus.schemas.guest_network import GUEST_NETWORK, GUEST_NETWORK6
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
 from virtbus.schemas.network_object import BUILT_IN, ON_SEGMENTS, NetworkKind, NetworkTarget
-from virtbus.schemas.nic import NicLimits
-from virtbus.schemas.publish import PublishedPort
+from virtbus.schemas.nic import NicBinding, NicLimits
+from virtbus.schemas.publish import GuestPort, PublishedPort
 
 
 class NicKind(StrEnum):
@@ -85,6 +87,12 @@ class Nic(LenientModel):
     state: LinkState = LinkState.UP
     limits: NicLimits | None = None
     publish: tuple[PublishedPort, ...] = ()
+    binding: NicBinding | None = None
+    ports: tuple[GuestPort, ...] = ()
+    guest_network: str = GUEST_NETWORK
+    guest_network6: str = GUEST_NETWORK6
+    """With masquerade: the open ports and the networks of the guest. `addresses` are then those of
+    the VM's namespace."""
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     domain: str = ""
@@ -137,6 +145,19 @@ class Nic(LenientModel):
         return self.target.uid if self.target is not None else ""
 
     @property
+    def is_translated(self) -> bool:
+        """Return True if the guest is behind NAT in its namespace (`core.masquerade`)."""
+        return self.binding is NicBinding.MASQUERADE
+
+    @property
+    def guest_ends(self) -> tuple[GuestEnds, ...]:
+        """Return the ends of the guest's own networks, if it is behind NAT."""
+        if not self.is_translated:
+            return ()
+        six = (self.guest_network6,) if self.addresses6 else ()
+        return tuple(map(ends_of, (self.guest_network, *six)))
+
+    @property
     def is_macvlan(self) -> bool:
         """Return True if its link is one of the host's interface, which bounds its MTU."""
         return self.kind is NicKind.MACVTAP or self.on_macvlan
@@ -185,7 +206,8 @@ class Nic(LenientModel):
     def hardware(self) -> tuple[object, ...]:
         """Return the properties that stay the same while a guest runs."""
         place = self.network, self.kind, self.place
-        return self.name, place, self.mac, self.asked_mtu, self.queues, self.publish
+        bound = self.binding, self.ports, self.guest_network, self.guest_network6
+        return self.name, place, self.mac, self.asked_mtu, self.queues, self.publish, bound
 
 
 class Attachment(LenientModel):
@@ -262,6 +284,8 @@ class Attachment(LenientModel):
                 tap=nic.tap,
                 netns=self.netns,
                 plug=nic.plug,
+                binding=nic.binding or "",
+                guest_addresses=tuple(str(ends.guest) for ends in nic.guest_ends),
             )
             for nic in self.nics
         )

@@ -17,6 +17,7 @@ from virtbus.netd.core.dhcp6 import Offer6
 from virtbus.netd.core.domain_names import domains
 from virtbus.netd.core.host_table import ROUTER
 from virtbus.netd.core.ipv6_frame import link_local_of
+from virtbus.netd.core.masquerade import guest_side
 from virtbus.schemas.dns import DnsConfig
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
@@ -56,7 +57,9 @@ def offers_of(
         # the resolver asks the servers of the network
         served = nic.model_copy(update={"dns": ()}) if resolved else nic
         named = _named(attachment, nic, around, resolved)
-        offer = _offer(attachment, served, named, routed=routed)
+        routed_elsewhere = routed or not nic.gateway
+        seen = guest_side(served, default=not routed_elsewhere)
+        offer = _offer(attachment, seen, named, routed=routed_elsewhere)
         routed = routed or (offer is not None and offer.router is not None)
         offers.append(offer)
     return offers
@@ -80,7 +83,7 @@ def all_offers(attachment: Attachment, site: DhcpSettings, names_domain: str = "
     fours = offers_of(attachment, site, names_domain)
     for nic, four in zip(attachment.nics, fours, strict=True):
         search = four.search if four is not None else domains(nic.search or site.search)
-        six = _offer6(attachment, nic, search, site.lease_s, routed=routed)
+        six = _offer6(attachment, guest_side(nic), search, site.lease_s, routed=routed)
         routed = routed or (six is not None and six.router)
         found.append(Offers(four, six))
     return found

@@ -59,6 +59,13 @@ class GroupedNic:
     isolated: frozenset[Direction]
     rules: tuple[PeerRule, ...] = ()
     on_segment: bool = False
+    is_translated: bool = False
+    """Its packets are routed between bridge and `eth`, instead of bridged."""
+
+    @property
+    def ways_in(self) -> tuple[str, ...]:
+        """Return the links by which its packets come in, in both directions."""
+        return (self.bridge, self.eth) if self.is_translated else (self.bridge,)
 
     @property
     def entry(self) -> str:
@@ -114,8 +121,9 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
     yield (
         track,
         [
-            nft.rule("track", nft.came_from(nic.bridge), ct.track_in_zone(1 + nic.index))
+            nft.rule("track", nft.came_from(link), ct.track_in_zone(1 + nic.index))
             for nic in nics
+            for link in nic.ways_in
         ],
     )
     for nic in nics:
@@ -124,7 +132,11 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
         yield nft.Chain(nic.entry), _entry(nic)
     yield (
         forward,
-        [nft.rule("forward", nft.came_from(nic.bridge), ct.go_to(nic.entry)) for nic in nics],
+        [
+            nft.rule("forward", nft.came_from(link), ct.go_to(nic.entry))
+            for nic in nics
+            for link in nic.ways_in
+        ],
     )
 
 

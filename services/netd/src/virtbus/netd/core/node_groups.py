@@ -54,6 +54,7 @@ def _grouped(nic: Nic, groups: Sequence[NodeGroup]) -> GroupedNic:
         isolated=frozenset(isolated),
         rules=tuple(one for one in rules if one.rule.direction in isolated),
         on_segment=nic.on_segment,
+        is_translated=nic.is_translated,
     )
 
 

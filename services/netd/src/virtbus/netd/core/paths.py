@@ -38,6 +38,7 @@ def paths_of(
             host_bridge=bridges.get(nic.name, ""),
             plugins=_plugins(nic),
             limits=_limits(nic),
+            ports=tuple(port.text for port in nic.ports),
             isolated=tuple(one for one in Direction if one in isolated.get(nic.index, ())),
         )
         for nic, status in pairs

@@ -3,14 +3,18 @@
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.guest_network import GUEST_NETWORK, GUEST_NETWORK6
 from virtbus.schemas.network import LinkState, guest_mac
 from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
+from virtbus.schemas.nic import NicBinding
 from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.wire import invalid
 
 _PATH = "spec.domain.devices.interfaces"
 _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
 """Kinds to whose guests the host forwards."""
+_TRANSLATING = _PUBLISHING
+"""Kinds that give the VM's namespace an address and a gateway, as masquerade needs them."""
 
 
 def plan_of(record: VmRecord) -> Attachment:
@@ -35,6 +39,12 @@ def plan_of(record: VmRecord) -> Attachment:
                 "with the plugin portmap"
             )
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
+        if interface.binding is NicBinding.MASQUERADE and kind not in _TRANSLATING:
+            message = (
+                f"'{network}' is a {kind} network, on which no address or no gateway is known for "
+                "the VM's namespace; write binding: bridge, or use another network"
+            )
+            raise invalid((Detail(path=f"{_PATH}[{index}].binding", message=message),))
         mac = interface.mac_address or guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
@@ -55,6 +65,10 @@ def plan_of(record: VmRecord) -> Attachment:
                 state=interface.state or LinkState.UP,
                 limits=interface.limits,
                 publish=interface.publish,
+                binding=None if interface.binding is NicBinding.BRIDGE else interface.binding,
+                ports=interface.ports,
+                guest_network=interface.vm_network_cidr or GUEST_NETWORK,
+                guest_network6=interface.vm_ipv6_network_cidr or GUEST_NETWORK6,
             )
         )
     return Attachment(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.cni import at_network, planned
+from virtbus.netd.core.masquerade import refuse_overlap
 from virtbus.netd.core.published import check_ports
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
@@ -134,7 +135,7 @@ class Attachers:
         with used.without(vm.uid) as others:
             for nic in vm.nics:
                 others.put(vm.uid, [*own, *nics])
-                nics.append(self._of[nic.kind].plan(nic, vm, others))
+                nics.append(refuse_overlap(self._of[nic.kind].plan(nic, vm, others)))
         return vm.model_copy(update={"nics": tuple(nics)})
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:

@@ -14,6 +14,7 @@ from virtbus.netd.core.antispoof import (
     sent_rules,
 )
 from virtbus.netd.core.attachment import WITH_NAMES, Nic
+from virtbus.netd.core.masquerade import guest_side
 from virtbus.netd.core.nft_comparison import are_equal, listed_rule
 from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.core.reach import ReachRules
@@ -25,13 +26,13 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
         Tap(
             nic.tap,
             nic.mac,
-            tuple(IPv4Interface(address).ip for address in nic.addresses4),
+            tuple(IPv4Interface(address).ip for address in seen.addresses4),
             IPv4Address(nic.gateway) if nic.kind in WITH_NAMES and nic.gateway else None,
-            tuple(IPv6Interface(address).ip for address in nic.addresses6),
+            tuple(IPv6Interface(address).ip for address in seen.addresses6),
             reach if nic.filters_reach else None,
             nic.on_segment,
         )
-        for nic in nics
+        for nic, seen in ((nic, guest_side(nic)) for nic in nics)
     ]
 
 

@@ -7,21 +7,25 @@ host end is the end of a VM's veth pair in the host's namespace.
 
 import logging
 import socket
-import struct
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from ctypes import addressof, create_string_buffer
+from contextlib import suppress
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.paths import OF_MTU
-from virtbus.netd.edge import filters, group_filters, links, neighbours, taps, tuning
+from virtbus.netd.edge import filters, group_filters, links, masquerade, neighbours, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
+from virtbus.netd.edge.dhcp_sockets import dhcp_sockets
 from virtbus.netd.edge.host_bridges import has_host_end
-from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
+from virtbus.netd.edge.namespaces import (
+    OWN_NAMESPACE,
+    Namespaces,
+    opened,
+    read_sysctl,
+    write_sysctl,
+)
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
@@ -31,10 +35,6 @@ log = logging.getLogger(__name__)
 _BRIDGE_INDEX = 1000
 """The link index of the first inner bridge, above those that the kernel assigns by itself."""
 _NO_IPV6 = "net/ipv6/conf/all/disable_ipv6"
-_ETH_P_ALL = 0x0003
-_SO_ATTACH_FILTER = 26
-_SOL_PACKET, _PACKET_IGNORE_OUTGOING = 263, 23
-_DHCP_BUFFER_BYTES = 32 * 1024
 
 
 class GuestLinks:
@@ -59,7 +59,7 @@ class GuestLinks:
                 self._namespaces.remove(attachment.netns)
                 self._namespaces.make_and_enter(attachment.netns)
             if not attachment.has_cni:
-                write_sysctl(_NO_IPV6, "1")
+                _no_ipv6()
             with opened(OWN_NAMESPACE) as fd:
                 self._attachers.attach(host, attachment, fd)
 
@@ -72,7 +72,7 @@ class GuestLinks:
         calling thread must already be in the namespace. `keeps_running`: see `build`.
         """
         if attachment.has_cni:
-            write_sysctl(_NO_IPV6, "1")
+            _no_ipv6()
         with Netlink() as inside:
             _make_taps(inside, attachment.nics)
             calls = [links.set_link("lo", up=True, alias=self._bridge.mark)]
@@ -83,9 +83,10 @@ class GuestLinks:
                 inside.do([call for nic in attachment.nics for call in _opened_up(inside, nic)])
             inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
+            masquerade.connect(inside, attachment.nics)
             self._guard_first(inside, attachment, keeps_running=keeps_running)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
-        return _dhcp_sockets(attachment.nics)
+        return dhcp_sockets(attachment.nics)
 
     def build(self, attachment: Attachment, *, keeps_running: bool = False) -> list[socket.socket]:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
@@ -125,6 +126,8 @@ class GuestLinks:
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
+            with Netlink(NETLINK_NETFILTER) as rules:
+                found += masquerade.faults(inside, rules, attachment.nics)
         with Netlink(NETLINK_NETFILTER) as rules:
             found += filters.faults(rules, attachment.nics, self._bridge.reach)
             return found + group_filters.faults(rules, self._groups.of(attachment))
@@ -135,6 +138,7 @@ class GuestLinks:
         with Netlink() as inside:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
             tuning.limit(inside, attachment.nics, lift=True)
+            masquerade.connect(inside, attachment.nics)
 
     def guard(self, attachment: Attachment) -> None:
         """Ensure the filters of an existing network, after its addresses or the reach changed."""
@@ -154,6 +158,7 @@ class GuestLinks:
     def _guard(self, attachment: Attachment) -> None:
         with Netlink(NETLINK_NETFILTER) as rules:
             filters.guard(rules, attachment.nics, self._bridge.reach)
+            masquerade.guard(rules, attachment.nics)
             group_filters.guard(rules, self._groups.of(attachment))
 
     def counters(self, attachment: Attachment) -> Counters:
@@ -163,13 +168,14 @@ class GuestLinks:
         with Netlink(NETLINK_NETFILTER) as rules:
             refused = filters.refused(rules, nics, self._bridge.reach)
             by_group = group_filters.refused(rules, self._groups.of(attachment.joined))
+            by_port = masquerade.refused(rules, nics)
         with Netlink() as inside:
             taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
             _counted(
                 nic,
                 tap.counted if tap is not None else {},
-                drops | by_group.get(nic.index, {}),
+                drops | by_group.get(nic.index, {}) | by_port.get(nic.index, {}),
             )
             for nic, tap, drops in zip(nics, taps_, refused, strict=True)
         ]
@@ -261,9 +267,22 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
         host.do([links.delete_link(name)])  # one per batch: the kernel waits for RCU in each
 
 
+def _no_ipv6() -> None:
+    """Switch IPv6 off in the namespace, once: each write does so on each link."""
+    if read_sysctl(_NO_IPV6) != "1":
+        write_sysctl(_NO_IPV6, "1")
+
+
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     mac, macvlan = names.wire_mac(uid, nic.index), nic.is_macvlan
+    if nic.is_translated:  # the network sees the guest's MAC, with the addresses of the namespace
+        return [
+            links.new_bridge(nic.bridge, index=bridge, mac=mac),
+            links.set_link(nic.eth, up=True, mac=nic.mac),
+            links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
+            tuning.link_state(nic),
+        ]
     wire = mac if nic.kind is NicKind.CNI and not macvlan else None
     own = mac if macvlan else None
     # A bridge of plugins may return the guest's own broadcasts (hairpin mode: flannel, Weave). If
@@ -295,7 +314,7 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
     A bridge keeps frames for the MAC of a port otherwise.
     """
-    if not nic.is_macvlan:
+    if not nic.is_macvlan or nic.is_translated:
         return []
     eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
     if eth is None or tap is None or eth.mac != nic.mac:
@@ -326,7 +345,10 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
     bridge = found[nic.bridge]
     if bridge is None:
         return [f"{nic.bridge} is gone"]
-    wrong = {name: _wrong(found[name], bridge) for name in (nic.eth, nic.tap)}
+    wrong = {
+        nic.eth: _wrong(found[nic.eth], None if nic.is_translated else bridge),
+        nic.tap: _wrong(found[nic.tap], bridge),
+    }
     low = [
         link
         for name, link in found.items()
@@ -338,11 +360,12 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
     ]
 
 
-def _wrong(link: links.KernelLink | None, bridge: links.KernelLink) -> str:
+def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> str:
+    """Return what is wrong with a link, which is a port of a bridge, or of none."""
     if link is None:
         return "gone"
-    if link.master != bridge.index:
-        return f"not on {bridge.name}"
+    if link.master != (bridge.index if bridge is not None else 0):
+        return f"not on {bridge.name}" if bridge is not None else "a port of a bridge"
     if link.isolated:
         return "an isolated port"
     return "" if link.up else "down"
@@ -356,37 +379,3 @@ def _links_of(inside: Netlink, nic: Nic) -> dict[str, links.KernelLink | None]:
 def _running(netlink: Netlink, name: str) -> bool:
     link = links.find(netlink, name)
     return link is not None and link.running
-
-
-def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
-    with ExitStack() as on_failure:
-        opened = [on_failure.enter_context(_dhcp_socket(nic)) for nic in nics]
-        on_failure.pop_all()
-    return opened
-
-
-def _dhcp_socket(nic: Nic) -> socket.socket:
-    """Return a packet socket on the tap that receives only the guest's DHCP requests.
-
-    On a segment, it receives the answers to the guest instead. The filter is set before the socket
-    is bound, so no other frame is ever queued.
-    """
-    steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
-    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
-    buffer = create_string_buffer(program, len(program))
-    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    packets = socket.socket(socket.AF_PACKET, kind, 0)
-    try:
-        packets.setsockopt(
-            socket.SOL_SOCKET,
-            _SO_ATTACH_FILTER,
-            struct.pack("@HP", len(program) // 8, addressof(buffer)),
-        )
-        if not nic.on_segment:
-            packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-        packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DHCP_BUFFER_BYTES)
-        packets.bind((nic.tap, _ETH_P_ALL))
-    except BaseException:
-        packets.close()
-        raise
-    return packets

@@ -1,0 +1,31 @@
+"""Names the rules for running a VM, and for leaving its node, with KubeVirt's words."""
+
+from enum import StrEnum
+
+
+class RunStrategy(StrEnum):
+    """The rule for running the VM (KubeVirt's runStrategy)."""
+
+    ALWAYS = "Always"
+    RERUN_ON_FAILURE = "RerunOnFailure"
+    ONCE = "Once"
+    MANUAL = "Manual"
+    HALTED = "Halted"
+
+
+class EvictionStrategy(StrEnum):
+    """The effect on a VM of a drain or a fence of its node (KubeVirt's evictionStrategy).
+
+    A VM's disks are overlays on its node. A VM that moves starts again from its images, and loses
+    what it has written. So a VM with writable disks and no strategy stays, unless the request has
+    `discard_local_disks`.
+    """
+
+    NONE = "None"
+    """It is stopped and started elsewhere; its written disks are lost."""
+    LIVE_MIGRATE = "LiveMigrate"
+    """It leaves only by live migration, which virtbus does not support yet. So it stays."""
+    LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
+    """Like None, as long as virtbus has no live migration."""
+    EXTERNAL = "External"
+    """It stays; an external controller moves it with `vm.move`."""
