@@ -193,10 +193,12 @@ class World:
         uid = request.uid
         match verb:
             case "update":
-                self._see(uid, spec=request.spec, revision=request.revision + 1)
+                given = {"spec": request.spec, "labels": request.labels}
+                changes = {name: one for name, one in given.items() if one is not None}
+                self._see(uid, revision=request.revision + 1, **changes)
             case "create":
                 if uid not in self.gone and uid not in self.views:
-                    self.views[uid] = view(uid, spec=request.spec)
+                    self.views[uid] = view(uid, spec=request.spec, labels=request.labels)
             case "start":
                 if uid in self.views:
                     self._see(uid, state=VmState.PREPARING, reason="", message="")

@@ -31,7 +31,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
 )
 from virtbus.kubebridge.core.translation.contents import Given, needs
-from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.translation.mapping import CLUSTER, CREATED_BY, translate
 from virtbus.kubebridge.core.translation.networks import attachments
 from virtbus.kubebridge.core.translation.nics import ABSENT, replugged
 from virtbus.kubebridge.core.validation.rules import between_fields
@@ -59,6 +59,8 @@ UID_TAKEN = "uid_taken"
 """Reason of a refused create: the uid belongs to a VM with another spec."""
 REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
 """Kinds of objects that a VMI can refer to."""
+ADDED = frozenset({CREATED_BY, CLUSTER, NODE_LABEL})
+"""Labels that the bridge adds, to a VM or to a VMI."""
 LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, VmiPhase.UNKNOWN})
 """Phases of a VMI whose VM was seen, but not its end."""
 
@@ -79,7 +81,7 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
     if VMI_FINALIZER not in vmi.finalizers:  # first: each VMI with a VM needs it
         plan.append(Patch({"metadata": {"finalizers": [*vmi.finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
-    seen = _plug(vmi, seen, given, cluster, plan)
+    seen = _follow(vmi, seen, given, cluster, plan)
     if _unseen(seen) and vmi.phase in LIVES:
         if seen.refused is None:
             plan.append(Requeue(AT_ONCE_S))
@@ -120,24 +122,26 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
     return Seen(waits=waits[:1024])
 
 
-def _plug(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Plug and unplug interfaces of the VM as the VMI says. Return `seen` with what prevents it."""
+def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
+    """Give the VM the interfaces and labels of the VMI. Return `seen` with what prevents it."""
     view = seen.view
     if view is None:
         return seen
     if view.deleting or vmi.phase in FINAL:
         return replace(seen, refused=None)
-    if not is_replugged(vmi, view):
+    if not (is_replugged(vmi, view) or is_relabelled(vmi, view)):
         return replace(seen, refused=None)
     translated = translate(vmi.raw, given, cluster, contents=False)
     if translated.create is None or translated.create.spec is None:
         waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
         plan.append(Requeue(RETRY_S[0]))
         return replace(seen, waits=waits[:1024])
-    spec = replugged(view.spec, translated.create.spec)
-    if spec is None:
+    # a change of labels alone reads no definitions, so its networks mean nothing
+    spec = replugged(view.spec, translated.create.spec) if is_replugged(vmi, view) else None
+    labels = _labels(translated.create.labels, view) if is_relabelled(vmi, view) else None
+    if spec is None and labels is None:
         return replace(seen, refused=None)
-    update = VmUpdate(uid=view.uid, revision=view.revision, spec=spec)
+    update = VmUpdate(uid=view.uid, revision=view.revision, spec=spec, labels=labels)
     plan += [BusCall("update", update, refusal=OnRefusal.REPORT), Requeue(RETRY_S[0])]
     return seen
 
@@ -147,6 +151,18 @@ def is_replugged(vmi: Vmi, view: VmView) -> bool:
     wanted = {nic.name: nic.state or LinkState.UP for nic in vmi.nics if nic.state != ABSENT}
     has = view.spec.domain.devices.interfaces
     return wanted != {nic.name: nic.state or LinkState.UP for nic in has}
+
+
+def is_relabelled(vmi: Vmi, view: VmView) -> bool:
+    """Return True if a VMI has other labels than its VM, apart from those of the bridge."""
+    wanted = {key: value for key, value in vmi.labels.items() if key not in ADDED}
+    return wanted != {key: value for key, value in view.labels.items() if key not in ADDED}
+
+
+def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
+    """Return the labels of the VMI, with the bridge's own ones as the VM has them."""
+    own = {key: value for key, value in view.labels.items() if key in ADDED}
+    return {key: value for key, value in wanted.items() if key not in ADDED} | own
 
 
 def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
