@@ -94,6 +94,39 @@ def test_a_published_port_reaches_the_guest_at_an_address_of_its_host(
     platform.delete("late")
 
 
+def test_a_guest_behind_nat_has_its_own_address_and_only_declared_ports(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    nic = {"name": "default", "binding": "masquerade", "ports": [{"port": 22}]}
+    spec = {"domain": {"devices": {"interfaces": [nic]}}, "networks": [{"name": "default"}]}
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "spec": spec}))
+    view = platform.create("behind", "-f", str(file), "--ssh-key", login.public_key, wait="ready")
+    (shown,) = view["interfaces"]
+    assert (shown["binding"], shown["guest_addresses"]) == ("masquerade", ["10.0.2.2/24"])
+    address = shown["addresses"][0].partition("/")[0]
+    assert address.startswith("10.127.")
+    assert "10.0.2.2/24" in login(view, "ip -4 -o addr show dev eth0")
+    assert "default via 10.0.2.1" in login(view, "ip route")
+    assert "1 packets received" in login(view, "ping -c 1 -W 5 10.127.0.1")
+    # the guest listens at both ports, and one of them is declared
+    login(view, "(nc -l -p 8080 </dev/null >/dev/null 2>&1 &)")
+    with pytest.raises(TimeoutError):
+        socket.create_connection((address, 8080), 2).close()
+    assert greeting(address, 22) == b"SSH-"
+    counted = json.loads(platform.cli("vm", "get", "behind", "--counters", "-o", "json"))
+    assert counted["counters"][0]["refused"]["port"] > 0
+    told = platform.cli("vm", "net", "behind", "--check")
+    assert "only these ports lead to the guest: 22/tcp" in told
+    assert "each part is as it should be" in told
+    platform.cli("vm", "restart", "behind")
+    again = platform.wait_state("behind", "Running")
+    until(lambda: greeting(address, 22) == b"SSH-", "the restarted guest answers")
+    assert again["interfaces"][0]["addresses"] == shown["addresses"]
+    platform.delete("behind")
+
+
 @pytest.mark.long
 def test_the_firmware_asks_for_an_address_on_each_interface_of_the_boot_order(
     platform: Platform, tmp_path: Path

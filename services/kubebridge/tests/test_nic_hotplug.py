@@ -7,6 +7,7 @@ import pytest
 from services.kubebridge.tests.manifests import vmi as smoke_vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, World, world
 
+from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, read
 from virtbus.kubebridge.core.runtime.controller import ATTACHMENT, BusCall, Key, Refused
 from virtbus.kubebridge.core.translation.mapping import Translated, translate
@@ -14,7 +15,11 @@ from virtbus.kubebridge.core.validation.rules import vmi_causes
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.reconcile import definitions, reconcile
 from virtbus.kubebridge.core.vmi.status import Seen, status
+from virtbus.schemas.cni_config import plugins_digest
+from virtbus.schemas.guest import GuestInfo, GuestInterface
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
+from virtbus.schemas.nic import NicBinding
+from virtbus.schemas.vm import Interface
 
 NIC, NETS = "domain.devices.interfaces", "networks"
 MORE = {
@@ -167,6 +172,77 @@ def test_a_refused_change_is_shown_and_repeated() -> None:
     assert (shown["reason"], shown["message"]) == ("FailedUpdate", refused.message)
 
 
+# --- bindings -----------------------------------------------------------------------------------
+def first_nic(**fields: Any) -> tuple[Interface | None, tuple[Cause, ...]]:
+    """Return the first interface of a VMI on the bus, and the problems."""
+    pod = fields.pop("pod", {})
+    changes = {f"{NIC}.0": {"name": "default", **fields}, f"{NETS}.0.pod": pod}
+    found = translate(smoke_vmi(changes), {}, CLUSTER, contents=False)
+    if found.create is None or found.create.spec is None:
+        return None, found.causes
+    return found.create.spec.domain.devices.interfaces[0], found.causes
+
+
+def test_masquerade_has_declared_ports_and_networks() -> None:
+    nic, causes = first_nic(
+        masquerade={},
+        ports=[{"port": 80, "name": "web"}, {"port": 53, "protocol": "UDP"}],
+        portRanges=[{"start": 8000, "end": 8010, "protocol": "TCP"}],
+        pod={"vmNetworkCIDR": "10.11.12.13/24", "vmIPv6NetworkCIDR": "fd00:11::/120"},
+    )
+    assert causes == ()
+    assert nic is not None
+    assert nic.binding is NicBinding.MASQUERADE
+    assert [port.text for port in nic.ports] == ["80/tcp", "53/udp", "8000-8010/tcp"]
+    assert (nic.vm_network_cidr, nic.vm_ipv6_network_cidr) == ("10.11.12.0/24", "fd00:11::/120")
+
+
+def test_ports_of_bridge_close_nothing_as_in_kubevirt() -> None:
+    nic, causes = first_nic(bridge={}, ports=[{"port": 80}], pod={"vmNetworkCIDR": "10.11.12.0/24"})
+    assert causes == ()
+    assert nic is not None
+    assert (nic.binding, nic.ports, nic.vm_network_cidr) == (None, (), None)
+
+
+def test_macvtap_asks_for_a_network_of_its_kind() -> None:
+    nic, causes = first_nic(macvtap={})
+    assert causes == ()
+    assert nic is not None
+    assert nic.binding is NicBinding.MACVTAP
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"ports": [{"port": 0}]}, "interfaces[0].ports[0]"),
+        ({"ports": [{"port": 80, "protocol": "SCTP"}]}, "interfaces[0].ports[0].protocol"),
+        ({"portRanges": [{"start": 9, "end": 8, "protocol": "TCP"}]}, "portRanges[0].end"),
+        ({"pod": {"vmNetworkCIDR": "10.0.0.0"}}, "networks[0].pod.vmNetworkCIDR"),
+        ({"pod": {"vmNetworkCIDR": "nonsense"}}, "networks[0].pod.vmNetworkCIDR"),
+        ({"pod": {"vmIPv6NetworkCIDR": "10.0.0.0/8"}}, "networks[0].pod.vmIPv6NetworkCIDR"),
+    ],
+)
+def test_odd_ports_and_networks_are_refused_at_their_fields(
+    fields: dict[str, Any], field: str
+) -> None:
+    nic, causes = first_nic(masquerade={}, **fields)
+    assert nic is None
+    assert any(field in cause.field for cause in causes), causes
+
+
+def test_the_status_has_the_address_of_the_network_and_not_the_guests_own() -> None:
+    w = world()
+    w.settle()
+    shown = nic("default", binding="masquerade", addresses=("10.127.0.9/16",))
+    has(w, shown)
+    inside = GuestInterface(name="eth0", mac=shown.mac, addresses=("10.0.2.2/24",))
+    seen = Seen(view=w.views[w.uid], guest=GuestInfo(interfaces=(inside,)), asked=True)
+    assert w.vmi is not None
+    (reported,) = status(read(Vmi, w.vmi), seen, NOW)["interfaces"]
+    assert reported["ipAddresses"] == ["10.127.0.9"]
+    assert reported["interfaceName"] == "eth0"
+
+
 # --- NetworkAttachmentDefinitions ---------------------------------------------------------------
 def translated(named: str, **definition: Any) -> Translated:
     vmi = smoke_vmi(MORE | {f"{NETS}.1.multus": {"networkName": named}})
@@ -221,6 +297,24 @@ def test_a_definition_that_names_none_is_refused_at_its_field(
     assert part in cause.message
 
 
+def test_plugins_of_a_definition_have_to_be_those_of_the_network() -> None:
+    plugin = {"type": "macvlan", "master": "eth1"}
+    config = {"cniVersion": "1.0.0", "name": "blue", **plugin}
+    ours = plugins_digest({"plugins": [plugin]})
+    annotated = {"metadata": {"annotations": {"virtbus.io/network": "blue"}}}
+    for given, digest in (
+        ({"spec": {"config": json.dumps(config)}}, ours),
+        ({"spec": {"config": json.dumps({"name": "blue", "plugins": [plugin]})}}, ours),
+        ({"spec": {"config": json.dumps({"name": "blue"})}}, None),
+        ({"spec": {"config": json.dumps(config)}, **annotated}, None),
+    ):
+        found = translated("lan", **given)
+        assert found.create is not None
+        assert found.create.spec is not None
+        network = found.create.spec.networks[1]
+        assert (network.network, network.plugins_digest) == ("blue", digest)
+
+
 def test_only_definitions_of_the_own_namespace_are_read() -> None:
     vmi = smoke_vmi(MORE | {f"{NETS}.2": {"name": "x", "multus": {"networkName": "kube/secret"}}})
     assert definitions(read(Vmi, vmi)) == {Key(ATTACHMENT, "default", "lan")}
@@ -230,7 +324,9 @@ def test_a_webhook_refuses_definitions_of_other_namespaces_and_bindings_that_are
     elsewhere = {**MORE, f"{NETS}.1.multus": {"networkName": "kube/lan"}}
     (cause,) = vmi_causes(smoke_vmi(elsewhere))
     assert cause.field == "spec.networks[1].multus.networkName"
-    for binding, step in (("macvtap", "kind macvtap"), ("passt", "or masquerade: {}")):
-        with_it = {**MORE, f"{NIC}.1": {"name": "more", binding: {}}}
-        messages = [cause.message for cause in vmi_causes(smoke_vmi(with_it))]
-        assert any("write bridge: {}" in one and step in one for one in messages)
+    with_it = {**MORE, f"{NIC}.1": {"name": "more", "passt": {}}}
+    messages = [cause.message for cause in vmi_causes(smoke_vmi(with_it))]
+    assert any("write bridge: {} or masquerade: {}" in one for one in messages)
+    lan = {"name": "more", "multus": {"networkName": "lan"}}
+    macvtap = {f"{NIC}.1": {"name": "more", "macvtap": {}}, f"{NETS}.1": lan}
+    assert vmi_causes(smoke_vmi(macvtap)) == []

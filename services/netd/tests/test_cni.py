@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Node
+from services.netd.tests.pretended_host import Node, make_record
 from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import reply
 from services.netd.tests.test_network_path import world
 
 from virtbus.netd.core.cni_results import remains
 from virtbus.netd.core.dhcp import MessageType
+from virtbus.schemas.cni_config import plugins_digest
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
+from virtbus.schemas.vm import VmRecord
 
 pytestmark = pytest.mark.integration
 
@@ -62,6 +64,31 @@ def without_bridge() -> None:
     """Remains of the bridge plugin by design: its bridge, and enabled forwarding."""
     subprocess.run(["ip", "link", "del", "cnitest0"], check=False)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
+
+
+async def test_a_conflist_with_other_plugins_than_the_record_names_is_refused(node: Node) -> None:
+    conflist(node, "lan", bridge(node))
+    record = make_record(A, networks=("lan",))
+
+    def named(digest: str, network: str = "lan") -> VmRecord:
+        one = record.spec.networks[0].model_copy(
+            update={"plugins_digest": digest, "network": network}
+        )
+        spec = record.spec.model_copy(update={"networks": (one,)})
+        return record.model_copy(update={"spec": spec})
+
+    other = plugins_digest({"type": "macvlan", "master": "eth1"})
+    for network, why in (("lan", "another one"), ("default", "it is a bridge network")):
+        with pytest.raises(VirtbusError, match=why) as error:
+            await node.attachments.ensure(named(other, network))
+        assert [one.path for one in error.value.body.details] == ["spec.networks[0].network"]
+    assert node.host.census()["netns"] == []
+    try:
+        ready = await node.attachments.ensure(named(plugins_digest(bridge(node))))
+        assert ready.phase is NetPhase.READY
+    finally:
+        await node.attachments.release(A, 1)
+        without_bridge()
 
 
 async def test_the_guest_takes_address_and_mac_of_the_plugins(node: Node) -> None:

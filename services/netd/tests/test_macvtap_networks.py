@@ -59,8 +59,11 @@ def network(**spec: Any) -> dict[str, Any]:
 async def test_a_guest_is_on_the_segment_and_reaches_other_guests(
     nodes: Node, lan: Segment
 ) -> None:
+    bound: dict[str, Any] = {"nics": ({"binding": "macvtap"},)}
+    with pytest.raises(VirtbusError, match="no network of the kind macvtap"):
+        await nodes.attach(A, **target("nat"), **bound)
     for uid in (A, B):
-        await nodes.attach(uid, **network())
+        await nodes.attach(uid, **network(), **bound)
     async with nodes.guest(A) as one, nodes.guest(B) as two:
         after = await lease(nodes, one, lan)
         assert after is not None

@@ -1,10 +1,17 @@
 """Finds the plugins that a CNI conflist can run, before anything runs them."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import StringConstraints
+
+from virtbus.schemas.errors import Detail, VirtbusError
+from virtbus.schemas.wire import invalid
 
 _DEEPEST = 32
+PluginsDigest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
@@ -31,6 +38,33 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
             msg = f"plugins[{index}] has no `type`, the name of a plugin"
             raise ValueError(msg)
     return tuple(_types(plugins, "plugins"))
+
+
+def plugins_digest(conf: Mapping[str, Any]) -> str:
+    """Return a digest of the plugins of a conflist, or of one plugin's own configuration.
+
+    It is empty without plugins. The name and the version are no part of it.
+    """
+    plugins = conf.get("plugins", [conf] if "type" in conf else [])
+    if not isinstance(plugins, list) or not plugins:
+        return ""
+    bare = [
+        {key: value for key, value in one.items() if key not in {"name", "cniVersion"}}
+        if isinstance(one, dict)
+        else one
+        for one in plugins
+    ]
+    return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+
+
+def plugins_differ(index: int, network: str, why: str) -> VirtbusError:
+    """Return the refusal of entry `index` of the networks, whose plugins are others."""
+    message = (
+        f"{network!r} does not have the CNI plugins that the request names: {why}; make a network "
+        "of the kind cni with them, or name no plugins (in Kubernetes: choose the network by the "
+        "annotation virtbus.io/network)"
+    )
+    return invalid((Detail(path=f"spec.networks[{index}].network", message=message),))
 
 
 def capability(conflist: Mapping[str, Any], name: str) -> bool:

@@ -51,6 +51,8 @@ class NicBinding(StrEnum):
     """The guest itself has an address of the network."""
     MASQUERADE = "masquerade"
     """The guest is behind NAT: the VM's namespace has the address of the network."""
+    MACVTAP = "macvtap"
+    """As bridge, and refused unless the network is of the kind macvtap."""
 
 
 class NicLimit(StrictModel):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.schemas.address_claim import ClaimedAddresses
+from virtbus.schemas.cni_config import PluginsDigest
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.cpu import CORES_MAX as CORES_MAX
 from virtbus.schemas.cpu import Cpu as Cpu
@@ -218,6 +219,8 @@ class Network(StrictModel):
 
     name: Id
     network: Id = "default"
+    plugins_digest: PluginsDigest | None = Field(None, exclude_if=lambda digest: digest is None)
+    """The VM is refused unless this is a network of these CNI plugins (`cni_config`)."""
 
 
 class Overcommit(StrEnum):

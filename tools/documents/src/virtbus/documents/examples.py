@@ -129,6 +129,7 @@ _VALUES: dict[str, Any] = {
     "Cpu.model": "Skylake-Client",
     "NicLimit.bytes_per_s": 50 * 1024**2,
     "NicLimit.burst_bytes": 1024**2,
+    "plugins_digest": "ab" * 32,
     "guest_addresses": ["10.0.2.2/24"],
     "vm_network_cidr": "10.0.2.0/24",
     "vm_ipv6_network_cidr": "fd10:0:2::/120",

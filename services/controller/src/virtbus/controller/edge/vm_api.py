@@ -24,6 +24,7 @@ from virtbus.controller.core.evacuation import (
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
+from virtbus.controller.core.network_fit import refuse_misfits
 from virtbus.controller.core.placement import never_room, no_room, room
 from virtbus.controller.core.runtime_nodes import check_update
 from virtbus.controller.core.unreadable import UnreadableValueError
@@ -159,6 +160,7 @@ class VmApi:
             unheard, known = self._fleet.unheard_nodes(), network_names(before.spec)
             refuse_unknown(spec, offers, targets, unheard, known=known)
         check_networks(spec, record.namespace, offers, targets)
+        refuse_misfits(spec, targets)
         if not node_of(record.owner):
             own = self._fleet.nodes.get(record.node)
             check_directories(spec, record.namespace, offers if own is None else [own.record])

@@ -19,6 +19,7 @@ from virtbus.controller.core.directories import check_directories
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
+from virtbus.controller.core.network_fit import refuse_misfits
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.runtime_nodes import check_devices, check_selector
@@ -146,6 +147,7 @@ class VmCreates:
     async def _with_networks(self, record: VmRecord) -> VmRecord:
         """Return the record with the network objects that its spec names."""
         targets = await self._networks.of_spec(record.spec, record.namespace)
+        refuse_misfits(record.spec, targets)
         return record.model_copy(update={"network_targets": targets}) if targets else record
 
     async def _keep_networks(self, committed: Committed) -> None:

@@ -98,6 +98,8 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    plugins_digest: str = ""
+    """The plugins that its conflist must have; empty: any."""
     asks_segment: bool = False
     """The conflist has the plugin `dhcp`. It is not run: the guest asks the server itself."""
     on_macvlan: bool = False

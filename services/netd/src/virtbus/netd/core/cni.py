@@ -10,7 +10,7 @@ from virtbus.netd.core.attachment import CniState, Nic
 from virtbus.netd.core.cni_verbs import chosen_version
 from virtbus.netd.core.libcni_cache import list_text
 from virtbus.netd.core.traffic_control import burst_of
-from virtbus.schemas.cni_config import capability, plugins_in
+from virtbus.schemas.cni_config import capability, plugins_differ, plugins_digest, plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
 from virtbus.schemas.nic import NicLimits
@@ -66,6 +66,12 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> CniState:
             )
     conf = {**json.loads(text), "name": f"virtbus-{target.uid}"}
     return _checked(conf, json.dumps(conf), source)
+
+
+def refuse_other_plugins(nic: Nic, conflist: dict[str, Any]) -> None:
+    """Raise 400 if the record names other plugins than those of the network's conflist."""
+    if nic.plugins_digest not in {"", plugins_digest(conflist)}:
+        raise plugins_differ(nic.position, nic.network, "its conflist is another one")
 
 
 def _checked(conf: dict[str, Any], text: str, source: str) -> CniState:

@@ -2,6 +2,7 @@
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.schemas.cni_config import plugins_differ
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_network import GUEST_NETWORK, GUEST_NETWORK6
 from virtbus.schemas.network import LinkState, guest_mac
@@ -13,6 +14,8 @@ from virtbus.schemas.wire import invalid
 _PATH = "spec.domain.devices.interfaces"
 _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
 """Kinds to whose guests the host forwards."""
+_BINDINGS = frozenset({NicBinding.MASQUERADE})
+"""Bindings that netd makes; the others only say what the network has to be."""
 _TRANSLATING = _PUBLISHING
 """Kinds that give the VM's namespace an address and a gateway, as masquerade needs them."""
 
@@ -23,15 +26,19 @@ def plan_of(record: VmRecord) -> Attachment:
     Raises:
         VirtbusError: 400 if an interface names no network, or a MAC appears twice.
     """
-    networks = {network.name: network.network for network in record.spec.networks}
+    networks = {network.name: network for network in record.spec.networks}
     nics: list[Nic] = []
     for index, interface in enumerate(record.spec.domain.devices.interfaces):
-        network = networks.get(interface.name)
-        if network is None:
+        named = networks.get(interface.name)
+        if named is None:
             message = f"no entry of spec.networks is named '{interface.name}'; add one"
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
+        network = named.network
         target = record.network_targets.get(network)
         kind = _kind(network, target)
+        _refuse_other_kind(index, interface, network, kind)
+        if named.plugins_digest is not None and kind is not NicKind.CNI:
+            raise plugins_differ(index, network, f"it is a {kind} network")
         if interface.publish and kind not in _PUBLISHING:
             message = (
                 f"'{network}' is a {kind} network, to whose guests no host forwards; publish on an "
@@ -39,12 +46,6 @@ def plan_of(record: VmRecord) -> Attachment:
                 "with the plugin portmap"
             )
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
-        if interface.binding is NicBinding.MASQUERADE and kind not in _TRANSLATING:
-            message = (
-                f"'{network}' is a {kind} network, on which no address or no gateway is known for "
-                "the VM's namespace; write binding: bridge, or use another network"
-            )
-            raise invalid((Detail(path=f"{_PATH}[{index}].binding", message=message),))
         mac = interface.mac_address or guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
@@ -65,7 +66,8 @@ def plan_of(record: VmRecord) -> Attachment:
                 state=interface.state or LinkState.UP,
                 limits=interface.limits,
                 publish=interface.publish,
-                binding=None if interface.binding is NicBinding.BRIDGE else interface.binding,
+                binding=interface.binding if interface.binding in _BINDINGS else None,
+                plugins_digest=named.plugins_digest or "",
                 ports=interface.ports,
                 guest_network=interface.vm_network_cidr or GUEST_NETWORK,
                 guest_network6=interface.vm_ipv6_network_cidr or GUEST_NETWORK6,
@@ -83,6 +85,20 @@ def plan_of(record: VmRecord) -> Attachment:
         dns_config=record.spec.dns_config,
         nics=tuple(nics),
     )
+
+
+def _refuse_other_kind(index: int, interface: Interface, network: str, kind: NicKind) -> None:
+    """Raise 400 if the binding of an interface needs a network of another kind."""
+    if interface.binding is NicBinding.MACVTAP and kind is not NicKind.MACVTAP:
+        message = f"'{network}' is no network of the kind macvtap; write bridge, or use another one"
+    elif interface.binding is NicBinding.MASQUERADE and kind not in _TRANSLATING:
+        message = (
+            f"'{network}' is of the kind {kind}, on which no address or no gateway is known for "
+            "the VM's namespace; write bridge, or use another network"
+        )
+    else:
+        return
+    raise invalid((Detail(path=f"{_PATH}[{index}].binding", message=message),))
 
 
 def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.cni import at_network, planned
+from virtbus.netd.core.cni import at_network, planned, refuse_other_plugins
 from virtbus.netd.core.masquerade import refuse_overlap
 from virtbus.netd.core.published import check_ports
 from virtbus.netd.core.used_nics import UsedNics
@@ -72,6 +72,7 @@ class CniAttacher:
                 state = self.cni.of_target(nic.target)
         except VirtbusError as error:
             raise at_network(error, nic) from error
+        refuse_other_plugins(nic, state.conflist)
         return planned(nic, state)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:

@@ -21,7 +21,6 @@ SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
-MACVTAP = "write bridge: {}, and name a network of the kind macvtap (virtbus network create)"
 PLACE = "devices are placed by virtbus"
 
 
@@ -176,17 +175,25 @@ NIC = (
     below(f"{NICS}.bridge", "a Linux bridge of the VM connects it to its network"),
     below(
         f"{NICS}.masquerade",
-        "like bridge: the guest has an address of its network, and its traffic is masqueraded",
+        "the guest is behind NAT, with KubeVirt's addresses; the VM's namespace has the address of"
+        " the network",
+        to=f"{TO_NIC}.binding",
+        make=lambda _: "masquerade",
+    ),
+    below(
+        f"{NICS}.macvtap",
+        "only on a network of the kind macvtap (virtbus network create)",
+        to=f"{TO_NIC}.binding",
+        make=lambda _: "macvtap",
     ),
     refused(f"{NICS}.sriov", "no device is passed through", BRIDGE),
     refused(f"{NICS}.binding", "binding plugins are not supported", BRIDGE),
     refused(f"{NICS}.passtBinding", "passt is not supported", BRIDGE),
     refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
-    refused(f"{NICS}.macvtap", DISCONTINUED, MACVTAP),
     below(
         f"{NICS}.ports[]",
-        "every port of a guest is reachable, listed or not; close ports in the guest",
+        "with masquerade, only these are open; without, every port of a guest is reachable",
     ),
     mapped(f"{NICS}.ports[].name", FieldType.TEXT, "", "unique among the interface's ports"),
     mapped(f"{NICS}.ports[].port", FieldType.NUMBER, "", "1 to 65535"),
@@ -198,10 +205,15 @@ NIC = (
         values=("TCP", "UDP"),
         instead="write TCP or UDP",
     ),
-    refused(
-        f"{NICS}.portRanges[]",
-        "every port of a guest is reachable",
-        "leave it out, and close ports in the guest",
+    below(f"{NICS}.portRanges[]", "as ports"),
+    mapped(f"{NICS}.portRanges[].start", FieldType.NUMBER, "", "1 to 65535"),
+    mapped(f"{NICS}.portRanges[].end", FieldType.NUMBER, "", "not below start"),
+    mapped(
+        f"{NICS}.portRanges[].protocol",
+        FieldType.TEXT,
+        "",
+        values=("TCP", "UDP"),
+        instead="write TCP or UDP",
     ),
     mapped(
         f"{NICS}.state",

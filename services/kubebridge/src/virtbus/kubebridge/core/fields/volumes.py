@@ -147,15 +147,17 @@ NETS = (
         to=f"{TO_NETWORK}.network",
         make=lambda _: "default",
     ),
-    refused(
+    mapped(
         f"{NETWORKS}.pod.vmNetworkCIDR",
-        "a guest has an address of the node's network",
-        "leave it out; the subnet is a setting of the nodes",
+        FieldType.TEXT,
+        "",
+        "the guest's own network with masquerade; the default is `10.0.2.0/24`",
     ),
-    refused(
+    mapped(
         f"{NETWORKS}.pod.vmIPv6NetworkCIDR",
-        "a guest has an address of the node's network",
-        "leave it out; the subnet is a setting of the nodes",
+        FieldType.TEXT,
+        "",
+        "as vmNetworkCIDR, if the nodes' network has IPv6; the default is `fd10:0:2::/120`",
     ),
     below(f"{NETWORKS}.multus"),
     mapped(

@@ -20,6 +20,7 @@ from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
 from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import annotations as notes
+from virtbus.kubebridge.core.translation import bindings
 from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.translation.networks import attachments, network_of
@@ -179,6 +180,7 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
             cache = ("spec", "domain", "devices", "disks", index, "cache")
             walked.put(cache, "none", f"{prefix}.domain.devices.disks[{index}].io")
     _queues(walked, spec, prefix)
+    bindings.fill(walked, spec, prefix)
     for key, value in placement.selector(spec).items():
         walked.put(("spec", "node_selector", key), value, f"{prefix}.{placement.TERMS}")
     keys = fill(walked, spec, given, prefix) if given is not None else {}
@@ -206,7 +208,10 @@ def _networks(walked: Translation, vmi: Object, given: Given | None, prefix: str
         if isinstance(found, Cause):
             walked.causes.append(found)
         else:
-            walked.put(("spec", "networks", one.place, "network"), found, field)
+            place = ("spec", "networks", one.place)
+            walked.put((*place, "network"), found.name, field)
+            if found.plugins_digest:
+                walked.put((*place, "plugins_digest"), found.plugins_digest, field)
 
 
 def _queues(walked: Translation, spec: Object, prefix: str) -> None:

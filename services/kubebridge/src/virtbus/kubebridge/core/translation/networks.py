@@ -1,7 +1,7 @@
 """Finds the network of the bus that a multus network means (ADR 0066).
 
 A NetworkAttachmentDefinition is read in the namespace of its VM. It names a network object of the
-bus, or a conflist of the nodes.
+bus, or a conflist of the nodes. Plugins in its configuration have to be those of that network.
 """
 
 import json
@@ -11,14 +11,22 @@ from typing import NamedTuple
 
 from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, items, text
+from virtbus.schemas.cni_config import plugins_digest
 
 NAD = "NetworkAttachmentDefinition"
 ANNOTATION = "virtbus.io/network"
 """The annotation of a NetworkAttachmentDefinition with the name of a network of the bus."""
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
 CONFIG_CHARS = 65_536
-UNREAD = "unread"
+UNREAD_NAME = "unread"
 """A valid name in place of the network, while nothing was read."""
+
+
+class Found(NamedTuple):
+    """The network of the bus, and a digest of the plugins that it must have; "" for any."""
+
+    name: str
+    plugins_digest: str = ""
 
 
 class Attachment(NamedTuple):
@@ -39,8 +47,8 @@ def attachments(spec: Object) -> Iterator[Attachment]:
 
 def network_of(
     one: Attachment, own: str, given: Mapping[tuple[str, str], Object] | None, field: str
-) -> str | Cause:
-    """Return the name of the network, or why there is none.
+) -> Found | Cause:
+    """Return the network, or why there is none.
 
     `own` is the namespace of the VMI, or "" if it is not known. Without `given`, nothing was read.
     """
@@ -51,25 +59,29 @@ def network_of(
         )
         return Cause(field, message, Reason.NOT_SUPPORTED)
     if given is None:
-        return UNREAD
+        return Found(UNREAD_NAME)
     definition = given.get((NAD, one.name))
-    name = one.name if definition is None else _named(definition, one.name)
-    if _NAME.fullmatch(name) is None:
+    found = Found(one.name) if definition is None else _named(definition, one.name)
+    if _NAME.fullmatch(found.name) is None:
         message = (
-            f"{name!r:.80} is no name of a network of the bus; write it into the annotation"
+            f"{found.name!r:.80} is no name of a network of the bus; write it into the annotation"
             f" {ANNOTATION} of the {NAD} {one.name}"
         )
         return Cause(field, message)
-    return name
+    return found
 
 
-def _named(definition: Object, name: str) -> str:
-    """Return the annotation, the name in the CNI configuration, or that of the definition."""
+def _named(definition: Object, name: str) -> Found:
+    """Return the annotation, the name in the CNI configuration, or that of the definition.
+
+    The annotation is a choice of a person, so the plugins do not matter then.
+    """
     if chosen := text(definition, "metadata", "annotations", ANNOTATION):
-        return chosen
+        return Found(chosen)
     config = text(definition, "spec", "config")
     try:
         found = json.loads(config) if config and len(config) <= CONFIG_CHARS else {}
     except (ValueError, RecursionError):
-        return config[:80]
-    return text(found, "name") or name
+        return Found(config[:80])
+    digest = plugins_digest(found) if isinstance(found, dict) else ""
+    return Found(text(found, "name") or name, digest)

@@ -13,6 +13,7 @@ from virtbus.schemas.disk import Disk, target_names
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus, PlugState
+from virtbus.schemas.nic import NicBinding
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmView
 
@@ -180,7 +181,9 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
         return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
     # The addresses from virtbus come first, because they are certain.
-    reported = (*one.addresses, *(inside.addresses if inside else ()))
+    # Behind NAT, the guest knows only its own ones, which nobody else reaches.
+    own = inside.addresses if inside and one.binding != NicBinding.MASQUERADE else ()
+    reported = (*one.addresses, *own)
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
     fields: dict[str, Any] = {
         "name": one.name,
