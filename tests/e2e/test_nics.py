@@ -1,5 +1,6 @@
 """Properties of interfaces, as a booted guest sees them, and as they change while it runs."""
 
+import errno
 import json
 import socket
 from pathlib import Path
@@ -71,7 +72,11 @@ def greeting(address: str, port: int) -> bytes:
     try:
         with socket.create_connection((address, port), 10) as connection:
             return connection.recv(4)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, TimeoutError):
+        return b""
+    except OSError as error:  # while the network of a restarted guest is made
+        if error.errno != errno.EHOSTUNREACH:
+            raise
         return b""
 
 
