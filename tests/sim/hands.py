@@ -34,7 +34,9 @@ from virtbus.schemas.node_rpc import (
     ExportWork,
     FillWork,
     HeldResources,
+    HeldVolume,
     ImageReady,
+    Inspect,
     MadeDisk,
     NetPhase,
     NetReady,
@@ -303,7 +305,10 @@ class Hand:
 
     async def _inspect(self, request: Request) -> HeldResources:
         self._ready()
-        del request
+        after = validate(Inspect, request.data).volumes_after
+        if after is not None:
+            folders = sorted(one for one in self._host.disk.volumes if one > after)
+            return HeldResources(volumes=tuple(HeldVolume(folder=one) for one in folders))
         held = self._host.disk.overlays if self._kind == "imaged" else self._host.networks
         return HeldResources(things=dict.fromkeys(sorted(held), (self._kind,)))
 

@@ -27,6 +27,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.address_claims import AddressClaims
 from virtbus.controller.edge.commit import Commits, Committed
+from virtbus.controller.edge.living_claims import LivingClaims
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network_object import NetworkKind, NetworkSpec, NetworkTarget, PoolScope
@@ -59,7 +60,7 @@ def with_nic(of: VmRecord, nic: Interface, network: NetworkSpec = SMALL) -> VmRe
 
 async def create(bus: MemoryBus, wanted: VmRecord) -> Committed:
     """Claim the addresses and create the VM, as the API does."""
-    claims = AddressClaims(bus, Fleet(), Quota(100, 100))
+    claims = AddressClaims(bus, fleet := Fleet(), Quota(100, 100), LivingClaims(bus, fleet))
     claimed = await claims.claim(wanted)
     try:
         return await Commits(bus).create(claimed, None, addresses_of(claimed))
@@ -70,7 +71,8 @@ async def create(bus: MemoryBus, wanted: VmRecord) -> Committed:
 
 async def plug(bus: MemoryBus, number: int, nic: Interface) -> str:
     """Add an interface to a VM, as `vm.update` does."""
-    claims, commits = AddressClaims(bus, Fleet(), Quota(100, 100)), Commits(bus)
+    fleet, commits = Fleet(), Commits(bus)
+    claims = AddressClaims(bus, fleet, Quota(100, 100), LivingClaims(bus, fleet))
     held = await commits.latest(uid(number))
     assert held is not None
     wanted = await claims.claim(with_nic(held.record, nic), held.record)

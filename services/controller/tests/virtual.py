@@ -10,14 +10,19 @@ from typing import Any
 from services.controller.tests.fleets import node
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.runtime.tasks import background
 from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.node_rpc import HeldResources, KnownRecords
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 from virtbus.schemas.wire import encode, validate
+
+HOSTS = 9
+"""The number of hosts that answer controllers, if a test has none of its own."""
 
 
 class _Jump(selectors.SelectSelector):
@@ -99,7 +104,7 @@ def world(*, controllers: int = 1, nodes: int = 1) -> AbstractAsyncContextManage
 async def world_on(server: MemoryServer, *, controllers: int, nodes: int) -> AsyncIterator[World]:
     """The same on a server of the test's own."""
     made = World(server)
-    async with background() as tasks:
+    async with background() as tasks, _hosts(server):
         for number in range(1, nodes + 1):
             await made.hear(node(f"n{number}"))
         for number in range(1, controllers + 1):
@@ -109,6 +114,36 @@ async def world_on(server: MemoryServer, *, controllers: int, nodes: int) -> Asy
             tasks.start(made.controllers[bus._name].run())
         await settle()
         yield made
+
+
+@asynccontextmanager
+async def _hosts(server: MemoryServer) -> AsyncIterator[None]:
+    """Hosts without VMs and volumes; a service of a test's own answers in their place."""
+
+    async def records(_: Request) -> KnownRecords:
+        return KnownRecords(node="none")
+
+    async def held(_: Request) -> HeldResources:
+        return HeldResources()
+
+    names = [f"n{number}" for number in range(1, HOSTS + 1)]
+    endpoints = [
+        *(Endpoint("records", subjects.rpc(one, "agent", "records"), records) for one in names),
+        *(Endpoint("inspect", subjects.rpc(one, "imaged", "inspect"), held) for one in names),
+    ]
+    before = len(server.subscribed)
+    async with MemoryBus(server, "hosts").serve(ServiceInfo("hosts", "1"), endpoints):
+        mine = server.subscribed[before:]
+        others = MemoryServer()
+        others.subscribed, route = mine, server.route
+        server.route = lambda raw: route(raw) or others.route(raw)  # type: ignore[method-assign]
+        for one in mine:
+            server.subscribed.remove(one)
+        try:
+            yield
+        finally:
+            server.subscribed += others.subscribed
+            server.route = route  # type: ignore[method-assign]
 
 
 async def _declared() -> None:

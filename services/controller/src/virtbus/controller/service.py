@@ -38,6 +38,7 @@ from virtbus.controller.edge.image_name_api import ImageNameApi
 from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.names_api import NamesApi
 from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
 from virtbus.controller.edge.network_removals import NetworkRemovals
@@ -96,15 +97,8 @@ class ControllerService:
         events = FleetEvents(bus)
         self._watches = WatchServer(self._fleet, bus, self._instance)
         self._feeds = Informers(bus, self._fleet, self._watches)
-        self._storage = BusStorageGuard(bus)
-        self._vms = VmApi(
-            bus,
-            self._fleet,
-            self._watches,
-            events,
-            self._storage,
-            self._rules,
-        )
+        self._storage, self._living = BusStorageGuard(bus), LivingVolumes(bus, self._fleet)
+        self._vms = VmApi(bus, self._fleet, self._watches, events, self._storage, self._rules)
         self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
         self._volumes = VolumeApi(bus, self._fleet, events, self._volume_room, self._fills)
         self._image_names = ImageNameApi(
@@ -126,7 +120,7 @@ class ControllerService:
         self._rebuilds = Rebuilds(bus, self._fleet, events, self._keys)
         self._leases = Leases(bus, self._instance)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
-        self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
+        self._placing = PendingScheduler(bus, self._fleet, self._watches, events, self._living)
         self._moves, self._removals = self._volume_tasks(bus, events)
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
@@ -147,8 +141,10 @@ class ControllerService:
             return await self._volumes.planned(volume, account)
 
         strict, room = settings.overcommit is Overcommit.STRICT, self._volume_room
-        templates = VolumeTemplates(self._bus, self._fleet, room, planned, strict=strict)
-        return CreateRules(quota, templates, strict=strict)
+        templates = VolumeTemplates(
+            self._bus, self._fleet, room, planned, self._living, strict=strict
+        )
+        return CreateRules(quota, templates, self._living, strict=strict)
 
     @property
     def _volume_room(self) -> VolumeRoom:
@@ -196,7 +192,7 @@ class ControllerService:
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
-            Evacuations(bus, fleet, self._watches, events).run,
+            Evacuations(bus, fleet, self._watches, events, self._living).run,
             self._placing.run,
             self._removals.run,
             completing.run,

@@ -54,7 +54,10 @@ class Rebuilt:
     why: str = ""
 
 
-def age(record: VmRecord) -> tuple[int, int, int, int, bool, bool]:
+Age = tuple[int, int, int, int, bool, bool]
+
+
+def age(record: VmRecord) -> Age:
     """Return a sort key. The newer of two copies of a record has the higher key."""
     changes = record.generation, record.power_epoch, record.pause_epoch
     return record.epoch, *changes, record.evacuating, record.deleting

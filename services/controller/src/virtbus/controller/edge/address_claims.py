@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 class AddressClaims:
     """Chooses and claims addresses. After any crash, the sweep frees those without a record."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, quota: Quota) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, quota: Quota, living: LivingClaims) -> None:
         self._bus = bus
         self._fleet = fleet
         self._quota = quota
         self._commits = Commits(bus, fleet)
-        self._living = LivingClaims(bus, fleet)
+        self._living = living
 
     async def claim(self, record: VmRecord, before: VmRecord | None = None) -> VmRecord:
         """Return the record with the claims of all its interfaces, which are on the bus then.

@@ -13,7 +13,9 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.commit import Fenced, guarded
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
+from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.vm import VmRecord
@@ -33,9 +35,9 @@ class _Secret(NamedTuple):
 class Assignment:
     """Moves records between nodes; safe to repeat, and in any number of controllers."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, living: LivingVolumes | None = None) -> None:
         self._bus = bus
-        self._reservations = Reservations(bus, fleet)
+        self._reservations = Reservations(bus, fleet, VolumeHolders(bus, living=living))
 
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
         """Move the record to `node` under a higher epoch; return the new record.

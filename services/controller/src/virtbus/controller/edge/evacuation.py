@@ -23,6 +23,7 @@ from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.commit import Commits, Fenced
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.errors import VirtbusError
@@ -45,12 +46,19 @@ Check = Callable[[], int]
 class Evacuations:
     """Runs rounds while the lease is held."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        watches: WatchServer,
+        events: FleetEvents,
+        living: LivingVolumes,
+    ) -> None:
         self._fleet = fleet
         self._watches = watches
         self._events = events
         self._commits = Commits(bus, fleet)
-        self._moves = Assignment(bus, fleet)
+        self._moves = Assignment(bus, fleet, living)
         self._fences: dict[str, tuple[Fence, float]] = {}
         """By node: the active fence, and since when this process knows of it."""
         self._kept: dict[str, str] = {}

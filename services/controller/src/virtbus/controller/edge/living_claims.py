@@ -1,17 +1,19 @@
-"""Asks hosts for the addresses of their VMs, so that a restored bus gives none of them out again.
+"""Asks hosts for the addresses and volumes of their VMs, which a restored bus may not know.
 
-A bus that was restored from a backup lacks the claims that were made after the backup. Each host
-has the records of its VMs, with their claims.
+A bus that was restored from a backup lacks the claims and holders that were made after the backup.
+Each host has the records of its VMs, with both.
 """
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.claims import addresses_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import SUSPECT_AFTER_S
+from virtbus.controller.core.rebuild_plan import Age, age
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import KnownRecords, RecordsRead
@@ -22,10 +24,21 @@ AGAIN_S = 10.0
 """Time after which a host with claims that the bus lacks is asked again."""
 PER_HOST = 1000
 """Limit of claims that the bus lacks, so that a hostile host cannot withhold a whole pool."""
+VOLUMES_PER_HOST = 10_000
+"""Limit of volumes with another holder than on the bus, so that this controller's memory is
+bounded."""
+
+
+class HeldOnHost(NamedTuple):
+    """A VM that has a volume by its host's copy of the record, with the age of that copy."""
+
+    node: str
+    vm: str
+    age: Age
 
 
 class LivingClaims:
-    """The claims of all living hosts. Each is asked once after each complete list of the bus."""
+    """The claims and holders of all living hosts, each asked once after each complete list."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -33,6 +46,8 @@ class LivingClaims:
         self._asked_s: dict[str, float] = {}
         self._found: dict[str, dict[str, str]] = {}
         """By node: the claims that the bus lacked, by key, with their uids."""
+        self._holders: dict[str, dict[str, HeldOnHost]] = {}
+        """By node: the holders that the bus did not name, by the folder of the volume."""
 
     async def withheld(self) -> Mapping[str, str]:
         """Return the claims that only hosts know, by key, with their uids.
@@ -40,12 +55,7 @@ class LivingClaims:
         Raises:
             VirtbusError: 503 `addresses_unheard`: a living host did not answer.
         """
-        now_s = asyncio.get_running_loop().time()
-        for node in self._fleet.unheard_nodes():
-            if self._fleet.silence_s(node, now_s) < SUSPECT_AFTER_S:
-                raise _unheard(node, "it sent no heartbeat yet")
-        due = [node for node in self._fleet.nodes if self._due(node, now_s)]
-        await self._ask_each(due)
+        await self._hear("addresses")
         return {
             key: uid
             for found in self._found.values()
@@ -53,21 +63,50 @@ class LivingClaims:
             if key not in self._fleet.claims
         }
 
+    async def holder(self, folder: str) -> HeldOnHost | None:
+        """Return the VM that has a volume on its host, if the bus does not name it as the holder.
+
+        Raises:
+            VirtbusError: 503 `volumes_unheard`: a living host did not answer.
+        """
+        await self._hear("volumes")
+        found = (held.get(folder) for held in self._holders.values())
+        unknown = [one for one in found if one is not None and not self._is_holder(folder, one.vm)]
+        return max(unknown, key=lambda one: one.age, default=None)
+
+    def _is_holder(self, folder: str, vm: str) -> bool:
+        """Return True if the bus names the VM as the holder of that volume."""
+        namespace, name, uid = folder.split(".")
+        known = self._fleet.volumes.get(namespace, name)
+        return known is not None and (known.record.uid, known.record.holder) == (uid, vm)
+
+    async def _hear(self, what: str) -> None:
+        """Ask all hosts that are due; raise 503 if a living one has not answered."""
+        now_s = asyncio.get_running_loop().time()
+        for node in self._fleet.unheard_nodes():
+            if self._fleet.silence_s(node, now_s) < SUSPECT_AFTER_S:
+                raise unheard(node, what, "it sent no heartbeat yet")
+        due = [node for node in self._fleet.nodes if self._due(node, now_s)]
+        await self._ask_each(due, what)
+
     def _due(self, node: str, now_s: float) -> bool:
         if self._fleet.silent(node, now_s):
             return False
         asked_s = self._asked_s.get(node, -1.0)
-        lacking = self._found.get(node, {}).keys() - self._fleet.claims.keys()
+        holders = self._holders.get(node, {}).items()
+        lacking = any(not self._is_holder(folder, one.vm) for folder, one in holders) or (
+            self._found.get(node, {}).keys() - self._fleet.claims.keys()
+        )
         return asked_s < self._fleet.quiet_since_s or (bool(lacking) and now_s - asked_s > AGAIN_S)
 
-    async def _ask_each(self, nodes: list[str]) -> None:
+    async def _ask_each(self, nodes: list[str], what: str) -> None:
         failed: list[VirtbusError] = []
 
         async def ask(node: str) -> None:
             try:
                 await self._ask(node)
             except (BusError, VirtbusError) as error:
-                failed.append(_unheard(node, str(error)))
+                failed.append(unheard(node, what, str(error)))
 
         async with asyncio.TaskGroup() as group:
             for node in nodes:
@@ -78,21 +117,29 @@ class LivingClaims:
     async def _ask(self, node: str) -> None:
         now_s = asyncio.get_running_loop().time()
         found: dict[str, str] = {}
+        holders: dict[str, HeldOnHost] = {}
         after, more = "", True
         while more:
             ask = RecordsRead(after=after)
             subject = subjects.rpc(node, "agent", "records")
             page = validate(KnownRecords, await self._bus.request(subject, ask, timeout_s=ASK_S))
             for record in page.records:
-                if record.node == node and record.address_claims:
-                    lacking = (key for key in addresses_of(record))
-                    found |= {key: record.uid for key in lacking if key not in self._fleet.claims}
+                if record.node != node:
+                    continue
+                lacking = (key for key in addresses_of(record))
+                found |= {key: record.uid for key in lacking if key not in self._fleet.claims}
+                one = HeldOnHost(node, record.uid, age(record))
+                folders = (ref.folder for ref in record.volume_refs.values())
+                holders |= {each: one for each in folders if not self._is_holder(each, record.uid)}
             more = page.more and bool(page.records)
             after = page.records[-1].uid if page.records else ""
         self._found[node] = dict(list(found.items())[:PER_HOST])
+        self._holders[node] = dict(list(holders.items())[:VOLUMES_PER_HOST])
         self._asked_s[node] = now_s
 
 
-def _unheard(node: str, why: str) -> VirtbusError:
-    message = f"{node} does not say which addresses its VMs have ({why}); repeat in a moment"
-    return VirtbusError(Code.UNAVAILABLE, "addresses_unheard", message, after_ms=1000)
+def unheard(node: str, what: str, why: str) -> VirtbusError:
+    """Return the error 503 for a host that does not answer."""
+    message = f"{node} does not say which {what} its VMs have ({why}); repeat in a moment"
+    reason = "volumes_unheard" if what == "volumes" else "addresses_unheard"
+    return VirtbusError(Code.UNAVAILABLE, reason, message, after_ms=1000)

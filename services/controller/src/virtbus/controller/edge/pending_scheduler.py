@@ -15,6 +15,7 @@ from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_o
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.errors import VirtbusError
@@ -45,11 +46,18 @@ class Choice(NamedTuple):
 class PendingScheduler:
     """Finds nodes for VMs without a node, and for VMs that their node refused."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        watches: WatchServer,
+        events: FleetEvents,
+        living: LivingVolumes,
+    ) -> None:
         self._fleet = fleet
         self._watches = watches
         self._events = events
-        self._moves = Assignment(bus, fleet)
+        self._moves = Assignment(bus, fleet, living)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
         """By uid: the nodes that refused the VM, each with the time."""

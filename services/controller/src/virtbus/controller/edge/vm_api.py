@@ -40,6 +40,7 @@ from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.seed_updates import SeedUpdates
 from virtbus.controller.edge.vm_creates import CreateRules, VmCreates
+from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.api import (
     VmCreated,
@@ -77,7 +78,7 @@ class VmApi:
         self._fleet = fleet
         self._watches = watches
         self._events = events
-        self._commits = Commits(bus, fleet)
+        self._commits = Commits(bus, fleet, VolumeHolders(bus, living=rules.living))
         self._removals = Removals(bus, fleet, events)
         self._networks = NetworkTargets(bus, fleet, events)
         self._creates = VmCreates(bus, fleet, watches, events, storage, rules)

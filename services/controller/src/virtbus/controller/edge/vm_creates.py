@@ -32,6 +32,7 @@ from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
@@ -54,10 +55,11 @@ NODES_TRIED = 8
 
 
 class CreateRules(NamedTuple):
-    """The quota of claimed addresses, the templates of volumes, and reserved resources."""
+    """The quota of addresses, the templates of volumes, what hosts have, reserved resources."""
 
     addresses: Quota
     templates: VolumeTemplates
+    living: LivingVolumes
     strict: bool = False
 
 
@@ -83,7 +85,7 @@ class VmCreates:
         self._snapshots = SnapshotWrites(bus)
         self._images = ImageNameReads(bus, fleet)
         self._networks = NetworkTargets(bus, fleet, events)
-        self.addresses = AddressClaims(bus, fleet, rules.addresses)
+        self.addresses = AddressClaims(bus, fleet, rules.addresses, rules.living.claims)
         self._all_strict = rules.strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:

@@ -20,6 +20,7 @@ from virtbus.controller.core.volume_holds import (
 )
 from virtbus.controller.core.volume_placement import Home, home_of
 from virtbus.controller.edge.key_states import stored_in
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -46,11 +47,18 @@ class VolumeHolders:
     """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
     `made` are volumes by name that the create of a VM makes, in the batch that writes its record.
+    With `living`, the hosts must agree before a VM begins to hold a volume.
     """
 
-    def __init__(self, bus: Bus, made: Mapping[str, VolumeRecord] = NO_VOLUMES) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        made: Mapping[str, VolumeRecord] = NO_VOLUMES,
+        living: LivingVolumes | None = None,
+    ) -> None:
         self._bus = bus
         self.made = made
+        self._living = living
 
     async def resolve(self, vm: VmRecord) -> Resolved:
         """Return the volumes that the VM's spec names, if the VM may hold all of them.
@@ -111,6 +119,8 @@ class VolumeHolders:
             create_step(None, entry.why.decode(errors="replace") if entry else "", new)
             there = StoredVolume(new, entry.revision if entry else 0)
         record = held(there, ref, vm, self._bus.sources.time_ns())
+        if self._living is not None and there is not None:
+            await self._living.refuse(ref, vm.uid, there.record.node)
         return None if there is None else _write(record, there.revision)
 
     async def _grow(self, ref: VolumeRef, vm: str) -> Write | None:

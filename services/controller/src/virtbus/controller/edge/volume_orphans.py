@@ -32,8 +32,8 @@ class VolumeOrphans:
         """
         return [
             _finding(node, held)
-            async for held in self._held(node, "")
-            if not _recorded(self._fleet.volumes, held, node)
+            async for held in self.held(node, "")
+            if not is_recorded(self._fleet.volumes, held, node)
         ]
 
     async def find(self, want: VolumeAdopt) -> VolumeRef:
@@ -46,7 +46,7 @@ class VolumeOrphans:
         """
         start = f"{want.namespace}.{want.name}."
         found: list[VolumeRef] = []
-        async for held in self._held(want.node, start):
+        async for held in self.held(want.node, start):
             if not held.folder.startswith(start):
                 break
             if held.ref is not None and want.uid in {None, held.ref.uid}:
@@ -73,8 +73,11 @@ class VolumeOrphans:
             )
             raise VirtbusError(Code.CONFLICT, "held_on_node", message)
 
-    async def _held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
-        """Yield the volumes on a node whose folder is greater than `after`, in order."""
+    async def held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
+        """Yield the volumes on a node whose folder is greater than `after`, in order.
+
+        Raises BusError, VirtbusError.
+        """
         subject = subjects.rpc(node, "imaged", "inspect")
         for _ in range(PAGES):
             ask = Inspect(volumes_after=after)
@@ -93,17 +96,21 @@ def _checked(held: HeldVolume) -> HeldVolume:
     return held
 
 
-def _recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
+def is_recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
     """Return True if the record of a volume accounts for its data on `node`."""
-    namespace, _, rest = held.folder.partition(".")
+    nodes = data_nodes(volumes, held.folder)
+    return nodes is not None and (not nodes or node in nodes)
+
+
+def data_nodes(volumes: Volumes, folder: str) -> set[str] | None:
+    """Return the nodes that may have a volume's data by its record; None if there is none."""
+    namespace, _, rest = folder.partition(".")
     name, _, uid = rest.partition(".")
     known = volumes.get(namespace, name)
     if known is None or known.record.uid != uid:
-        return False
+        return None
     move = known.record.move
-    return node in {known.record.node, *((move.source, move.target) if move else ())} or (
-        not known.record.node
-    )
+    return {known.record.node, *((move.source, move.target) if move else ())} - {""}
 
 
 def _finding(node: str, held: HeldVolume) -> AuditFinding:

@@ -11,6 +11,7 @@ from virtbus.controller.core.pools import needs_of
 from virtbus.controller.core.volume_holds import uid_of
 from virtbus.controller.core.volume_placement import Home, place_near
 from virtbus.controller.edge.image_names import ImageNameReads
+from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
@@ -28,12 +29,20 @@ class VolumeTemplates:
     """Reads which volumes of a VM's templates exist, and plans the others."""
 
     def __init__(
-        self, bus: Bus, fleet: Fleet, room: VolumeRoom, planned: Planned, *, strict: bool
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        room: VolumeRoom,
+        planned: Planned,
+        living: LivingVolumes,
+        *,
+        strict: bool,
     ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._room = room
         self._planned = planned
+        self._living = living
         self._strict = strict
         self._writes = VolumeWrites(bus)
         self._images = ImageNameReads(bus, fleet)
@@ -65,7 +74,7 @@ class VolumeTemplates:
             node = node or made[name].node
         if made:
             self._room.refuse_more(*made.values())
-        return VolumeHolders(self._bus, made)
+        return VolumeHolders(self._bus, made, self._living)
 
     def _node_for(self, vm: VmRecord, new: Iterable[VolumeRecord]) -> str:
         """Return the best node for the VM with its new volumes; empty if none takes it now."""

@@ -1,0 +1,113 @@
+"""Refuses a volume that a living host has otherwise than the bus says (ADR 0045).
+
+A restored bus may lack a volume's holder, its first use or its move. A second guest would then
+write to it, or get an empty disk in its place.
+"""
+
+import asyncio
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.rebuild_plan import age
+from virtbus.controller.edge.key_states import known_of
+from virtbus.controller.edge.living_claims import VOLUMES_PER_HOST, LivingClaims, unheard
+from virtbus.controller.edge.volume_orphans import VolumeOrphans, data_nodes
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.volume_ref import VolumeRef
+
+AGAIN_MS = 10_000
+
+
+class LivingVolumes:
+    """Compares a volume with the hosts, each asked once after each complete list of the bus."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self.claims = LivingClaims(bus, fleet)
+        self._orphans = VolumeOrphans(bus, fleet)
+        self._asked_s: dict[str, float] = {}
+        self._found: dict[str, set[str]] = {}
+        """By node: the folders of data that the bus did not know there."""
+
+    async def refuse(self, ref: VolumeRef, vm: str, home: str) -> None:
+        """Raise an error if the VM must not hold the volume, whose node is `home` on the bus.
+
+        Raises:
+            VirtbusError: 409 `held_on_node` another VM has it on its host; 409 `data_elsewhere` its
+                data is on another node; 503 `volumes_unheard` a living host did not answer.
+        """
+        other = await self.claims.holder(ref.folder)
+        if other is not None and other.vm != vm:
+            known = known_of(await self._bus.get(subjects.vm_anywhere(other.vm)))
+            if known.record is None or age(known.record) < other.age:
+                message = (
+                    f"{other.node} holds VM {other.vm} with the volume {ref.name}, which the bus "
+                    "does not know; `virtbus bus rebuild` writes it back"
+                )
+                raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=AGAIN_MS)
+        if not ABILITIES[ref.kind].shared:
+            await self._refuse_elsewhere(ref, home)
+
+    async def _refuse_elsewhere(self, ref: VolumeRef, home: str) -> None:
+        silent = await self._hear()
+        there = [node for node, found in self._found.items() if ref.folder in found]
+        if not there and not silent:
+            return
+        try:
+            if home and await self._has(home, ref):
+                return
+            for node in there:
+                if node != home and await self._has(node, ref):
+                    raise _elsewhere(ref, node, home)
+                self._found[node].discard(ref.folder)
+        except BusError as error:
+            raise unheard(home or there[0], "volumes", str(error)) from None
+        for node, why in silent.items():
+            raise unheard(node, "volumes", why)
+
+    async def _has(self, node: str, ref: VolumeRef) -> bool:
+        """Return True if a node has the data of a volume; raises BusError, VirtbusError."""
+        start = ref.folder[:-1]
+        async for held in self._orphans.held(node, start):
+            if held.folder >= ref.folder:
+                return held.folder == ref.folder
+        return False
+
+    async def _hear(self) -> dict[str, str]:
+        """Ask the hosts that were not asked since the list; return those without an answer."""
+        now_s = asyncio.get_running_loop().time()
+        silent: dict[str, str] = {}
+
+        async def ask(node: str) -> None:
+            try:
+                found = [
+                    held.folder
+                    async for held in self._orphans.held(node, "")
+                    if node not in (data_nodes(self._fleet.volumes, held.folder) or ())
+                ]
+            except (BusError, VirtbusError) as error:
+                silent[node] = str(error)
+                return
+            self._found[node] = set(found[:VOLUMES_PER_HOST])
+            self._asked_s[node] = now_s
+
+        async with asyncio.TaskGroup() as group:
+            for node in self._fleet.nodes:
+                asked = self._asked_s.get(node, -1.0) >= self._fleet.quiet_since_s
+                if not asked and not self._fleet.silent(node, now_s):
+                    group.create_task(ask(node))
+        return silent
+
+
+def _elsewhere(ref: VolumeRef, node: str, home: str) -> VirtbusError:
+    where = f"not on {home}, as the bus says" if home else "and the bus knows of no data"
+    message = (
+        f"the data of the volume {ref.name} is on {node}, {where}; `virtbus volume delete "
+        f"{ref.name} -n {ref.namespace}`, then `virtbus volume adopt {ref.name} -n {ref.namespace} "
+        f"--node {node}`, record what is there"
+    )
+    return VirtbusError(Code.CONFLICT, "data_elsewhere", message)
