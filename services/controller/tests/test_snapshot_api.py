@@ -348,3 +348,36 @@ async def test_a_forgotten_node_loses_the_snapshots_that_are_named(made: World) 
     await ask(made, "delete")
     await asyncio.sleep(10)
     assert await stored(made) is None
+
+
+@pytest.mark.parametrize("to", [None, "web"])
+@pytest.mark.parametrize("what", ["vm", "volume"])
+def test_a_restore_in_place_of_what_is_protected_is_refused(what: str, to: str | None) -> None:
+    @played()
+    async def scenario(made: World) -> None:
+        await made.ask("create", "volume", name="data", spec={"size": "1GiB"})
+        one = await off(made)
+        await made.ask("attach", "volume", name="data", vm="web")
+        await create(made)
+        await end(made)
+        key = subjects.vm_record(one.node, one.uid)
+
+        async def protect(*, on: bool) -> None:
+            if what == "volume":
+                await made.ask("update", "volume", name="data", protected=on)
+                return
+            now = await made.stored(one.uid)
+            assert now is not None
+            spec = now.spec.model_copy(update={"protected": on})
+            await made.host.put(key, encode(now.model_copy(update={"spec": spec})))
+            await settle()
+
+        await protect(on=True)
+        error = await refused(ask(made, "restore", keep_uid=KEPT, to=to))
+        command = "virtbus vm update web" if what == "vm" else "virtbus volume update data"
+        assert (error.code, error.reason, command in str(error)) == (409, "protected", True)
+        assert (await refused(made.ask("get", "snapshot", uid=KEPT, name="x"))).code == 404
+        await protect(on=False)
+        assert (await ask(made, "restore", keep_uid=KEPT, to=to)).uid == KEPT
+
+    scenario()

@@ -73,6 +73,7 @@ _RESTORED = "tests/sim/test_restored_bus.py"
 _NOBODY = f"{_RESTORED}::test_a_restored_bus_ends_no_guest_and_loses_no_byte_until_a_person_decides"
 _CANCELLED = f"{_OPERATIONS}::test_a_delete_of_a_volume_cancels_its_export"
 _COPIED = f"{_SNAPSHOTS}::test_a_snapshot_is_restored_and_what_it_replaced_is_kept"
+_KEPT_UNLESS = "kept as a snapshot; refused while the VM or the volume is protected"
 _KEPT_IMAGE = f"{_SNAPSHOTS}::test_a_snapshot_outlives_its_vm_and_keeps_its_image"
 _LAYERED = "services/imaged/tests/test_layered_snapshots.py"
 _NEEDED = (
@@ -328,8 +329,8 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.DIRECTORY: Outcome(Fate.REFUSED, _NOT_KEPT, "also by `backup create`"),
     },
     "`snapshot restore`": {
-        Data.DISK: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
-        Data.VOLUME: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
+        Data.DISK: Outcome(Fate.REPLACED, _COPIED, _KEPT_UNLESS),
+        Data.VOLUME: Outcome(Fate.REPLACED, _COPIED, _KEPT_UNLESS),
         Data.SNAPSHOT: Outcome(Fate.STAYS, _COPIED),
         Data.LAYER: Outcome(
             Fate.STAYS,

@@ -307,18 +307,24 @@ def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
     return (*requests, request_id)[-REQUESTS_KEPT:] if request_id else requests
 
 
+def refuse_protected(record: VmRecord) -> None:
+    """Raise 409 if the VM is protected against deletes and restores in place."""
+    if record.spec.protected:
+        message = (
+            f"{record.name} is protected; `virtbus vm update {record.name} --no-protected "
+            f"-n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
+
+
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
     """Return the record after a delete request; a repeat may only shorten the grace.
 
     Raises:
         VirtbusError: 409 `protected`: an update must clear that first.
     """
-    if record.spec.protected and not record.deleting:
-        message = (
-            f"{record.name} is protected; `virtbus vm update {record.name} --no-protected "
-            f"-n {record.namespace}` clears that"
-        )
-        raise VirtbusError(Code.CONFLICT, "protected", message)
+    if not record.deleting:
+        refuse_protected(record)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
     forced = grace_s == 0 != record.delete_grace_s  # also if the grace of the spec is 0

@@ -10,6 +10,7 @@ from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import pages, resting, snapshot_changes, volume_changes
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import refuse_protected
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.snapshot_users import refuse_used
@@ -38,6 +39,7 @@ from virtbus.schemas.snapshot_api import (
     SnapshotUpdate,
     SnapshotView,
 )
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_api import VolumeAsk
 from virtbus.schemas.wire import validate
 
@@ -131,6 +133,8 @@ class SnapshotApi:
             need = _need(layered=layered or state in resting.UP_STATES)
             snapshot_changes.refuse_pools(vm.record.volume_refs.values(), need)
             snapshot_changes.refuse_devices(vm.record.spec)
+            if in_place:
+                await self._refuse_protected(vm.record)
             return resting.of_vm(vm.record, state, live=not in_place)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)
@@ -146,6 +150,17 @@ class SnapshotApi:
         return resting.of_volume(
             volume.record, resting.running_holder(volume.record, holder, live=not in_place)
         )
+
+    async def _refuse_protected(self, vm: VmRecord) -> None:
+        """Raise 409 for a restore in place if the VM, or a volume that it holds, is protected.
+
+        Only the node knows which of the volumes are in the snapshot.
+        """
+        refuse_protected(vm)
+        for ref in vm.volume_refs.values():
+            volume = await self._volumes.latest(ref.namespace, ref.name)
+            if volume is not None and volume.record.uid == ref.uid:
+                snapshot_changes.refuse_protected(volume.record)
 
     async def _accept(
         self,
