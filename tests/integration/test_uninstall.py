@@ -8,16 +8,24 @@ import pytest
 pytestmark = pytest.mark.integration
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "uninstall"
-FOLDERS = ("vms", "disks/quarantine", "disks/volumes", "disks/snapshots")
+FOLDERS = {
+    "vms": "one",
+    "disks/quarantine": "one",
+    "disks/volumes": "one",
+    "disks/pools/fast": "default.one.0",
+    "disks/snapshots": "one",
+}
+"""The folders of data, each with the name of an entry."""
 _HIDDEN = "/var/lib /etc /opt /run /usr/local /var/cache"
 """Folders that the script changes; each is an empty file system in the script's namespace."""
 
 
-def uninstalled(folder: str) -> "subprocess.CompletedProcess[str]":
+def uninstalled(folder: str, name: str = "one", *before: str) -> "subprocess.CompletedProcess[str]":
     """Run the script on a host with an entry in `folder`; it prints `left` if that is there."""
-    entry = f"/var/lib/virtbus/{folder}/one"
+    entry = f"/var/lib/virtbus/{folder}/{name}"
     commands = (
         f"for each in {_HIDDEN}; do mkdir -p $each; mount -t tmpfs none $each; done",
+        *before,
         f"mkdir -p {entry}",
         "bash -s -- --purge; code=$?",
         f"[ ! -d {entry} ] || echo left",
@@ -34,9 +42,17 @@ def uninstalled(folder: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_purge_of_the_host_is_refused_while_there_is_data(folder: str) -> None:
-    done = uninstalled(folder)
+    done = uninstalled(folder, FOLDERS[folder])
     assert done.returncode == 1, done.stderr
     assert "one" in done.stderr
+    assert done.stdout.splitlines()[-1:] == ["left"]
+
+
+def test_a_purge_of_the_host_empties_no_file_system_that_is_mounted_in_its_state() -> None:
+    place = "/var/lib/virtbus/disks/pools/fast"
+    done = uninstalled("disks/pools/fast", "other", f"mkdir -p {place}; mount -t tmpfs x {place}")
+    assert done.returncode == 1, done.stderr
+    assert place in done.stderr
     assert done.stdout.splitlines()[-1:] == ["left"]
 
 
