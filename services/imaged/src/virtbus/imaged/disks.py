@@ -198,8 +198,7 @@ class Disks:
         self, files: DiskFolders, place: tuple[str, str], disk: DiskRequest, found: Overlay
     ) -> Overlay:
         size_bytes, ref = disk.size_bytes or 0, disk.ref
-        if ref is not None:
-            self.pools.check_room(ref, size_bytes - found.virtual_size_bytes)
+        self.pools.check_room(ref, size_bytes - found.virtual_size_bytes)
         files.grow(*place, size_bytes)
         self.pools.forget(ref)
         return files.read(*place) or found

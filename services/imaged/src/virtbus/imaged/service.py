@@ -59,6 +59,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import ImageReady, ServiceReport
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -229,7 +230,7 @@ class Imaged:
         disks, images, names = parts
         threads, limits, locks = self._threads, self._settings.limits, disks.locks
         jobs, places = DiskJobs(group), DiskPlaces(disks.pools, store)
-        space = DiskSpace(files.root, self._settings.space)
+        space = DiskSpace(files.root, disks.pools.space_of(LOCAL))
         exported = ExportFiles(files.root, space)
         served, sources = self._settings.downloads, self._bus.sources
         of_exports = ExportParts(

@@ -23,6 +23,6 @@ class DiskSpace:
         if free_bytes - more_bytes < floor_bytes:
             raise disk_full(
                 f"the node has {format_bytes(free_bytes)} free for copies of disks and must keep "
-                f"{format_bytes(floor_bytes)} (settings min_free_bytes, min_free_ratio); the "
-                f"copy needs {format_bytes(more_bytes)} more"
+                f"{format_bytes(floor_bytes)} (reserve of the pool, or settings min_free_bytes, "
+                f"min_free_ratio); the copy needs {format_bytes(more_bytes)} more"
             )

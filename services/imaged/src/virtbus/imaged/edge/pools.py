@@ -107,18 +107,27 @@ class Pools:
         """Return the folders of the pool `local`: only its volumes rest on images."""
         return self._folders[LOCAL]
 
-    def check_room(self, ref: VolumeRef, promised_bytes: int, written_bytes: int = 0) -> None:
+    def space_of(self, name: str) -> SpaceLimits:
+        """Return what new data leaves free in a pool."""
+        reserve = self._settings[name].reserve
+        return self._limits if reserve is None else SpaceLimits(reserve, 0.0)
+
+    def check_room(
+        self, ref: VolumeRef | None, promised_bytes: int, written_bytes: int = 0
+    ) -> None:
         """Raise 503 `disk_full` if the pool takes no more data of a volume.
 
-        `promised_bytes` is what the guest sees more, `written_bytes` what a copy writes now.
+        None is an own disk of a VM, which is in no overcommit. `promised_bytes` is what the guest
+        sees more, `written_bytes` what a copy writes now.
         """
-        found = self.measure(ref.pool)
-        self.states[ref.pool] = found
-        if promised_bytes and (why := found.refusal(promised_bytes)):
-            raise disk_full(f"the pool {ref.pool} {why}")
+        name = LOCAL if ref is None else ref.pool
+        found = self.measure(name)
+        self.states[name] = found
+        if ref is not None and promised_bytes and (why := found.refusal(promised_bytes)):
+            raise disk_full(f"the pool {name} {why}")
         if found.free_bytes - written_bytes < found.reserve_bytes:
             raise disk_full(
-                f"the pool {ref.pool} has {format_bytes(found.free_bytes)} free and keeps "
+                f"the pool {name} has {format_bytes(found.free_bytes)} free and keeps "
                 f"{format_bytes(found.reserve_bytes)} (reserve); "
                 f"{format_bytes(written_bytes)} more do not fit; delete volumes, or enlarge it"
             )
@@ -140,7 +149,7 @@ class Pools:
 
     def measure(self, name: str) -> PoolReport:
         """Return the exact state of a pool."""
-        settings, empty = self._settings[name], self.unmeasured(name)
+        empty = self.unmeasured(name)
         why = "" if name == LOCAL else self._missing(name)
         if why:
             return empty.model_copy(update={"state": PoolState.GONE, "message": why})
@@ -152,14 +161,11 @@ class Pools:
             update = {"state": PoolState.GONE, "message": f"{error.strerror}; see the host's log"}
             return empty.model_copy(update=update)
         size_bytes = found.f_blocks * found.f_frsize
-        reserve = settings.reserve
         report = empty.model_copy(
             update={
                 "size_bytes": size_bytes,
                 "free_bytes": found.f_bavail * found.f_frsize,
-                "reserve_bytes": (
-                    self._limits.floor_bytes(size_bytes) if reserve is None else reserve
-                ),
+                "reserve_bytes": self.space_of(name).floor_bytes(size_bytes),
                 "allocated_bytes": sum(sizes.values()),
                 "volumes": len(sizes),
                 "block_bytes": found.f_frsize,
