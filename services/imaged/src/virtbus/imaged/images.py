@@ -13,7 +13,7 @@ from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.contents import Contents
 from virtbus.imaged.core.image_aliases import Target
 from virtbus.imaged.core.limits import TransferLimits
-from virtbus.imaged.core.links import NameLink
+from virtbus.imaged.core.links import NameLink, refs_of
 from virtbus.imaged.core.sources import Validators, shown
 from virtbus.imaged.core.transports import PLAIN
 from virtbus.imaged.edge.alias_files import AliasFiles
@@ -26,6 +26,7 @@ from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.routes import route_of
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.pull_slots import PullSlots, Seat
+from virtbus.imaged.running_pulls import RunningPulls
 from virtbus.imaged.single_flight import Asker, Flight, Flights
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
@@ -78,12 +79,12 @@ class Images:
         self._contents = Contents(store, threads, limits)
         self._changed = changed
         self._turns = PullSlots(limits, max_pulls)
-        self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
+        self._pulls: RunningPulls[tuple[ImageInfo, Fetched]] = RunningPulls(Flights(group))
         self._part_locks = KeyedLock()
 
     def stop(self) -> None:
         """Record that the service stops, so that partial downloads are kept."""
-        self._flights.stop()
+        self._pulls.flights.stop()
 
     def cached(self, source: ImageSource) -> ImageInfo | None:
         """Return the image of a reference if the store has it; uses no network.
@@ -198,24 +199,26 @@ class Images:
         login = hashlib.sha256(secret.encode()).hexdigest() if secret else ""
         by = "" if transport == PLAIN else spec_hash(transport)
         key = f"{url}\n{pin or ''}\n{login}\n{by}"
-        image, fetched = await self._flights.join(key, work, asker)
-        with self._store.lease(image.digest):
-            await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
+        with self._pulls.running(key, refs_of(source.name, url), asker):
+            image, fetched = await self._pulls.flights.join(key, work, asker)
+            with self._store.lease(image.digest):
+                await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
         self._changed()
         return image
 
     async def forget(
         self, ref: str, remove: Remove
     ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-        """Let `remove` remove the names and images that `ref` denotes.
+        """Let `remove` remove the names and images that `ref` denotes, and end their pulls.
 
         Return the freed bytes, the uids of VMs that use the other images, and the names.
 
         Raises:
-            VirtbusError: 404 `image_unknown`.
+            VirtbusError: 404 `image_unknown`; 409 `image_wanted`.
         """
+        ended = await self._pulls.end(sealed_ref(ref)[0])
         digests, names = self._store.named(ref)
-        if not digests:
+        if not digests and not ended:
             message = f"no image {shown(ref)} is stored here; `virtbus image list` shows what is"
             raise VirtbusError(Code.NOT_FOUND, "image_unknown", message)
         freed_bytes, used_by = await remove(digests, names)

@@ -42,11 +42,13 @@ class Flight:
         self.done_bytes = 0
         self.total_bytes: int | None = None
         self.stopping = False
+        self.ended = False
+        """True: the image was deleted meanwhile."""
 
     @property
     def abandoned(self) -> bool:
         """Return True once the last request was cancelled, unless the service stops."""
-        return not self.askers and not self.stopping
+        return self.ended or (not self.askers and not self.stopping)
 
     @property
     def namespaces(self) -> frozenset[str]:
@@ -110,6 +112,17 @@ class Flights(Generic[T]):
                     del self._flying[key]
                 task.cancel()
 
+    def end(self, key: str, error: VirtbusError) -> None:
+        """End the task under `key`, if there is one; its requests get the error."""
+        if key not in self._flying:
+            return
+        flight, task, result = self._flying.pop(key)
+        flight.ended = True
+        if not result.done():
+            result.set_exception(error)
+            result.exception()
+        task.cancel()
+
     def stop(self) -> None:
         """Record that the service stops: cancelled tasks keep their bytes for the next start."""
         for flight, _, _ in self._flying.values():
@@ -129,7 +142,8 @@ class Flights(Generic[T]):
                     value = await work(flight)
                 finally:
                     reporter.cancel()
-            result.set_result(value)
+            if not flight.ended:
+                result.set_result(value)
         except ExceptionGroup as errors:
             self._fail(result, errors)
         finally:

@@ -49,9 +49,13 @@ class NameLink(LenientModel):
     @property
     def refs(self) -> frozenset[str]:
         """The references by which a request may mean this name."""
-        unpinned = self.name.rpartition("@")[0]
-        bare = (self.shown, self.url.partition("?")[0])
-        return frozenset({self.name, unpinned, self.url, self.digest, *bare})
+        return refs_of(self.name, self.url) | {self.digest}
+
+
+def refs_of(name: str, url: str) -> frozenset[str]:
+    """Return the references by which a request may mean the name of an image from `url`."""
+    unpinned = name.rpartition("@")[0]
+    return frozenset({name, unpinned, url, shown_name(name), url.partition("?")[0]})
 
 
 def shown_name(name: str) -> str:
