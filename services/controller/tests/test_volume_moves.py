@@ -269,6 +269,36 @@ async def test_a_delete_of_a_moving_volume_removes_the_data_of_both_nodes(made: 
     assert nodes.image == ""
 
 
+@played(nodes=2)
+async def test_a_delete_while_the_bytes_are_carried_leaves_nothing(made: World) -> None:
+    """The leader's task has read the volume before the delete, and would fill it afterwards."""
+    nodes, begun, may_end = Nodes(), asyncio.Event(), asyncio.Event()
+    upload = nodes.upload
+
+    async def slow(request: Request) -> UploadedImage:
+        answer = await upload(request)
+        if validate(UploadImage, request.data).at == len(FILE):
+            begun.set()
+            await may_end.wait()
+        return answer
+
+    nodes.upload = slow  # type: ignore[method-assign]
+    await with_data(made)
+    async with nodes.serve(made):
+        await move(made)
+        await ends(made, "export")
+        await begun.wait()
+        await made.ask("delete", "volume", name="data")
+        await asyncio.sleep(10)
+        entry = await made.host.get(KEY)
+        assert entry is None or not entry.value
+        may_end.set()
+        await asyncio.sleep(10)
+        assert await operation(made, "fill") is None
+    assert {node for node, _ in nodes.released} == {"n1", "n2"}
+    assert nodes.image == ""
+
+
 @played(nodes=1)
 async def test_a_delete_waits_for_a_node_that_is_off_since_before_the_controllers(
     made: World,

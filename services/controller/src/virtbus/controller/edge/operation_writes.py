@@ -44,6 +44,17 @@ class OperationWrites:
         entry = await self._bus.get(subjects.operation_anywhere(id_))
         return stored_in(entry, read_operation)
 
+    async def prevent(self, node: str, id_: str) -> StoredOperation | None:
+        """Return an operation, or leave a marker so that it is never created.
+
+        Raises ConflictError if it is created at the same time.
+        """
+        entry = await self._bus.get(subjects.operation_anywhere(id_))
+        if entry is None:
+            key = subjects.operation_record(node, id_)
+            await self._bus.purge(key, expect=0, marker_ttl_s=MARKER_TTL_S, why=b"deleted")
+        return stored_in(entry, read_operation)
+
     async def status(self, record: OperationRecord) -> StoredStatus:
         """Return the status from the stream's leader; an unreadable one counts as none."""
         entry = await self._bus.get(subjects.operation_status(record.node, record.id))

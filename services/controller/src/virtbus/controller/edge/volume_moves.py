@@ -112,6 +112,8 @@ class VolumeMoves:
                 raise
             if error.reason == "export_not_here":
                 raise  # its agent has just started
+            if error.code == Code.GONE:  # the volume was deleted while its bytes were carried
+                await self.drop_file(record, move)
             after = volume_moves.failed(record, error.body.message)
         if after is not None:
             tenure.check()

@@ -21,6 +21,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.node_rpc import VolumeRelease, VolumeReleased
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class VolumeRemovals:
         if held is None or not held.record.deleting:
             return
         try:
-            if await self._end_operations(held.record.uid):
+            if await self._prevent_fills(held.record) or await self._end_operations(
+                held.record.uid
+            ):
                 return  # the status of the fill wakes the next round
             await self._release(held)
             revision = await self._writes.end(held)
@@ -81,6 +84,24 @@ class VolumeRemovals:
         self._events.named(EventKind.VOLUME_DELETED, held.record, revision, "")
         extra = {"code": "volume_deleted", "uid": held.record.uid}
         log.info("deleted volume %s", held.record.name, extra=extra)
+
+    async def _prevent_fills(self, record: VolumeRecord) -> bool:
+        """Prevent operations that another task is about to write; return True if one has begun.
+
+        A task that has read the volume before the delete would fill it after the removal.
+        """
+        move, fill = record.move, record.fill
+        ids = [] if move is None else [(move.source, move.export), (move.target, move.fill)]
+        if fill is not None and fill.operation and record.node:
+            ids.append((record.node, fill.operation))
+        begun = False
+        for node, id_ in ids:
+            held = await self._operations.prevent(node, id_)
+            if held is not None and not (await self._operations.status(held.record)).status.ended:
+                with suppress(VirtbusError):  # it ends, or has ended
+                    await self._operations.cancel(id_)
+                begun = begun or held.record.kind == "fill"
+        return begun
 
     async def _end_operations(self, uid: str) -> bool:
         """Cancel the operations of the volume; return True while it is being filled.
