@@ -25,7 +25,8 @@ from virtbus.bus.client.ports import (
 )
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
-from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
@@ -33,6 +34,8 @@ from virtbus.schemas.node_rpc import (
     Ensure,
     ExportWork,
     FillWork,
+    ForgetImage,
+    ForgottenImage,
     HeldResources,
     HeldVolume,
     ImageReady,
@@ -115,6 +118,10 @@ class Hand:
             endpoints.append(Endpoint("export", subject, self._export))
             subject = subjects.rpc(self._host.node, "imaged", "fill")
             endpoints.append(Endpoint("fill", subject, self._fill))
+            subject = subjects.rpc(self._host.node, "imaged", "upload")
+            endpoints.append(Endpoint("upload", subject, self._upload))
+            subject = subjects.rpc(self._host.node, "imaged", "delete")
+            endpoints.append(Endpoint("delete", subject, self._forget_image))
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
@@ -240,13 +247,15 @@ class Hand:
             return self._failed(record, error)
         leaving = record.detaching
         refs = [ref for name, ref in record.volume_refs.items() if name not in leaving]
-        if not self._gone_volumes.isdisjoint(ref.folder for ref in refs):
+        gone = self._gone_volumes - self._host.disk.volumes.keys()
+        if not gone.isdisjoint(ref.folder for ref in refs):
             error = VirtbusError(Code.CONFLICT, "released", "the volume was deleted")
             return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
             for ref in refs:
                 self._host.disk.volumes[ref.folder] = uid
+                self._host.disk.filled.pop(ref.folder, None)
             disks = {
                 volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes
@@ -324,7 +333,10 @@ class Hand:
 
     async def _volume_release(self, request: Request) -> VolumeReleased:
         self._ready()
-        folder = validate(VolumeRelease, request.data).ref.folder
+        want = validate(VolumeRelease, request.data)
+        folder, by = want.ref.folder, self._host.disk.filled.get(want.ref.folder)
+        if want.made_by and folder in self._host.disk.volumes and by != want.made_by:
+            return VolumeReleased()
         return await self._threads.on_disk(lambda: self._volume_gone(folder))
 
     def _volume_gone(self, folder: str) -> VolumeReleased:
@@ -364,6 +376,10 @@ class Hand:
         if want.do == "cancel" and (task := self._exports.pop(want.id, None)) is not None:
             task.cancel()
         if want.ref.folder in volumes:
+            if want.source.moved and self._host.disk.filled.get(want.ref.folder) != want.id:
+                if want.do == "cancel":
+                    return WorkState(state="none")
+                raise VirtbusError(Code.CONFLICT, "volume_exists", "data of an earlier time")
             return WorkState(state="done", virtual_size_bytes=64 * MIB)
         if want.do == "cancel":
             return WorkState(state="none")
@@ -382,11 +398,35 @@ class Hand:
         async with self._one(source.vm or want.ref.uid):
             await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
             there = bool(source.image) or source.vm in disk.overlays
+            if source.moved:
+                there = source.image.partition("@")[0] in disk.uploads
             if source.volume is not None:
                 there = source.volume.folder in disk.volumes
-            if there and want.ref.folder not in self._gone_volumes:
+            if there and (source.moved or want.ref.folder not in self._gone_volumes):
                 self._host.watcher.volume_filled(self._host, want.ref.folder)
                 self._host.disk.volumes[want.ref.folder] = ""
+                self._host.disk.filled[want.ref.folder] = want.id
+
+    async def _upload(self, request: Request) -> UploadedImage:
+        """Store a file of a move. The bytes are not simulated: the first answer says all are."""
+        self._ready()
+        want = validate(UploadImage, request.data)
+        await asyncio.sleep(self._host.rng.uniform(0.1, 5.0))
+        if want.at < want.size_bytes:
+            return UploadedImage(offset_bytes=want.size_bytes)
+        await self._threads.on_disk(lambda: self._host.disk.uploads.add(want.name))
+        image = ImageInfo(
+            digest=want.digest, format=ImageFormat.QCOW2, size_bytes=1, virtual_size_bytes=1
+        )
+        return UploadedImage(offset_bytes=want.size_bytes, image=image)
+
+    async def _forget_image(self, request: Request) -> ForgottenImage:
+        self._ready()
+        ref, uploads = validate(ForgetImage, request.data).ref, self._host.disk.uploads
+        if ref not in uploads:
+            raise VirtbusError(Code.NOT_FOUND, "image_unknown", ref)
+        await self._threads.on_disk(lambda: uploads.discard(ref))
+        return ForgottenImage(names=(ref,))
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()

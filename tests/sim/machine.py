@@ -91,6 +91,10 @@ class Disk:
     """Folder of a volume → the VM whose disks were made last."""
     exports: dict[str, str] = field(default_factory=dict)
     """Operation → the uid of the VM whose disk was exported."""
+    filled: dict[str, str] = field(default_factory=dict)
+    """Folder of a volume → the operation that made its disk, until a VM uses it."""
+    uploads: set[str] = field(default_factory=set)
+    """The names of uploaded files."""
     written: set[str] = field(default_factory=set)
     """Uids whose guest ran, so that their overlays contain its writes."""
     quarantine: dict[str, QuarantineRequest] = field(default_factory=dict)

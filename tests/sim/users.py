@@ -32,7 +32,7 @@ EXPLAINED = frozenset(
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
         *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
         *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
-        "detaching",
+        *("detaching", "volume_moving", "volume_exists", "no_pool"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -350,10 +350,23 @@ class VolumeUser(User):
                 if rng.random() < 0.5:
                     await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
                 await self._try("fill", about)
+                await self._move(about)
                 if rng.random() < 0.6:
                     await self._delete(about)
         except GaveUpError:
             return
+
+    async def _move(self, about: dict[str, Any]) -> None:
+        """Move the volume to another node, and possibly change that meanwhile.
+
+        It draws from a generator of its own, so that earlier seeds keep their users.
+        """
+        rng = random.Random(f"{self._number} {self._loop.time()} move")
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            if rng.random() < 0.7:
+                await self._try("detach", about)
+            await self._try("move", about | {"node": f"n{rng.randrange(1, 4)}"})
+            await asyncio.sleep(rng.uniform(0.0, 30.0))
 
     def _spec(self) -> dict[str, Any]:
         """Return an empty volume, or a copy of an image, a volume or a VM's disk."""

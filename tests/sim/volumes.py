@@ -41,10 +41,19 @@ class VolumeObserver:
         if old is not None and old.deleting and not record.deleting:
             self._wrong("I3", f"{folder}: a delete that was stored is undone")
         if old is not None and old.bound and old.node != record.node:
-            self._wrong("I2", f"{folder} moves from {old.node} to {record.node} without its data")
+            self._moved(folder, old, record.node)
+        if record.is_moving and record.holder:
+            self._wrong("I1", f"{folder} is moved while {record.holder} holds it")
         if old is not None and old.holder and record.holder not in {old.holder, ""}:
             self._wrong("I1", f"{folder}: {record.holder} takes it from {old.holder}")
         self.records[folder], self._keys[entry.key] = record, folder
+
+    def _moved(self, folder: str, old: VolumeRecord, node: str) -> None:
+        """A volume is on another node: only by a move, once all its data is there."""
+        self._observer.note("volume moved", folder, old.node, node)
+        asked = old.is_moving and old.move is not None and old.move.target == node
+        if not asked or folder not in self._observer.hosts[node].disk.volumes:
+            self._wrong("I2", f"{folder} moves from {old.node} to {node} without its data")
 
     def _ends(self, volume: VolumeRecord) -> bool:
         """Return True if the volume ends with its holder: that VM made it, and is being deleted."""
@@ -84,7 +93,8 @@ class VolumeObserver:
         """A volume gets its content on a host: only the one that its record names."""
         self._observer.note(host.name, "volume filled", folder)
         record = self.records.get(folder)
-        if record is not None and record.node != host.node:
+        target = record.move.target if record is not None and record.is_moving else ""
+        if record is not None and host.node not in {record.node, target}:
             self._wrong("I2", f"{folder} is of {record.node}, and is filled on {host.name}")
         for uid, there in self._users(folder):
             self._wrong("I1", f"{folder} is filled under {uid} on {there}")
@@ -93,7 +103,8 @@ class VolumeObserver:
         """The data of a volume is removed: only by a delete, and under no guest."""
         self._observer.note(host.name, "volume removed", folder)
         record = self.records.get(folder)
-        if record is not None and not record.deleting:
+        counts = record is not None and record.node == host.node
+        if record is not None and not record.deleting and (counts or record.is_moving):
             self._wrong("I2", f"{host.name} removes {folder}, and nobody asked")
         for uid, there in self._users(folder):
             self._wrong("I1", f"{host.name} removes {folder} under {uid} on {there}")
@@ -179,5 +190,7 @@ def _left(folder: str, volume: VolumeRecord) -> Iterator[tuple[str, str]]:
     """Yield a volume that should be gone."""
     if volume.deleting:
         yield "I8", f"{folder} is still being deleted"
+    elif volume.has_open_move:
+        yield "I8", f"the move of {folder} has not ended"
     elif volume.ends_with and not volume.holder:
         yield "I5", f"{folder} is left of {volume.made_for}, which it should end with"
