@@ -6,6 +6,7 @@ prepared. A released VM is removed. Only the agent decides when a VM is released
 
 import asyncio
 import hashlib
+from contextlib import AsyncExitStack
 from typing import Literal
 
 from tests.sim.bus import SimBus
@@ -37,6 +38,7 @@ from virtbus.schemas.node_rpc import (
     ForgetImage,
     ForgottenImage,
     HeldResources,
+    HeldSnapshot,
     HeldVolume,
     ImageReady,
     Inspect,
@@ -58,6 +60,7 @@ from virtbus.schemas.quarantine import (
     QuarantineWork,
 )
 from virtbus.schemas.records import of_node_group, of_operation
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import MIB, VmRecord
 from virtbus.schemas.wire import read, validate
@@ -118,6 +121,10 @@ class Hand:
             endpoints.append(Endpoint("export", subject, self._export))
             subject = subjects.rpc(self._host.node, "imaged", "fill")
             endpoints.append(Endpoint("fill", subject, self._fill))
+            subject = subjects.rpc(self._host.node, "imaged", "snapshot")
+            endpoints.append(Endpoint("snapshot", subject, self._snapshot))
+            subject = subjects.rpc(self._host.node, "imaged", "snapshot-release")
+            endpoints.append(Endpoint("snapshot-release", subject, self._snapshot_release))
             subject = subjects.rpc(self._host.node, "imaged", "upload")
             endpoints.append(Endpoint("upload", subject, self._upload))
             subject = subjects.rpc(self._host.node, "imaged", "delete")
@@ -224,7 +231,11 @@ class Hand:
         else:
             while self._kind == "imaged" and not self._filled(record):
                 await asyncio.sleep(1.0)
-            async with self._one(record.uid):
+            refs = record.volume_refs.values() if self._kind == "imaged" else ()
+            folders = sorted(ref.folder for ref in refs)
+            async with self._one(record.uid), AsyncExitStack() as held:
+                for folder in folders:
+                    await held.enter_async_context(self._one(folder))
                 ready = await self._threads.on_disk(lambda: self._made(record))
         part = "image" if self._kind == "imaged" else "net"
         await self._bus.publish(subjects.ready(self._host.node, record.uid, part), ready)
@@ -314,7 +325,12 @@ class Hand:
 
     async def _inspect(self, request: Request) -> HeldResources:
         self._ready()
-        after = validate(Inspect, request.data).volumes_after
+        want = validate(Inspect, request.data)
+        if want.snapshots_after is not None:
+            found = self._host.disk.snapshots
+            later = sorted(one for one in found if one > want.snapshots_after)
+            return HeldResources(snapshots=tuple(_held(found[one]) for one in later))
+        after = want.volumes_after
         if after is not None:
             folders = sorted(one for one in self._host.disk.volumes if one > after)
             return HeldResources(volumes=tuple(HeldVolume(folder=one) for one in folders))
@@ -407,6 +423,46 @@ class Hand:
                 self._host.disk.volumes[want.ref.folder] = ""
                 self._host.disk.filled[want.ref.folder] = want.id
 
+    async def _snapshot(self, request: Request) -> WorkState:
+        """Make a snapshot of a volume, or put one in its place and keep what it replaces."""
+        self._ready()
+        want, made = validate(SnapshotWork, request.data), self._host.disk.snapshots
+        if want.do == "cancel" and (task := self._exports.pop(want.id, None)) is not None:
+            task.cancel()
+        if want.snapshot.folder in made:
+            return WorkState(state="done", done_bytes=1)
+        if want.do == "cancel":
+            return WorkState(state="none")
+        task = self._exports.get(want.id)
+        if task is not None and task.done():
+            del self._exports[want.id]
+            raise VirtbusError(Code.NOT_FOUND, "disk_missing", "a disk has no data")
+        if task is None:
+            if not want.may_begin:
+                raise VirtbusError(Code.CONFLICT, "disk_in_use", "a guest may use the disk")
+            assert self._group is not None
+            self._exports[want.id] = self._group.create_task(self._freezing(want))
+        return WorkState(state="working", step="copy")
+
+    async def _freezing(self, want: SnapshotWork) -> None:
+        """Copy, unless the data is missing."""
+        disk, folders = self._host.disk, [one.ref.folder for one in want.disks if one.ref]
+        async with AsyncExitStack() as held:
+            for lock in sorted(folders):
+                await held.enter_async_context(self._one(lock))
+            await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
+            restored = want.restored.folder if want.restored is not None else None
+            if restored in {None, *disk.snapshots} and all(one in disk.volumes for one in folders):
+                for folder in folders if restored else ():
+                    self._host.watcher.volume_restored(self._host, folder)
+                disk.snapshots[want.snapshot.folder] = want
+
+    async def _snapshot_release(self, request: Request) -> SnapshotReleased:
+        self._ready()
+        folder = validate(SnapshotRelease, request.data).ref.folder
+        gone = await self._threads.on_disk(lambda: self._host.disk.snapshots.pop(folder, None))
+        return SnapshotReleased(found=gone is not None)
+
     async def _upload(self, request: Request) -> UploadedImage:
         """Store a file of a move. The bytes are not simulated: the first answer says all are."""
         self._ready()
@@ -490,6 +546,11 @@ class Hand:
         disk.quarantine[entry] = keep
         self._host.watcher.note(self._host.name, "kept", entry)
         return entry
+
+
+def _held(made: SnapshotWork) -> HeldSnapshot:
+    about = {"resource": made.resource, "uid": made.uid, "name": made.name}
+    return HeldSnapshot(folder=made.snapshot.folder, ref=made.snapshot, **about)
 
 
 def _age(record: VmRecord) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.security_group import NodeGroup
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.vm import VmRecord
 
 _FOLDER = re.compile(r"/volumes/([^/\"]+)/disk\.qcow2")
@@ -93,6 +94,8 @@ class Disk:
     """Operation → the uid of the VM whose disk was exported."""
     filled: dict[str, str] = field(default_factory=dict)
     """Folder of a volume → the operation that made its disk, until a VM uses it."""
+    snapshots: dict[str, SnapshotWork] = field(default_factory=dict)
+    """Folder of a snapshot → the work that made it."""
     uploads: set[str] = field(default_factory=set)
     """The names of uploaded files."""
     written: set[str] = field(default_factory=set)
@@ -139,6 +142,7 @@ class Watcher:
     def disk_removed(self, host: "Host", uid: str) -> None: ...
     def volume_removed(self, host: "Host", folder: str) -> None: ...
 
+    def volume_restored(self, host: "Host", folder: str) -> None: ...
     def volume_filled(self, host: "Host", folder: str) -> None: ...
     def volume_opened(self, host: "Host", domain: Domain, folder: str) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...

@@ -17,6 +17,7 @@ from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
 from tests.sim.networks import NetworkObserver
 from tests.sim.operations import OperationObserver
+from tests.sim.snapshots import SnapshotObserver
 from tests.sim.volumes import VolumeObserver
 from tests.sim.wire import SimServer
 
@@ -101,6 +102,7 @@ class Observer(Watcher):
         self.vms: dict[str, Seen] = {}
         self.wanted: dict[str, Wanted] = {}
         self.volumes = VolumeObserver(self)
+        self.snapshots = SnapshotObserver(self)
         self.image_names = ImageNameObserver(self)
         self.networks = NetworkObserver(self)
         self.addresses = AddressObserver(self)
@@ -154,6 +156,7 @@ class Observer(Watcher):
     def _vm_written(self, entry: Entry) -> None:
         of_objects = {
             subjects.VOLUME_KEYS: self.volumes.wrote,
+            subjects.SNAPSHOT_KEYS: self.snapshots.wrote,
             subjects.IMAGE_NAME_KEYS: self.image_names.wrote,
             subjects.NETWORK_KEYS: self.networks.wrote,
             subjects.ADDRESS_KEYS: self.addresses.wrote,
@@ -332,6 +335,9 @@ class Observer(Watcher):
 
     def volume_removed(self, host: Host, folder: str) -> None:
         self.volumes.removed(host, folder)
+
+    def volume_restored(self, host: Host, folder: str) -> None:
+        self.volumes.restored(host, folder)
 
     def volume_filled(self, host: Host, folder: str) -> None:
         self.volumes.filled(host, folder)

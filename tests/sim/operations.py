@@ -42,9 +42,12 @@ class OperationObserver:
         """Return True if a host has the file of an export, or the volume of a fill."""
         record = self._records.get(id_)
         ref = record.ref if record is not None and record.kind == "fill" else None
+        made = record.snapshot if record is not None else None
         disks = [host.disk for host in self._observer.hosts.values()]
         if ref is not None:
             return any(ref.folder in disk.volumes for disk in disks)
+        if made is not None:
+            return any(made.folder in disk.snapshots for disk in disks)
         return any(id_ in disk.exports for disk in disks)
 
     def at_rest(self) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,8 @@ EXPLAINED = frozenset(
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
         *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
         *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
-        *("detaching", "volume_moving", "volume_exists", "no_pool"),
+        *("detaching", "volume_moving", "volume_exists", "no_pool", "snapshot_not_found"),
+        *("snapshot_not_ready", "snapshot_in_use", "snapshot_elsewhere", "source_gone"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -350,6 +351,7 @@ class VolumeUser(User):
                 if rng.random() < 0.5:
                     await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
                 await self._try("fill", about)
+                await self._snapshot(about)
                 await self._move(about)
                 if rng.random() < 0.6:
                     await self._delete(about)
@@ -367,6 +369,22 @@ class VolumeUser(User):
                 await self._try("detach", about)
             await self._try("move", about | {"node": f"n{rng.randrange(1, 4)}"})
             await asyncio.sleep(rng.uniform(0.0, 30.0))
+
+    async def _snapshot(self, about: dict[str, Any]) -> None:
+        """Make a snapshot of the volume, put it in its place, and delete snapshots."""
+        rng = random.Random(f"{self._number} {self._loop.time()} snapshot")
+        one, kept = f"snap-{self._number}", f"kept-{self._number}"
+        view = await self._try("get", about)
+        if view is None or view.get("holder") or not view.get("node"):
+            return
+        await self._try("create", {"name": one, "volume": about["name"]}, "snapshot")
+        await asyncio.sleep(rng.uniform(0.0, 30.0))
+        if rng.random() < 0.8:
+            await self._try("restore", {"name": one, "keep": kept}, "snapshot")
+            await asyncio.sleep(rng.uniform(0.0, 25.0))
+        for name in (one, kept):
+            if rng.random() < 0.6:
+                await self._try("delete", {"name": name}, "snapshot")
 
     def _spec(self) -> dict[str, Any]:
         """Return an empty volume, or a copy of an image, a volume or a VM's disk."""
@@ -386,10 +404,10 @@ class VolumeUser(User):
                 return
             await asyncio.sleep(self._rng.uniform(2.0, 15.0))
 
-    async def _try(self, verb: str, data: dict[str, Any]) -> Any:
+    async def _try(self, verb: str, data: dict[str, Any], resource: str = "volume") -> Any:
         """Return the answer, None after a refusal that another user's action explains."""
         try:
-            return await self._ask(verb, data, "volume")
+            return await self._ask(verb, data, resource)
         except VirtbusError as error:
             if error.reason not in EXPLAINED:
                 raise

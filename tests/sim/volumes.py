@@ -93,11 +93,21 @@ class VolumeObserver:
         """A volume gets its content on a host: only the one that its record names."""
         self._observer.note(host.name, "volume filled", folder)
         record = self.records.get(folder)
-        target = record.move.target if record is not None and record.is_moving else ""
+        move = record.move if record is not None and record.has_open_move else None
+        target = move.target if move is not None else ""  # also of a move that fails meanwhile
         if record is not None and host.node not in {record.node, target}:
             self._wrong("I2", f"{folder} is of {record.node}, and is filled on {host.name}")
         for uid, there in self._users(folder):
             self._wrong("I1", f"{folder} is filled under {uid} on {there}")
+
+    def restored(self, host: Host, folder: str) -> None:
+        """The content of a volume is replaced: on its node, and under no guest."""
+        self._observer.note(host.name, "volume restored", folder)
+        record = self.records.get(folder)
+        if record is not None and record.node != host.node:
+            self._wrong("I2", f"{folder} is of {record.node}, and is restored on {host.name}")
+        for uid, there in self._users(folder):
+            self._wrong("I1", f"{folder} is restored under {uid} on {there}")
 
     def removed(self, host: Host, folder: str) -> None:
         """The data of a volume is removed: only by a delete, and under no guest."""
