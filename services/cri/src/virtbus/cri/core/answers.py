@@ -37,14 +37,17 @@ def sandbox_item(sandbox: Sandbox) -> Plain:
 
 
 def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
-    """Return a sandbox as PodSandboxStatus has it, with the addresses of the VM."""
+    """Return a sandbox as PodSandboxStatus has it, with the addresses of the VM.
+
+    Without an address there is no `network`: kubelet replaces a sandbox with an empty one.
+    """
     addresses = pod.machine.addresses if pod.machine is not None and sandbox.ready else ()
     more = [{"ip": address} for address in addresses[1:]]
-    network = {"ip": addresses[0], "additional_ips": more} if addresses else {}
+    network = {"network": {"ip": addresses[0], "additional_ips": more}} if addresses else {}
     modes = {"network": "POD", "pid": "POD", "ipc": "POD"}
     return {
         **sandbox_item(sandbox),
-        "network": network,
+        **network,
         "linux": {"namespaces": {"options": modes}},
     }
 
