@@ -146,6 +146,38 @@ async def test_another_image_means_another_vm(fleet: Fleet, kubelet: Kubelet) ->
     assert (await kubelet.status(second)).image_ref == OTHER_DIGEST
 
 
+async def test_a_tag_that_moves_keeps_the_root_disk(fleet: Fleet, kubelet: Kubelet) -> None:
+    """kubelet pulls an image again before each attempt if the policy is Always."""
+    sandbox_id = await kubelet.sandbox()
+    uid = None
+    for attempt, digest in enumerate((DIGEST, OTHER_DIGEST, OTHER_DIGEST)):
+        fleet.images["tiny"] = digest
+        pulled = (await kubelet.call("PullImage", image={"image": "tiny"})).image_ref
+        assert pulled == digest
+        image = {"image": pulled, "user_specified_image": "tiny"}
+        container_id = await kubelet.container(sandbox_id, attempt, image=image)
+        await kubelet.call("StartContainer", container_id=container_id)
+        uid = uid or fleet.vm.uid
+        status = await kubelet.status(container_id)
+        assert (fleet.vm.uid, status.image_ref) == (uid, DIGEST), "the digest of its disk"
+        await kubelet.call("StopContainer", container_id=container_id)
+
+
+async def test_a_name_in_place_of_another_for_the_same_image_keeps_the_root_disk(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id, container_id = await kubelet.running()
+    uid = fleet.vm.uid
+    await kubelet.call("StopContainer", container_id=container_id)
+    fleet.images["tiny"] = OTHER_DIGEST
+    for attempt, (image, digest) in enumerate((("new", DIGEST), ("new", OTHER_DIGEST)), 1):
+        fleet.images["new"] = digest
+        pulled = (await kubelet.call("PullImage", image={"image": "new"})).image_ref
+        named = {"image": pulled, "user_specified_image": image}
+        await kubelet.container(sandbox_id, attempt, image=named)
+    assert fleet.vm.uid == uid
+
+
 async def test_a_repeated_call_changes_nothing(fleet: Fleet, kubelet: Kubelet) -> None:
     sandbox_id, container_id = await kubelet.running()
     assert await kubelet.sandbox() == sandbox_id

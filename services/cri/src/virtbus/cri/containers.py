@@ -66,13 +66,15 @@ class Containers:
                 return known.id
             image = self._image(config.image.image)
             await self._end_former(pod)
-            await self._machines.ensure(key, pod.sandbox(sandbox_id).config, config, image)
+            made_of = await self._machines.ensure(
+                key, pod.sandbox(sandbox_id).config, config, image
+            )
             sources = self._pods.sources
             container = Container(
                 id=sources.secret(ID_BYTES).hex(),
                 sandbox_id=sandbox_id,
                 config=config.without_secrets(),
-                image_id=image.digest,
+                image_id=made_of,
                 created_ns=sources.time_ns(),
             )
             await self._pods.put(self._pods.all[key].with_container(container))

@@ -72,19 +72,24 @@ class Machines:
     # --- create ---------------------------------------------------------------------------
     async def ensure(
         self, key: str, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage
-    ) -> None:
+    ) -> str:
         """Create the pod's VM powered off, or take the one of an earlier attempt.
 
-        An attempt with another image gets another VM, because the root disk is made of the image.
+        Return the digest of its root disk's image. An attempt with another image in its manifest
+        gets another VM, because the root disk is made of the image.
 
         Raises:
             VirtbusError: 400 the pod cannot be a VM; the errors of `VolumeReads.files`,
                 `VirtletReads.contents` and `vm.create`; 503 `bus_away`.
         """
         machine = self._pods.all[key].machine
-        known = machine is not None and machine.made and machine.image_id == image.digest
-        if known and await self._adapt(key, sandbox, config):
-            return
+        if (
+            machine is not None
+            and vm_request.keeps_root(machine, config, image)
+            and await self._adapt(key, sandbox, config)
+        ):
+            await self._pods.put(self._pods.all[key].with_machine(image_name=config.image.name))
+            return machine.image_id
         contents = await self.virtlet.contents(sandbox)
         files = await self.volumes.files(key, config)
         aliases = await self.volumes.host_aliases(key, config)
@@ -95,11 +100,13 @@ class Machines:
             uid = self._pods.sources.uuid7()
             fresh = vm_request.new_machine(sandbox, image, uid, self._new_key())
             pod = pod.model_copy(update={"machine": fresh})
+        pod = pod.with_machine(image_id=image.digest, image_name=config.image.name)
         request = vm_request.create_request(pod, sandbox, config, image, self._place(), read)
         if machine is not None and machine.made:
             await self._pods.discard(machine.uid)
         await self._pods.put(pod)
         await self._create(key, request)
+        return image.digest
 
     async def _create(self, key: str, request: VmCreate) -> None:
         try:

@@ -54,12 +54,11 @@ def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
 
 def container_item(container: Container) -> Plain:
     """Return a container as ListContainers has it, with the image's name in the manifest."""
-    image = container.config.image
     return {
         "id": container.id,
         "pod_sandbox_id": container.sandbox_id,
         "metadata": container.config.metadata.model_dump(),
-        "image": {"image": image.user_specified_image or image.image},
+        "image": {"image": container.config.image.name},
         "image_ref": container.image_id,
         "image_id": container.image_id,
         "state": STATES[container.phase],

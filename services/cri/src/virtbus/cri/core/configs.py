@@ -83,6 +83,11 @@ class ImageSpec(LenientModel):
     annotations: dict[str, str] = Field(default_factory=dict)
     user_specified_image: str = ""
 
+    @property
+    def name(self) -> str:
+        """Return the name in the manifest."""
+        return self.user_specified_image or self.image
+
 
 class AuthConfig(LenientModel):
     """`AuthConfig`: a login for a registry, of the pod's imagePullSecrets. It is never stored."""

@@ -75,6 +75,10 @@ class Machine(LenientModel):
     uid: Uid
     name: str
     image_id: str
+    """The digest of the image that its root disk is made of."""
+    image_name: str = ""
+    """The image in the manifest. It decides if a later attempt keeps the VM; the digest behind a
+    tag may change."""
     key: ShellKey = ShellKey()
     """Empty for the VM of an earlier version."""
     made: bool = False

@@ -343,3 +343,12 @@ def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str, key: Shell
     """Return the VM of a pod before it is created."""
     name = vm_name(sandbox.metadata.name, uid)
     return Machine(uid=uid, name=name, image_id=image.digest, key=key)
+
+
+def keeps_root(machine: Machine, config: ContainerConfig, image: PulledImage) -> bool:
+    """Return True if a VM exists, and its root disk is that of an attempt with this image.
+
+    The manifest's name decides: the tag of an image that kubelet pulls again may have moved.
+    """
+    same = image.digest == machine.image_id or config.image.name == machine.image_name
+    return machine.made and same
