@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from services.netd.tests.pretended_host import Host, eventually, make_record
@@ -17,6 +18,7 @@ from virtbus.bus.errors import BusError
 from virtbus.netd import service
 from virtbus.netd.__main__ import host_ports
 from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import Builder
 from virtbus.netd.core.names import netns
 from virtbus.netd.host_networks import HostNetworks
 from virtbus.netd.service import Netd, teardown
@@ -25,6 +27,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, EventKind
+from virtbus.schemas.network import NetworkState
 from virtbus.schemas.node import HostAddresses, NodeState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
@@ -387,3 +390,38 @@ async def test_groups_of_the_bus_apply_to_running_guests_and_outlive_the_service
         await desk.bus.purge(key, marker_ttl_s=60.0)
         await eventually(lambda: not closed())
         await desk.ask("release", Release(uid=A, epoch=1))
+
+
+def with_network(state: str, generation: int) -> VmRecord:
+    record = make_record(A, generation=generation, powered=False)
+    spec = record.spec.model_copy(update={"network_state": NetworkState(state)})
+    return record.model_copy(update={"spec": spec})
+
+
+async def test_the_network_of_a_vm_that_is_off_is_held_and_released(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.put(with_network("Held", 1))
+    assert len((await desk.ready()).interfaces) == 1
+    runs = True
+    monkeypatch.setattr(Builder, "runs", AsyncMock(side_effect=lambda _uid: runs))
+    await desk.put(with_network("Released", 2))
+    refused = await desk.ready()
+    assert refused.error is not None
+    assert (refused.generation, refused.error.reason) == (2, "network_used")
+    assert A in (await desk.ask("inspect", Inspect()))["things"]
+    runs = False
+    while (released := await desk.ready()).error is not None:
+        pass
+    assert (released.generation, released.error, released.interfaces) == (2, None, ())
+    assert A not in (await desk.ask("inspect", Inspect())).get("things", {})
+    for _time in range(2):
+        answer = await desk.ask("ensure", Ensure(record=with_network("Released", 2)))
+        assert NetReady.model_validate(answer).interfaces == ()
+    await desk.put(with_network("Held", 3))
+    while (held := await desk.ready()).generation < 3:
+        pass
+    assert len(held.interfaces) == 1
+    kinds = await desk.kinds()
+    assert kinds[:2] == [EventKind.NETWORK_READY, EventKind.NETWORK_FAILED]
+    assert kinds[-2:] == [EventKind.NETWORK_RELEASED, EventKind.NETWORK_READY]

@@ -43,6 +43,19 @@ class LinkState(StrEnum):
     DOWN = "down"
 
 
+class NetworkState(StrEnum):
+    """The network that a VM has on its node while it is off, for VMs whose spec names a state.
+
+    The condition `NetworkReady` shows if the node has brought the network to this state.
+    """
+
+    HELD = "Held"
+    """The node keeps it. The container runtime of a node may create such a VM without disks, and
+    give it some by a second create."""
+    RELEASED = "Released"
+    """There is none, and the VM cannot be started."""
+
+
 class PlugState(StrEnum):
     """The state of an interface that was added to a running guest, or removed from it."""
 

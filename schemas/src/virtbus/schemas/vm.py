@@ -29,7 +29,7 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
-from virtbus.schemas.network import LinkState, Mac
+from virtbus.schemas.network import LinkState, Mac, NetworkState
 from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import (
     ACPI_INDEX_MAX,
@@ -256,6 +256,7 @@ class VmSpec(StrictModel):
     protected: bool | None = None
     """True: a delete is refused until an update clears it."""
     placement: PlacementRules | None = None
+    network_state: NetworkState | None = Field(None, exclude_if=lambda state: state is None)
 
     @property
     def local_disks(self) -> tuple[str, ...]:
@@ -316,10 +317,7 @@ class VmRecord(LenientModel):
     sec_digest: str | None = None
     seed_generation: int = 0
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
-    """The volumes that it holds, by the name in its spec.
-
-    One that the spec does not have any more stays here until the guest has released it.
-    """
+    """The volumes that it holds, by their names in specs, until the guest has released them."""
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)

@@ -15,6 +15,8 @@ from virtbus.schemas.vm import VmSpec
 
 GUEST_ENDED = "guest_ended"
 """The `reason` of a status whose guest crashed, powered itself off, or was ended from outside."""
+NETWORK_READY = "NetworkReady"
+"""The type of the condition that shows if the network of a VM that is off has its state."""
 FailureStage = Literal["", "image", "network", "start", "guest"]
 """The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
 

@@ -354,6 +354,7 @@ HASHED_WHEN_SET = frozenset(
         *("user_data_parts", "environment", "write_files", "mounts"),
         *("volume", "template", "host_device", "links", "make_filesystem"),
         *("filesystems", "host_disk", "resources", "dns_config", "host_aliases"),
+        "network_state",
         *("acpi_index", "mtu", "queues", "state", "publish", "addresses"),
     }
 )

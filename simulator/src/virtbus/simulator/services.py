@@ -22,7 +22,7 @@ from virtbus.schemas.group_rebuild import GroupsRead, KnownGroups
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.model import Model
-from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.network import InterfaceStatus, NetworkInfo, NetworkState
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
@@ -251,6 +251,8 @@ def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:
 
 def _interfaces(record: VmRecord) -> tuple[InterfaceStatus, ...]:
     found = []
+    if record.spec.network_state is NetworkState.RELEASED:
+        return ()
     for index, nic in enumerate(record.spec.domain.devices.interfaces):
         octets = hashlib.sha256(f"{record.uid}/{index}".encode()).digest()
         mac = nic.mac_address or "02:" + ":".join(f"{octet:02x}" for octet in octets[:5])

@@ -75,18 +75,11 @@ class Attachments:
             known = entry.attachment if entry is not None else None
             check_epoch(plan.uid, plan.epoch, known)
             self._released.check(plan.uid, plan.epoch)
-            if (
-                entry is not None
-                and entry.phase is NetPhase.READY
-                and await self._serves(entry, plan)
-            ):
-                return entry.ready()
-            if (
-                entry is not None
-                and entry.attachment.joined.nics
-                and await self._builder.runs(plan.uid)
-            ):
-                raise entry.cut_off([]).refusal
+            if entry is not None:
+                if entry.phase is NetPhase.READY and await self._serves(entry, plan):
+                    return entry.ready()
+                if entry.attachment.joined.nics and await self._builder.runs(plan.uid):
+                    raise entry.cut_off([]).refusal
             if await self._hot.is_bare(plan, known):
                 entry = self._entries[plan.uid] = NetworkEntry(first_nics(known, plan))
                 self._keep(entry, entry.attachment)
@@ -203,20 +196,28 @@ class Attachments:
                 await self._builder.guard(after.joined)
             return entry.ready() if after != before else None
 
-    async def release(self, uid: str, epoch: int, *, forced: bool = False) -> bool:
+    async def release(
+        self, uid: str, epoch: int, *, forced: bool = False, unused: bool = False
+    ) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
+        `unused`: only if no guest runs with it, and `ensure` may make another for this epoch.
+
         Raises:
-            VirtbusError: 409 for an older epoch; 500 if a CNI plugin failed on DEL (the state file
-                stays, so that a further release tries again). `forced`: not at the third failure.
+            VirtbusError: 409 for an older epoch; 503 `network_used`; 500 if a CNI plugin failed on
+                DEL (the state file stays, so that a further release tries again). `forced`: not at
+                the third failure.
         """
         self.refuse_while_recovering()
         async with self._locks.of(uid):
             entry = self._entries.get(uid)
             check_epoch(uid, epoch, entry.attachment if entry is not None else None)
-            self._released.add(uid, epoch)
+            if not unused:
+                self._released.add(uid, epoch)
             if entry is None:
                 return False
+            if unused and await self._builder.runs(uid):
+                raise entry.used
             if entry.attachment.has_cni:  # after a crash, `recover` removes the rest
                 self._keep(entry, entry.attachment.model_copy(update={"made": False}))
             try:

@@ -63,6 +63,12 @@ class NetworkEntry:
         self.settle(NetPhase.FAILED, finding.error)
         return finding
 
+    @property
+    def used(self) -> VirtbusError:
+        """Return the error of a removal while a guest runs with this network."""
+        message = "a guest runs with this network; netd removes it after the guest's end"
+        return VirtbusError(Code.UNAVAILABLE, "network_used", message, after_ms=500)
+
     def ready(self) -> NetReady:
         """Return the network as the agent and the bus see it."""
         return NetReady(

@@ -6,6 +6,7 @@ from virtbus.bus.client.record_worker import Ensured
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.network import NetworkState
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import RunStrategy, VmRecord
 
@@ -42,12 +43,22 @@ class NetworkStep:
         Raises as `Attachments.ensure`.
         """
         del logins
+        if record.spec.network_state is NetworkState.RELEASED:
+            return await self._released(record)
         before = self._attachments.state_of(record.uid)
         ready = await self._attachments.ensure(record, self._reporter.ready)
         if before is not None and before.phase is NetPhase.READY:
             return Ensured(ready, None)
         addresses = ",".join(address for nic in ready.interfaces for address in nic.addresses)
         return Ensured(ready, {"addresses": addresses})
+
+    async def _released(self, record: VmRecord) -> Ensured[NetReady]:
+        """Remove the network; the ready event has no interfaces. Errors: `Attachments.release`."""
+        uid, epoch, generation = record.uid, record.epoch, record.generation
+        if await self._attachments.release(uid, epoch, unused=True):
+            self._reporter.released(uid, epoch)
+        ready = NetReady(uid=uid, epoch=epoch, generation=generation, phase=NetPhase.READY)
+        return Ensured(ready, None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> NetReady:
         """Return the message that the network of `record` failed with `error`."""

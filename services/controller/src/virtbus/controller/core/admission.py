@@ -177,6 +177,9 @@ def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
         image = {"ref": create.image, "size": create.disk}
         volumes.insert(0, {"name": ROOT, "image": image})
     seeds = [v[kind] for v in volumes for kind in _SEEDS if v.get(kind) is not None]
+    state = create.spec.network_state if create.spec is not None else None
+    if not (seeds or volumes) and state is not None:
+        return []  # its disks follow by another create
     if not seeds:
         seeds = [{}]
         volumes.append({"name": SEED, "cloud_init_no_cloud": seeds[0]})
@@ -255,7 +258,7 @@ def _shorthand_conflicts(
     if data.get("image") and any(volume.get("name") == ROOT for volume in volumes):
         message = f"give either image or a volume named {ROOT} in spec.volumes, not both"
         found.append(Detail(path="image", message=message))
-    if not data.get("image") and not imaged and "volumes" not in spec:
+    if not (data.get("image") or imaged or "volumes" in spec or spec.get("network_state")):
         hint = (
             "add image: tiny, or a volume with an image; `virtbus image list` shows what is there;"
             " for an empty machine write spec.volumes: []"

@@ -14,6 +14,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.filesystem import FILESYSTEMS
 from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network import NetworkState
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
@@ -36,7 +37,7 @@ LIVE = frozenset(
     {
         *("spec.run_strategy", "spec.start_strategy", "spec.node_selector"),
         *("spec.termination_grace_s", "spec.eviction_strategy", "spec.protected"),
-        "spec.domain.resources",
+        *("spec.domain.resources", "spec.network_state"),
     }
 )
 """Fields that take effect at once, while the guest runs."""
@@ -113,7 +114,7 @@ def updated(
         update["annotations"] = dict(annotations)
     if spec is not None:
         update |= _of_spec(record, spec, reseeded=reseeded)
-    return record.model_copy(update=update)
+    return refuse_released(record.model_copy(update=update))
 
 
 def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any]:
@@ -252,14 +253,19 @@ def powered(
     """
     refuse_deleting(record)
     still = starts_paused(record.spec) if paused is None else paused
-    return record.model_copy(
-        update={
-            "powered": on,
-            "power_epoch": record.power_epoch + 1,
-            "stop_grace_s": grace_s,
-            "paused": on and still,
-        }
-    )
+    update = {"powered": on, "power_epoch": record.power_epoch + 1, "stop_grace_s": grace_s}
+    return refuse_released(record.model_copy(update=update | {"paused": on and still}))
+
+
+def refuse_released(record: VmRecord) -> VmRecord:
+    """Return the record; raise VirtbusError 409 if it asks for a guest without its network."""
+    if record.powered and record.spec.network_state is NetworkState.RELEASED:
+        message = (
+            f"the network of {record.name} is released, so no guest can run; set "
+            "spec.network_state to Held before a start, and stop the guest before a release"
+        )
+        raise VirtbusError(Code.CONFLICT, "network_released", message)
+    return record
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:

@@ -1,6 +1,7 @@
 """Creates VMs: admission, placement, and the commit on the chosen node."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +11,10 @@ from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, node_of, owner_of
 from virtbus.bus.client.ports import Bus, EntryKind, Request
-from virtbus.controller.core import mutations
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core import bare_vms, mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
-from virtbus.controller.core.claims import AddressTakenError, addresses_of
+from virtbus.controller.core.claims import AddressTakenError, addresses_of, uid_taken
 from virtbus.controller.core.clones import origin_of, taken_over
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.directories import check_directories
@@ -23,7 +25,9 @@ from virtbus.controller.core.network_fit import refuse_misfits
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.runtime_nodes import check_devices, check_selector
+from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.snapshot_changes import not_found
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
 from virtbus.controller.edge.address_claims import AddressClaims
@@ -95,6 +99,8 @@ class VmCreates:
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
             record = await self._with_images(self._record(admitted, request.account))
+            if (bare := await self._bare(record)) is not None:
+                return await self._complete(bare, record, admitted), admitted.warnings
             record = await self._with_networks(record)
             holders = await self._templates.holders(record, request.account)
             record, home = await self._with_volumes(record, holders)
@@ -145,6 +151,37 @@ class VmCreates:
         spec = record.spec.model_copy(update={"volumes": new})
         found = await self._images.of_spec(spec, record.namespace)
         return mutations.with_targets(record, before, found)
+
+    async def _bare(self, record: VmRecord) -> StoredVm | None:
+        """Return the VM, from the leader, to which this create gives its disks, if there is one."""
+        held = await self._commits.latest(record.uid) if bare_vms.brings_disks(record) else None
+        return held if held is not None and bare_vms.is_bare(held.record) else None
+
+    async def _complete(self, bare: StoredVm, wanted: VmRecord, admitted: AdmittedVm) -> Committed:
+        """Give a VM its disks; raises VirtbusError 409 `uid_taken` if the uid is another VM's.
+
+        Its secrets are stored first, as in a create. If two such creates race, one is refused.
+        """
+        record = bare_vms.completed(bare.record, wanted)
+        if record is None:
+            raise uid_taken(wanted, bare.record)
+        holders = await self._templates.holders(record, record.owner)
+        refs, _home = await holders.resolve(record)
+        body = secret_bytes(admitted.secrets) if admitted.secrets is not None else b""
+        digest = hashlib.sha256(body).hexdigest() if body else None
+        record = record.model_copy(update={"volume_refs": refs, "sec_digest": digest})
+        refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
+        if body:
+            await self._bus.put(subjects.vm_secret(record.node, record.uid), body)
+        try:
+            held = await Commits(self._bus, self._fleet, holders).replace(bare, record)
+        except ConflictError:
+            raise contended("this uid") from None
+        if self._fleet.apply(held):
+            self._watches.changed(record.uid)
+        self._tell_made(held, holders.made)
+        self._events.emit(EventKind.VM_UPDATED, record, "its disks", revision=held.revision)
+        return Committed(held, created=False)
 
     async def _with_networks(self, record: VmRecord) -> VmRecord:
         """Return the record with the network objects that its spec names."""
@@ -306,11 +343,14 @@ class VmCreates:
         record = committed.held.record
         if not committed.created:
             return
-        for volume in made.values():
-            message = f"{volume.namespace}/{volume.name}, of {record.name}"
-            self._events.named(EventKind.VOLUME_CREATED, volume, committed.held.revision, message)
+        self._tell_made(committed.held, made)
         self._events.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
         if record.node != UNPLACED:
             self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         extra = {"code": "vm_accepted", "uid": record.uid}
         log.info("accepted %s/%s on %s", record.namespace, record.name, record.node, extra=extra)
+
+    def _tell_made(self, held: StoredVm, made: Mapping[str, VolumeRecord]) -> None:
+        for volume in made.values():
+            message = f"{volume.namespace}/{volume.name}, of {held.record.name}"
+            self._events.named(EventKind.VOLUME_CREATED, volume, held.revision, message)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import Bus
+from virtbus.controller.core.bare_vms import is_bare
 from virtbus.controller.core.demand import demand_of_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.pools import needs_of
@@ -55,7 +56,8 @@ class VolumeTemplates:
                 volumes.
         """
         new: dict[str, VolumeRecord] = {}
-        node, is_repeat = "", vm.uid in self._fleet.vms
+        known, node = self._fleet.vms.get(vm.uid), ""
+        is_repeat = known is not None and not is_bare(known.record)
         named = [one.volume for one in vm.spec.volumes if one.volume is not None]
         makes = any(one.template is not None for one in named)
         for one in named if makes and not is_repeat else ():

@@ -2,7 +2,7 @@
 
 import ipaddress
 
-from virtbus.schemas.network import InterfaceStatus, PlugState, check_mac
+from virtbus.schemas.network import InterfaceStatus, NetworkState, PlugState, check_mac
 from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.vm import Interface, VmRecord
 
@@ -14,6 +14,8 @@ def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
     if isinstance(part, ImageReady) or part.error is not None:
         return ""
     wanted = {nic.name: nic for nic in record.spec.domain.devices.interfaces}
+    if record.spec.network_state is NetworkState.RELEASED:
+        wanted = {}
     settled = all(one.plug is PlugState.PLUGGED for one in part.interfaces)
     if settled and [one.name for one in part.interfaces] != list(wanted):
         return "it reports other interfaces than the spec has"

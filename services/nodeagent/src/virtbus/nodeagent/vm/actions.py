@@ -14,6 +14,7 @@ from virtbus.nodeagent.vm import live_changes
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.operations.network import until_network
 from virtbus.nodeagent.vm.operations.outcome import Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare, without_guest
@@ -29,6 +30,7 @@ from virtbus.nodeagent.vm.operations.start import (
 from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.repeated_steps import Work, until_done
 from virtbus.nodeagent.vm.state import ActorState
+from virtbus.nodeagent.vm.status import OFF
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord
@@ -183,6 +185,7 @@ class Actions:
 
     async def _prepare(self) -> Outcome:
         vm, settings = self._vm, self._tools.settings
+        self.tasks.stop("network")
         after_s = 0.0 if self._prepared or vm.resumed else settings.ask_after_s
         if self._prepared:
             vm.image.reset()
@@ -313,7 +316,7 @@ class Actions:
 
     def _release(self) -> None:
         self.tasks.set_timer(0, None)
-        self.tasks.stop("prepare", "shutdown", "ready")
+        self.tasks.stop("prepare", "network", "shutdown", "ready")
         self._until_done(
             "release",
             lambda: release(
@@ -368,3 +371,15 @@ def _sync_disks(
     vm.disks_changed.set()
     if tasks.running("disks") is None:
         tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
+
+
+def follow_network(
+    vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
+) -> None:
+    """Report the network of a VM that is off; wait in the background until it has its state."""
+    if vm.record.spec.network_state is None or vm.phase not in OFF or vm.ends:
+        return
+    if vm.net.reached:
+        report()
+    elif tasks.group is not None and tasks.running("network") is None:
+        tasks.run("network", partial(until_network, vm, tools, report))

@@ -17,7 +17,7 @@ from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
 from virtbus.nodeagent.vm import observation
-from virtbus.nodeagent.vm.actions import Actions
+from virtbus.nodeagent.vm.actions import Actions, follow_network
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.intent import Applied, applied_by
 from virtbus.nodeagent.vm.machine import (
@@ -150,6 +150,7 @@ class VmActor:
             self.post(event)
         if self.vm.phase in UP:
             self._does.sync_links()
+        follow_network(self.vm, self._tools, self.report, self._does.tasks)
         if or_report and not events:
             self.report()
 
@@ -178,6 +179,7 @@ class VmActor:
             self.vm.image.receive(ready)
         elif self.vm.phase not in UP:
             self.vm.net.receive(ready)
+            follow_network(self.vm, self._tools, self.report, self._does.tasks)
         elif ready.error is not None or ready.generation >= self.vm.record.generation:
             self.vm.observed.network_lost = ready.error.message if ready.error else ""
             if ready.error is None:

@@ -60,8 +60,11 @@ class Dependency(Generic[Part]):
     def receive(self, part: Part) -> None:
         """Take a ready event, unless the service recovers or the event contradicts the record.
 
-        In both cases the service is asked again.
+        In both cases the service is asked again. An event of an earlier spec is ignored, if disks
+        and networks can change while the VM is off.
         """
+        if _earlier(part, self._record()):
+            return
         why = contradiction(self._record(), part)
         if why:
             extra = {"code": "part_refused", "uid": self._record().uid}
@@ -74,6 +77,11 @@ class Dependency(Generic[Part]):
         self.silence = ""
         self._part = part
         self._arrived.set()
+
+    @property
+    def reached(self) -> bool:
+        """Return True if there is a part of the latest record."""
+        return self.latest is not None and _is_of(self.latest, self._record())
 
     def reset(self) -> None:
         """Drop the part, so that `get` waits for a new one."""
@@ -143,12 +151,21 @@ class Dependency(Generic[Part]):
 
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
         refusal = {"uid": record.uid, "epoch": record.epoch, "error": error.body}
+        refusal["generation"] = record.generation
         return refusal | ({"phase": "failed"} if self._model is NetReady else {})
 
 
 def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
-    if part.epoch < record.epoch:
+    if part.epoch < record.epoch or _earlier(part, record):
         return False
     by_epoch = part.error is not None or isinstance(part, NetReady)
     by_epoch |= not record.volume_refs and not media(record)
     return by_epoch or part.generation >= record.generation
+
+
+def _earlier(part: ImageReady | NetReady, record: VmRecord) -> bool:
+    """Return True for a part of an earlier spec of a VM whose network has a state when it is off.
+
+    Such a VM may get its disks, or another network, by a later spec.
+    """
+    return record.spec.network_state is not None and part.generation < record.generation

@@ -93,6 +93,8 @@ class Observed:
     """The image of a guest that an earlier agent started, shown until imaged reports it."""
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
+    network_error: ErrorBody | None = None
+    """The reason why the network of a VM that is off is not as its record says."""
     nics: dict[str, GuestNic] = field(default_factory=dict)
     """The NICs of the running guest, by name."""
     nics_error: ErrorBody | None = None

@@ -17,10 +17,11 @@ from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import ErrorBody, VirtbusError
 from virtbus.schemas.fitting import fitted_bytes
+from virtbus.schemas.network import NetworkState
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.vm_status import Condition, VmStatus
+from virtbus.schemas.vm_status import NETWORK_READY, Condition, VmStatus
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if vm.phase in UP:
         found.extend(_of_guest(observed))
+    found.extend(_network(vm))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -150,6 +152,19 @@ def _of_guest(observed: Observed) -> Iterator[Condition]:
         yield Condition(type=RESOURCES_PENDING, status=True, reason=reason, message=why.message)
     if observed.nics_error is not None:
         yield _nics_pending(observed.nics_error)
+
+
+def _network(vm: ActorState) -> Iterator[Condition]:
+    """Yield the condition of the network of a VM that is off, once it is known."""
+    state, error = vm.record.spec.network_state, vm.observed.network_error
+    if vm.phase not in OFF or state is None:
+        return
+    if vm.net.reached:
+        held = state is NetworkState.HELD
+        yield Condition(type=NETWORK_READY, status=held, reason=state)
+    elif error is not None:
+        why, text = error.reason, error.message
+        yield Condition(type=NETWORK_READY, status=False, reason=why, message=text)
 
 
 def _directories_lost(tags: Sequence[str]) -> Condition:

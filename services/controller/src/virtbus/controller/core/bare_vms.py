@@ -1,0 +1,37 @@
+"""Decides how a create gives disks to a VM that only holds its network: a pod's sandbox (ADR 0059).
+
+The runtime of a node creates such a VM first, and its disks follow by a second create of its uid.
+"""
+
+from virtbus.bus.client.owners import node_of
+from virtbus.schemas.network import NetworkState
+from virtbus.schemas.vm import VmRecord
+
+
+def brings_disks(wanted: VmRecord) -> bool:
+    """Return True for a create that may be the second one."""
+    held = wanted.spec.network_state is NetworkState.HELD
+    return held and bool(wanted.spec.volumes and node_of(wanted.owner)) and not wanted.powered
+
+
+def is_bare(record: VmRecord) -> bool:
+    """Return True for a VM without disks that is off, and whose network has a state."""
+    off = not (record.powered or record.ending)
+    return off and record.spec.network_state is not None and not record.spec.volumes
+
+
+def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
+    """Return the record of a bare VM with the disks of a second create; None if that is another VM.
+
+    Neither its network nor its node changes.
+    """
+    about = [
+        (one.namespace, one.name, one.owner, one.spec.networks, one.spec.node_selector)
+        for one in (bare, wanted)
+    ]
+    nics = [one.spec.domain.devices.interfaces for one in (bare, wanted)]
+    if not is_bare(bare) or about[0] != about[1] or nics[0] != nics[1]:
+        return None
+    given = ("labels", "annotations", "spec", "spec_hash", "image_targets", "traceparent")
+    update = {field: getattr(wanted, field) for field in given}
+    return bare.model_copy(update={**update, "generation": bare.generation + 1})
