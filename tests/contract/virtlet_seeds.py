@@ -127,7 +127,7 @@ def seed_of(case: Case) -> dict[str, str]:
         annotations={"kubernetes.io/target-runtime": "virtlet.cloud", **case.annotations},
     )
     config = case.config.model_copy(update={"metadata": ContainerMetadata(name="vm")})
-    machine = vm_request.new_machine(sandbox, IMAGE, UID, ShellKey(private="", public=KEY))
+    machine = vm_request.new_machine(sandbox, UID, ShellKey(private="", public=KEY))
     try:
         vm_request.check_sandbox(sandbox)
         pod = Pod(key="0c5f").model_copy(update={"machine": machine})

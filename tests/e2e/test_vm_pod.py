@@ -242,14 +242,18 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
         ran = runtime.call("RunPodSandbox", config=sandbox, runtime_handler="virtbus")
         sandbox_id = ran.pod_sandbox_id
-        first = runtime.start(sandbox_id, image, 0)
         (vm,) = platform.vms()
         platform.uids.add(vm["uid"])
+        assert vm["state"] == "Stopped"
+        before = runtime.address(sandbox_id)
+        first = runtime.start(sandbox_id, image, 0)
+        (vm,) = platform.vms()
         assert (vm["node"], vm["owner"]) == (NODE, f"cri-{NODE}")
         assert vm["labels"]["io.kubernetes.pod.name"] == "web"
         platform.wait_ready(vm["name"])
         until(lambda: b"GUEST-READY" in runtime.log(0), "the guest's lines are in the log")
-        assert host.ping(runtime.address(sandbox_id))
+        assert runtime.address(sandbox_id) == before
+        assert host.ping(before)
         asyncio.run(attach_and_forward(runtime, sandbox_id, first))
         done = runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", "id -u; exit 3"])
         assert (done.exit_code, done.stdout) == (3, b"0\n")

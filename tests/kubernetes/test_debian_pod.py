@@ -54,6 +54,9 @@ def full(pod_node: PodNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "image": "virtlet.cloud/debian",
         "resources": {"limits": {"memory": "512Mi"}},
         "readinessProbe": probe,
+        "env": [
+            {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
     }
     notes = {
         "VirtletSSHKeys": Path(login.public_key).read_text(),
@@ -89,6 +92,13 @@ def test_the_guest_has_the_dns_and_the_host_aliases_of_the_pod(full: Full) -> No
     assert full.login(vm, "getent hosts db").split() == ["192.0.2.7", "db.example", "db"]
     own = full.login(vm, f"grep -c '^127.0.1.1.*{POD}' /etc/hosts; grep -c db.example /etc/hosts")
     assert own.split() == ["1", "1"], "cloud-init has written the file of its template"
+
+
+def test_the_environment_has_the_address_of_the_pod(full: Full) -> None:
+    """The network is made before the container, whose environment kubelet sets."""
+    address = full.own.pod(POD)["status"]["podIP"]
+    told = full.own.kubectl("exec", POD, "--", "cat", "/etc/cloud/environment")
+    assert f"ADDRESS={address}" in told.splitlines()
 
 
 def test_exec_runs_programs_of_the_guest_as_root(full: Full) -> None:

@@ -141,6 +141,12 @@ def test_a_job_ends_as_its_guest_ends(own: PodNode) -> None:
     assert ended["crash"]["terminated"]["reason"] == "GuestPanicked"
     assert ended["crash"]["terminated"]["exitCode"] == 1
     assert "at work" in own.kubectl("logs", "job/done")
+    until(lambda: not addresses(own), "kubelet has stopped the sandboxes of pods that have ended")
+
+
+def addresses(own: PodNode) -> list[str]:
+    """Return the addresses of the namespace's VMs."""
+    return [one for vm in own.vms() for nic in vm.get("interfaces", ()) for one in nic["addresses"]]
 
 
 def test_a_liveness_probe_that_fails_restarts_the_guest(own: PodNode) -> None:

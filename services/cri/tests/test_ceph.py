@@ -36,7 +36,7 @@ async def test_its_disk_is_the_volume_of_the_pool_and_its_partition_is_mounted(
 ) -> None:
     folder = flexvolume(tmp_path, **OPTIONS)
     await node.container(await node.sandbox(), mounts=[mount(folder, "/data")])
-    (created,) = fleet.asked("vm.create")
+    (created,) = fleet.created
     volume = fleet.vm.spec.volumes[2].volume
     assert volume is not None
     assert volume.name == "data"

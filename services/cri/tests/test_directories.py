@@ -102,7 +102,7 @@ async def test_the_root_of_the_node_and_a_path_that_nobody_can_mount_are_refused
 ) -> None:
     assert "other than /" in await refusal(kubelet, mount(Path("/"), "/host"))
     assert "the folder" in await refusal(kubelet, mount(folder(tmp_path, "a"), "/a b"))
-    assert not fleet.vms
+    assert not fleet.created
 
 
 async def test_a_socket_of_the_node_is_refused(
@@ -112,4 +112,4 @@ async def test_a_socket_of_the_node_is_refused(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         assert "neither a folder nor a file" in await refusal(kubelet, mount(path, "/d.sock"))
-    assert not fleet.vms
+    assert not fleet.created

@@ -26,7 +26,7 @@ async def kubelet(tmp_path: Path, fleet: Fleet) -> AsyncIterator[Kubelet]:
 async def container_id(fleet: Fleet, kubelet: Kubelet) -> str:
     """A running container whose guest took the keys of its seed."""
     _, container_id = await kubelet.running()
-    (created,) = fleet.asked("vm.create")
+    (created,) = fleet.created
     seed = created["spec"]["volumes"][1]["cloud_init_no_cloud"]
     fleet.guest.keys = seed["ssh_keys"]
     assert seed["vendor_data"] == "#cloud-config\ndisable_root: false\n"
@@ -118,7 +118,7 @@ async def test_a_command_waits_for_a_guest_that_boots(tmp_path: Path, fleet: Fle
         pass
     async with cri(tmp_path, fleet) as kubelet:
         _, container_id = await kubelet.running()
-        (created,) = fleet.asked("vm.create")
+        (created,) = fleet.created
         fleet.guest.keys = created["spec"]["volumes"][1]["cloud_init_no_cloud"]["ssh_keys"]
         words = ("sh", "-c", "echo up")
         code, text = await kubelet.refused(

@@ -191,14 +191,19 @@ async def test_a_list_without_the_vm_ends_nothing(tmp_path: Path, fleet: Fleet) 
     fleet.vms[view.uid] = view
 
 
-async def test_a_new_pod_needs_the_bus_only_for_its_vm(fleet: Fleet, kubelet: Kubelet) -> None:
+async def test_a_new_pod_needs_the_bus(fleet: Fleet, kubelet: Kubelet) -> None:
     await kubelet.call("PullImage", image={"image": "tiny"})
+    sandbox_id = await kubelet.sandbox()
     await cut(fleet, kubelet)
-    answer = await kubelet.call("RunPodSandbox", config=sandbox())
     code, text = await kubelet.refused(
         "CreateContainer",
-        pod_sandbox_id=answer.pod_sandbox_id,
+        pod_sandbox_id=sandbox_id,
         config={"metadata": {"name": "vm"}, "image": {"image": DIGEST}},
     )
     assert (code, "bus is away" in text) == (StatusCode.UNAVAILABLE, True)
     assert not (await kubelet.call("ListContainers")).containers
+    other = {"name": "db", "uid": "77", "namespace": "default"}
+    code, text = await kubelet.refused("RunPodSandbox", config=sandbox(metadata=other))
+    assert (code, "bus is away" in text) == (StatusCode.UNAVAILABLE, True)
+    (left,) = (await kubelet.call("ListPodSandbox")).items
+    assert left.id == sandbox_id

@@ -50,7 +50,7 @@ async def test_an_end_is_reported_as_it_was_and_only_kubelet_starts_the_next_att
         if POLICIES[policy](status.exit_code):
             await next_attempt(kubelet, sandbox_id)
             assert fleet.vm.uid == uid  # with the same root disk
-    assert len(fleet.asked("vm.create")) == 1
+    assert len(fleet.created) == 1
 
 
 async def next_attempt(kubelet: Kubelet, sandbox_id: str) -> None:

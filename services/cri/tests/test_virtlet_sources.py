@@ -197,10 +197,10 @@ async def test_an_object_that_is_missing_fails_the_container_and_the_next_try_ha
     sandbox_id = await reader.sandbox(annotations={KEYS: "secret/keys"})
     with pytest.raises(Exception, match="secrets/keys of default does not exist"):
         await reader.container(sandbox_id)
-    assert not fleet.vms
+    assert not fleet.created
     api.objects[f"{HOME}/secrets/keys"] = {"data": {"authorized_keys": base64_of(FIRST)}}
     await reader.container(sandbox_id)
-    assert fleet.vms
+    assert fleet.created
 
 
 async def test_a_right_that_is_missing_is_named(
@@ -210,7 +210,7 @@ async def test_a_right_that_is_missing_is_named(
     sandbox_id = await reader.sandbox(annotations={KEYS: "secret/keys"})
     with pytest.raises(Exception, match="refuses to show /api/v1/namespaces/default/secrets/keys"):
         await reader.container(sandbox_id)
-    assert not fleet.vms
+    assert not fleet.created
 
 
 async def test_without_a_kubeconfig_such_a_pod_is_refused_with_the_next_step(

@@ -39,7 +39,7 @@ def mount(path: Path, at: str) -> Plain:
 async def written(fleet: Fleet, kubelet: Kubelet, *mounts: Plain) -> dict[str, tuple[str, str]]:
     """Return the files of the guest of a pod with these mounts: content and mode by path."""
     await kubelet.container(await kubelet.sandbox(), mounts=mounts)
-    (created,) = fleet.asked("vm.create")
+    (created,) = fleet.created
     files = created["spec"]["volumes"][1]["cloud_init_no_cloud"].get("write_files", ())
     found = [(one["path"], one["content_base64"], one.get("mode", "0644")) for one in files]
     assert len({path for path, _, _ in found}) == len(found)
@@ -108,7 +108,7 @@ async def test_a_volume_that_is_no_folder_of_the_node_is_refused_by_its_name(
     }
     code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
     assert (code, word in text, "/data" in text) == (StatusCode.INVALID_ARGUMENT, True, True), text
-    assert not fleet.vms
+    assert not fleet.created
 
 
 KUBELET = "/var/lib/kubelet/pods/0c5f/volumes"
@@ -286,7 +286,7 @@ async def test_a_flexvolume_names_no_device_without_a_permission_of_its_own(
         kubelet, mount(flexvolume(tmp_path, type="raw", path="/dev/vg0/data"), "/d")
     )
     assert "flexvolume_devices" in text
-    assert not fleet.vms
+    assert not fleet.created
 
 
 async def test_a_flexvolume_names_no_other_device_than_those_of_its_permission(
@@ -294,7 +294,7 @@ async def test_a_flexvolume_names_no_other_device_than_those_of_its_permission(
 ) -> None:
     folder = flexvolume(tmp_path, type="raw", path=str(device))
     assert "flexvolume_devices" in await refusal(permitting, mount(folder, "/data"))
-    assert not fleet.vms
+    assert not fleet.created
 
 
 @pytest.mark.parametrize(("part", "wanted"), [("", 1), ("-1", 1), ("0", None), ("3", 3)])
@@ -386,7 +386,7 @@ async def test_files_that_are_too_large_or_lead_elsewhere_are_refused(
             "CreateContainer", pod_sandbox_id=sandbox_id, config=config
         )
         assert (code, word in text) == (StatusCode.INVALID_ARGUMENT, True), text
-    assert not fleet.vms
+    assert not fleet.created
 
 
 async def test_generic_ephemeral_volumes_are_a_folder_and_a_disk(

@@ -23,12 +23,12 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.image_api import ImagePull, PulledImages
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, NetworkState
 from virtbus.schemas.node import NodeState, NodeView
 from virtbus.schemas.resources import NO_LIMITS, ResourcesInForce
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmSpec
-from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.vm_status import NETWORK_READY, Condition, VmView
 from virtbus.schemas.wire import validate
 
 NODE = "n1"
@@ -66,6 +66,10 @@ class Fleet:
         )
         self.at_start: Plain = {}
         """The changes of a VM that a start request causes instead of a boot."""
+        self.networks = True
+        """The network of a VM that is off has the state of its record at once."""
+        self.network_error = ""
+        """The text with which each network fails."""
         self.enforces = True
         """The limits of a record are enforced at once."""
         self.held: dict[str, asyncio.Event] = {}
@@ -113,6 +117,11 @@ class Fleet:
     def asked(self, name: str) -> list[Any]:
         """Return the requests of one kind."""
         return [data for kind, data in self.requests if kind == name]
+
+    @property
+    def created(self) -> list[Any]:
+        """Return the requests that give a VM its disks."""
+        return [data for data in self.asked("vm.create") if data["spec"].get("volumes")]
 
     def _tell(self, reply: WatchReply) -> None:
         for watcher in self._watchers:
@@ -212,12 +221,36 @@ class Fleet:
                 spec=want.spec or VmSpec(),
             )
             self._tell(WatchReply(change=self.vms[want.uid]))
-        return VmCreated(vm=self.vms[want.uid], created=known is None)
+        elif not known.spec.volumes and want.spec is not None and want.spec.volumes:
+            self._asked(known, spec=want.spec, labels=want.labels)
+        asked = self.vms[want.uid]
+        self.network(want.uid)
+        return VmCreated(vm=asked, created=known is None)
+
+    def _asked(self, view: VmView, **fields: Any) -> VmView:
+        """Change the record of a VM, with its spec."""
+        newer = {"revision": view.revision + 1, "generation": view.generation + 1}
+        return self.show(view.uid, **newer, **fields)
+
+    def network(self, uid: str) -> None:
+        """Bring the network of a VM that is off to the state of its record, and report that."""
+        view = self.vms[uid]
+        state = view.spec.network_state
+        if state is None or view.powered or not self.networks:
+            return
+        held = state is NetworkState.HELD and not self.network_error
+        why = {"reason": "cni_failed", "message": self.network_error}
+        about = why if self.network_error else {"reason": str(state)}
+        self.show(
+            uid,
+            observed_generation=view.generation,
+            interfaces=(self._nic(),) if held else (),
+            conditions=(Condition(type=NETWORK_READY, status=held, **about),),
+        )
 
     def _nic(self) -> InterfaceStatus:
-        return InterfaceStatus(
-            name="default", mac="02:00:00:00:00:01", addresses=(f"{self.address}/16",)
-        )
+        addresses = (f"{self.address}/16",) if self.address else ()
+        return InterfaceStatus(name="default", mac="02:00:00:00:00:01", addresses=addresses)
 
     def _find(self, uid: str | None) -> VmView:
         if uid not in self.vms:
@@ -237,6 +270,7 @@ class Fleet:
             labels=want.labels or view.labels,
             spec=want.spec or view.spec,
         )
+        self.network(view.uid)
         if self.boots and self.enforces:
             self.enforce(view.uid)
         return asked
@@ -278,6 +312,7 @@ class Fleet:
                 state=VmState.STOPPED,
                 last_exit=last if was_up else view.last_exit,
             )
+            self.network(view.uid)
         return asked
 
     def _delete(self, data: Any) -> VmView:

@@ -86,5 +86,5 @@ class MachineChanges:
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None or pod.machine.uid != view.uid:
             return
-        pod = pod.with_machine(made=True, revision=view.revision)
+        pod = pod.with_machine(revision=view.revision)
         await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))

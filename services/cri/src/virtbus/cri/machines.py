@@ -20,6 +20,7 @@ from virtbus.cri.edge.host_alias_reads import HostAliasReads
 from virtbus.cri.edge.virtlet_reads import VirtletReads
 from virtbus.cri.edge.volume_reads import VolumeReads
 from virtbus.cri.machine_changes import MachineChanges
+from virtbus.cri.pod_networks import PodNetworks
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
@@ -68,12 +69,13 @@ class Machines:
         self._end_here = end_here
         self.volumes, self.virtlet, self._aliases = reads
         self.changes = MachineChanges(pods, link)
+        self.networks = PodNetworks(pods, self.changes, self._create_bare, self._power_off)
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
         self, key: str, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage
     ) -> str:
-        """Create the pod's VM powered off, or take the one of an earlier attempt.
+        """Give the pod's VM its disks, powered off, or take the disks of an earlier attempt.
 
         Return the digest of its root disk's image. An attempt with another image in its manifest
         gets another VM, because the root disk is made of the image.
@@ -98,7 +100,7 @@ class Machines:
         machine = pod.machine
         if machine is None or machine.made:
             uid = self._pods.sources.uuid7()
-            fresh = vm_request.new_machine(sandbox, image, uid, self._new_key())
+            fresh = vm_request.new_machine(sandbox, uid, self._new_key())
             pod = pod.model_copy(update={"machine": fresh})
         pod = pod.with_machine(image_id=image.digest, image_name=config.image.name)
         request = vm_request.create_request(pod, sandbox, config, image, self._place(), read)
@@ -123,6 +125,14 @@ class Machines:
         if pod.machine is not None:
             await self._pods.discard(pod.machine.uid)
             await self._pods.put(pod.model_copy(update={"machine": None}))
+
+    async def _create_bare(self, key: str, sandbox: SandboxConfig) -> None:
+        """Create a VM that only holds the pod's network; raises the errors of `vm.create`."""
+        uid = self._pods.sources.uuid7()
+        fresh = vm_request.new_machine(sandbox, uid, self._new_key())
+        pod = self._pods.all.get(key, Pod(key=key)).model_copy(update={"machine": fresh})
+        await self._pods.put(pod)
+        await self._create(key, vm_request.sandbox_request(pod, sandbox, self._place()))
 
     async def _adapt(self, key: str, sandbox: SandboxConfig, config: ContainerConfig) -> bool:
         """Give an existing VM the labels and resources of a new attempt; False if it is gone."""
@@ -191,7 +201,7 @@ class Machines:
             message = self._staged(key, f"the VM does not run after {timeout_s:.0f} s")
             raise VirtbusError(Code.DEADLINE, "start_slow", message)
         if _phase(self._pods.all.get(key), container_id) == "exited":
-            message = self._cause(key, container_id)
+            message = _cause(self._pods.all.get(key), container_id)
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
 
     def _staged(self, key: str, message: str) -> str:
@@ -202,11 +212,6 @@ class Machines:
         seen = pod.machine
         message = f"{message} ({seen.state}: {seen.message or 'no reason yet'})"
         return stages.text(seen.stage, seen.reason or "start_slow", message)
-
-    def _cause(self, key: str, container_id: str) -> str:
-        pod = self._pods.all.get(key)
-        endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
-        return endings[0].message if endings and endings[0] else "the pod was removed"
 
     async def stop(self, key: str, grace_s: int) -> None:
         """End the guest of the running container, after at most `grace_s`, and wait for its end.
@@ -288,6 +293,7 @@ class Machines:
                 await asyncio.sleep(next(pauses))
 
     async def _do_duties(self) -> None:
+        await self.networks.clear()
         for uid in tuple(self._pods.removals):
             await self._unless_gone("delete", VmDelete(uid=uid, grace_s=0))
             await self._pods.discarded(uid)
@@ -295,6 +301,7 @@ class Machines:
             if pod.machine is not None and pod.machine.power_off:
                 async with self._pods.lock(key):
                     await self._power_off(key)
+        await self.networks.release_unused()
 
     async def _power_off(self, key: str) -> None:
         machine = self._pods.all[key].machine if key in self._pods.all else None
@@ -318,3 +325,8 @@ class Machines:
 def _phase(pod: Pod | None, container_id: str) -> str:
     found = [one.phase for one in pod.containers if one.id == container_id] if pod else []
     return found[0] if found else "exited"
+
+
+def _cause(pod: Pod | None, container_id: str) -> str:
+    endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
+    return endings[0].message if endings and endings[0] else "the pod was removed"

@@ -172,7 +172,7 @@ class RuntimeService:
     async def _run_sandbox(self, call: Call) -> Plain:
         config = validate(SandboxConfig, call.request.get("config", {}))
         handler = call.request.get("runtime_handler", "")
-        return {"pod_sandbox_id": await self._sandboxes.run(config, handler)}
+        return {"pod_sandbox_id": await self._sandboxes.run(config, handler, call.left_s)}
 
     async def _stop_sandbox(self, call: Call) -> Plain:
         await self._sandboxes.stop(call.request.get("pod_sandbox_id", ""))

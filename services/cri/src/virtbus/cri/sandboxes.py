@@ -9,6 +9,8 @@ from virtbus.cri.pods import Pods, not_found
 from virtbus.schemas.errors import Code, VirtbusError
 
 ID_BYTES = 32
+NETWORK_S = 110.0
+"""The longest wait for a pod's network; kubelet's own limit is 4 minutes by default."""
 
 
 class Sandboxes:
@@ -19,12 +21,15 @@ class Sandboxes:
         self._machines = machines
         self._handlers = handlers
 
-    async def run(self, config: SandboxConfig, handler: str) -> str:
-        """Note a sandbox, and return its id. A repeat for the same attempt returns the same id.
+    async def run(self, config: SandboxConfig, handler: str, left_s: float | None) -> str:
+        """Make the network of a pod, and return its sandbox's id.
+
+        A repeat for the same attempt returns the same id. A call that fails or is cancelled leaves
+        nothing behind.
 
         Raises:
             VirtbusError: 400 `pod_refused`, `handler_unknown`; 409 `sandbox_stopped`,
-                `sandbox_ready`; 422 `cluster_unread`.
+                `sandbox_ready`; 422 `cluster_unread`; the errors of `PodNetworks.hold`.
         """
         if handler and handler not in self._handlers:
             known = ", ".join(self._handlers)
@@ -34,12 +39,18 @@ class Sandboxes:
         self._machines.virtlet.check(config)
         key = pod_key(config.metadata)
         async with self._pods.lock(key):
-            pod = self._pods.all.get(key) or Pod(key=key)
+            pod = self._pods.all.get(key, Pod(key=key))
             attempts = {one.config.metadata.attempt: one for one in pod.sandboxes}
             if config.metadata.attempt in attempts:
                 return _again(attempts[config.metadata.attempt])
             for earlier in pod.sandboxes:
                 _refuse_ready(earlier)
+            timeout_s = NETWORK_S if left_s is None else min(NETWORK_S, max(0.0, left_s - 1))
+            try:
+                await self._machines.networks.hold(key, config, timeout_s)
+            except BaseException:
+                await self._undo(key)
+                raise
             sources = self._pods.sources
             sandbox = Sandbox(
                 id=sources.secret(ID_BYTES).hex(),
@@ -47,11 +58,18 @@ class Sandboxes:
                 runtime_handler=handler,
                 created_ns=sources.time_ns(),
             )
-            await self._pods.put(pod.with_sandbox(sandbox))
+            await self._pods.put(self._pods.all[key].with_sandbox(sandbox))
             return sandbox.id
 
+    async def _undo(self, key: str) -> None:
+        """Drop the VM of a pod without a sandbox; a VM with disks only releases its network."""
+        pod = self._pods.all.get(key)
+        if pod is not None and not pod.sandboxes:
+            await self._pods.drop(pod)
+        self._pods.duties.set()
+
     async def stop(self, sandbox_id: str) -> None:
-        """End the guest at once, and mark the sandbox as not ready; repeatable.
+        """End the guest at once, and release the network of the sandbox; repeatable.
 
         Raises:
             VirtbusError: the errors of `Machines.stop`, if the guest runs.
@@ -62,6 +80,7 @@ class Sandboxes:
         key, sandbox_id = found
         async with self._pods.lock(key):
             await self._stop(key, sandbox_id)
+            await self._machines.networks.release(key)
 
     async def _stop(self, key: str, sandbox_id: str) -> Pod | None:
         """Return the pod with the stopped sandbox; None if the sandbox is gone."""
@@ -89,6 +108,7 @@ class Sandboxes:
             pod = pod.without_sandbox(sandbox_id)
             if pod.sandboxes:
                 await self._pods.put(pod)
+                await self._machines.networks.release(key)
             else:
                 await self._pods.drop(pod)
 

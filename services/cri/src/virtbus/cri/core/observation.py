@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from virtbus.cri.core import stages
-from virtbus.cri.core.pod import Container, Ending, Pod
+from virtbus.cri.core.pod import Container, Ending, Machine, Pod
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.vm_status import NETWORK_READY, VmView
 
 Word = Literal["unchanged", "runs", "ended"]
 
@@ -59,12 +59,9 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
     machine = pod.machine
     if machine is None or machine.uid != view.uid or view.revision < machine.revision:
         return pod
-    addresses = tuple(
-        address.partition("/")[0] for nic in view.interfaces for address in nic.addresses
-    )
     pod = pod.with_machine(
-        made=True,
-        addresses=addresses or machine.addresses,
+        made=bool(view.spec.volumes),
+        **_network(machine, view),
         state=str(view.state),
         message=view.message,
         reason=view.reason,
@@ -87,6 +84,23 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
             return pod.with_container(container.model_copy(update=update))
         case "ended":
             return ended(pod, container, ending_of(container, view, now_ns), off=view.powered)
+
+
+def _network(machine: Machine, view: VmView) -> dict[str, object]:
+    """Return what a view says about the network; nothing if it is older than its state."""
+    if view.observed_generation < machine.network_generation:
+        return {}
+    addresses = tuple(
+        address.partition("/")[0] for nic in view.interfaces for address in nic.addresses
+    )
+    found: dict[str, object] = {"addresses": addresses} if addresses else {}
+    for one in view.conditions:
+        if one.type == NETWORK_READY and one.reason == machine.network:
+            found |= {"network_reached": True, "network_error": ""}
+        elif one.type == NETWORK_READY and one.message:
+            why = stages.text("network", one.reason, one.message)
+            found |= {"network_reached": False, "network_error": why}
+    return found
 
 
 def _resources_wait(view: VmView) -> str:

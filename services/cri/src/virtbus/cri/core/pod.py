@@ -74,15 +74,23 @@ class Machine(LenientModel):
 
     uid: Uid
     name: str
-    image_id: str
-    """The digest of the image that its root disk is made of."""
+    image_id: str = ""
+    """The digest of the image that its root disk is made of; empty before it has one."""
     image_name: str = ""
     """The image in the manifest. It decides if a later attempt keeps the VM; the digest behind a
     tag may change."""
     key: ShellKey = ShellKey()
     """Empty for the VM of an earlier version."""
     made: bool = False
-    """The bus has accepted the VM."""
+    """The bus has the VM with its disks. Before that, it only holds the pod's network."""
+    network: Literal["", "Held", "Released"] = ""
+    """The state of its network that the CRI asked for; empty for the VM of an earlier version."""
+    network_generation: int = 0
+    """The record's generation that has this state. Earlier statuses say nothing about it."""
+    network_reached: bool = False
+    """The node has brought the network to this state."""
+    network_error: str = ""
+    """The stage, reason and text of the node's failure to do so."""
     revision: int = 0
     """The record's revision after the last change by the CRI. Earlier views are ignored."""
     addresses: tuple[str, ...] = ()
@@ -121,6 +129,12 @@ class Pod(StoredRecord):
     def active(self) -> Container | None:
         """Return the container whose guest may run, or None."""
         return next((one for one in self.containers if one.up), None)
+
+    @property
+    def holds_unused(self) -> bool:
+        """Return True if the pod's VM holds a network that no sandbox needs."""
+        held = self.machine is not None and self.machine.network != "Released"
+        return held and not any(one.ready for one in self.sandboxes)
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
         """Return the sandbox with this id."""

@@ -6,7 +6,7 @@ Everything that a VM cannot have is refused here, before the CRI changes anythin
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -34,6 +34,7 @@ from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_files import GuestFile, HostAlias
 from virtbus.schemas.ids import is_id
+from virtbus.schemas.network import NetworkState
 from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
 from virtbus.schemas.vm import (
@@ -122,6 +123,48 @@ def check_sandbox(config: SandboxConfig) -> None:
     _refuse(found)
 
 
+def sandbox_request(pod: Pod, sandbox: SandboxConfig, place: Place) -> VmCreate:
+    """Return the request for a VM that only holds the pod's network, without disks."""
+    machine = pod.machine
+    assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
+    wanted = virtlet.wishes(sandbox.annotations)[0]
+    return VmCreate(
+        name=machine.name,
+        namespace=sandbox.metadata.namespace,
+        uid=machine.uid,
+        labels=_pod_labels(sandbox),
+        annotations=_annotations(sandbox),
+        spec=VmSpec(
+            domain=Domain(
+                devices=Devices(interfaces=_interfaces(sandbox)),
+                firmware=Firmware(uuid=wanted.system_uuid),
+            ),
+            volumes=(),
+            **_of_pod(sandbox, place),
+        ),
+    )
+
+
+def _annotations(sandbox: SandboxConfig) -> dict[str, str]:
+    return {POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid}
+
+
+def _interfaces(sandbox: SandboxConfig) -> tuple[Interface, ...]:
+    return (Interface(name=NIC, publish=_published(sandbox.port_mappings)),)
+
+
+def _of_pod(sandbox: SandboxConfig, place: Place) -> dict[str, Any]:
+    """Return the fields of a spec that do not change between the sandbox and its container."""
+    return {
+        "run_strategy": RunStrategy.MANUAL,
+        "network_state": NetworkState.HELD,
+        "networks": (Network(name=NIC, network=place.network),),
+        "dns_config": pod_dns.dns_config(sandbox),
+        "node_selector": {HOSTNAME: place.hostname},
+        "eviction_strategy": EvictionStrategy.EXTERNAL,
+    }
+
+
 def create_request(
     pod: Pod,
     sandbox: SandboxConfig,
@@ -147,7 +190,7 @@ def create_request(
             namespace=sandbox.metadata.namespace,
             uid=machine.uid,
             labels=labels(sandbox, config),
-            annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
+            annotations=_annotations(sandbox),
             spec=_spec(sandbox, config, image, place, inside),
         )
     except ValidationError as error:
@@ -199,13 +242,19 @@ def vm_name(pod_name: str, uid: str) -> str:
 
 def labels(sandbox: SandboxConfig, config: ContainerConfig) -> dict[str, str]:
     """Return the labels of the VM for this attempt of its container."""
+    return {
+        **_pod_labels(sandbox),
+        CONTAINER_NAME: label_value(config.metadata.name),
+        ATTEMPT: str(config.metadata.attempt),
+    }
+
+
+def _pod_labels(sandbox: SandboxConfig) -> dict[str, str]:
     metadata = sandbox.metadata
     return {
         POD_NAME: label_value(metadata.name),
         POD_NAMESPACE: label_value(metadata.namespace),
         POD_UID: label_value(metadata.uid),
-        CONTAINER_NAME: label_value(config.metadata.name),
-        ATTEMPT: str(config.metadata.attempt),
     }
 
 
@@ -231,7 +280,6 @@ def _spec(
     more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
     shared = pod_directories.directories(config)
     return VmSpec(
-        run_strategy=RunStrategy.MANUAL,
         domain=Domain(
             cpu=Cpu(
                 cores=pod_resources.cores(config.linux.resources, wanted.vcpus),
@@ -248,7 +296,7 @@ def _spec(
                     Disk(name=SEED, bus=bus, readonly=True),
                     *(Disk(name=one.name, bus=bus, readonly=one.readonly) for one in more),
                 ),
-                interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
+                interfaces=_interfaces(sandbox),
                 filesystems=tuple(one.filesystem for one in shared),
             ),
             firmware=Firmware(uuid=wanted.system_uuid),
@@ -258,10 +306,7 @@ def _spec(
             _seed(sandbox, config, inside._replace(disks=more, directories=shared)),
             *(one.volume for one in more),
         ),
-        networks=(Network(name=NIC, network=place.network),),
-        dns_config=pod_dns.dns_config(sandbox),
-        node_selector={HOSTNAME: place.hostname},
-        eviction_strategy=EvictionStrategy.EXTERNAL,
+        **_of_pod(sandbox, place),
     )
 
 
@@ -339,10 +384,10 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
     )
 
 
-def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str, key: ShellKey) -> Machine:
+def new_machine(sandbox: SandboxConfig, uid: str, key: ShellKey) -> Machine:
     """Return the VM of a pod before it is created."""
     name = vm_name(sandbox.metadata.name, uid)
-    return Machine(uid=uid, name=name, image_id=image.digest, key=key)
+    return Machine(uid=uid, name=name, key=key, network="Held", network_generation=1)
 
 
 def keeps_root(machine: Machine, config: ContainerConfig, image: PulledImage) -> bool:

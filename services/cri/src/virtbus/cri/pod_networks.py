@@ -1,0 +1,148 @@
+"""Holds and releases the networks of pods: a sandbox is the network of its pod's VM (ADR 0059)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from virtbus.cri.core.configs import SandboxConfig
+from virtbus.cri.core.pod import Pod
+from virtbus.cri.machine_changes import MachineChanges
+from virtbus.cri.pods import Pods
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network import NetworkState
+
+log = logging.getLogger(__name__)
+
+BUSY_S = 1.0
+"""The delay of a duty for a pod that a call works on."""
+
+
+class PodNetworks:
+    """The networks of this node's pods; a caller has the pod's lock.
+
+    `create` creates a VM without disks for a pod. `power_off` switches off the record of a guest
+    that has ended.
+    """
+
+    def __init__(
+        self,
+        pods: Pods,
+        changes: MachineChanges,
+        create: Callable[[str, SandboxConfig], Awaitable[None]],
+        power_off: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._pods = pods
+        self._changes = changes
+        self._create = create
+        self._power_off = power_off
+
+    async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
+        """Let the node hold the pod's network, by a VM without disks or the pod's own; wait for it.
+
+        Raises:
+            VirtbusError: 500 `network_failed`; 504 `network_slow`; 503 `bus_away`; 409 `vm_gone`;
+                the errors of `vm.create` and `vm.update`.
+        """
+        if not await self._set(key, NetworkState.HELD):
+            await self._create(key, sandbox)
+        await self._until(key, timeout_s)
+
+    async def release(self, key: str) -> None:
+        """Release the network of a pod that is off, as soon as the bus answers."""
+        try:
+            await self._release(key)
+        except VirtbusError as error:
+            log.info("the network stays for now: %s", error, extra={"code": "duty_waits"})
+            self._pods.duties.set()
+
+    async def _release(self, key: str) -> None:
+        if key in self._pods.all and self._pods.all[key].holds_unused:
+            await self._power_off(key)
+            await self._set(key, NetworkState.RELEASED)
+
+    async def _set(self, key: str, state: NetworkState) -> bool:
+        """Let the node hold or release the network of the pod's VM; False if there is no VM.
+
+        Raises:
+            VirtbusError: 503 `bus_away`; the errors of `vm.get` and `vm.update`.
+        """
+        pod = self._pods.all.get(key)
+        if pod is None or pod.machine is None:
+            return False
+        uid, known = pod.machine.uid, pod.machine.network
+        try:
+            view = await self._changes.view(uid)
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            await self._pods.lost(uid)
+            return False
+        if view.deleting:
+            await self._pods.lost(uid)
+            return False
+        if view.spec.network_state is not state:
+            spec = view.spec.model_copy(update={"network_state": state})
+            view = await self._changes.update(view, spec, view.labels)
+            known = ""
+        if known != state:
+            await self._pods.put(
+                self._pods.all[key].with_machine(
+                    network=str(state),
+                    network_generation=view.generation,
+                    network_reached=False,
+                    network_error="",
+                    addresses=(),
+                )
+            )
+        await self._changes.answered(key, view)
+        return True
+
+    async def _until(self, key: str, timeout_s: float) -> None:
+        """Wait until the pod's network has the state that was asked for.
+
+        Raises:
+            VirtbusError: 409 `vm_gone`; 500 `network_failed`, with the node's text; 504
+                `network_slow`.
+        """
+
+        def known(pod: Pod | None) -> bool:
+            seen = pod.machine if pod is not None else None
+            return seen is None or seen.network_reached or bool(seen.network_error)
+
+        reached = await self._pods.until(key, known, timeout_s)
+        pod = self._pods.all.get(key)
+        machine = pod.machine if pod is not None else None
+        if machine is None:
+            raise VirtbusError(Code.CONFLICT, "vm_gone", "the pod's VM was deleted meanwhile")
+        if machine.network_error:
+            raise VirtbusError(Code.INTERNAL, "network_failed", machine.network_error)
+        if not reached:
+            message = (
+                f"the node has not made the network after {timeout_s:.0f} s "
+                f"({machine.message or 'no reason yet'}); `virtbus status` shows its services"
+            )
+            raise VirtbusError(Code.DEADLINE, "network_slow", message)
+
+    # --- duties ---------------------------------------------------------------------------
+    async def clear(self) -> None:
+        """Drop pods whose first sandbox was not made: this process was killed meanwhile.
+
+        A call that makes one now, or releases a network, has the lock; look again soon.
+        """
+        busy = False
+        for key, pod in tuple(self._pods.all.items()):
+            if pod.sandboxes and not pod.holds_unused:
+                continue
+            if self._pods.lock(key).locked():
+                busy = True
+            elif not pod.sandboxes:
+                await self._pods.drop(pod)
+        if busy:
+            asyncio.get_running_loop().call_later(BUSY_S, self._pods.duties.set)
+
+    async def release_unused(self) -> None:
+        """Release the networks that no sandbox needs; raises the errors of `vm.update`."""
+        for key, pod in tuple(self._pods.all.items()):
+            if pod.holds_unused and not self._pods.lock(key).locked():
+                async with self._pods.lock(key):
+                    await self._release(key)
