@@ -33,6 +33,7 @@ OUR_PROGRAMS = (
     "nats-server",
     "swtpm",
     "virtiofsd",
+    "passt",
 )
 
 

@@ -143,3 +143,10 @@ def test_bindings_ports_and_networks_out_of_bounds_are_refused(wrong: dict[str, 
 def test_a_record_of_an_older_release_has_no_field_of_a_binding() -> None:
     plain = Interface(name="a").model_dump(mode="json")
     assert not {"binding", "ports", "vm_network_cidr", "vm_ipv6_network_cidr"} & plain.keys()
+
+
+def test_ports_are_also_passts() -> None:
+    nic = {"name": "a", "ports": [{"port": 22}], "binding": "passt"}
+    assert problems(Interface.model_validate(nic)) == []
+    wrong = Interface.model_validate({**nic, "vm_network_cidr": "10.1.0.0/30"})
+    assert [path for path, _ in problems(wrong)] == ["interfaces[0].vm_network_cidr"]

@@ -230,6 +230,25 @@ async def test_a_vm_of_a_routed_network_goes_to_a_node_with_a_subnet(made: World
 
 
 @played()
+async def test_only_nodes_that_offer_passt_take_a_vm_behind_it(made: World) -> None:
+    spec = {
+        "domain": {"devices": {"interfaces": [{"name": "default", "binding": "passt"}]}},
+        "networks": [{"name": "default"}],
+    }
+    asked: dict[str, Any] = {"name": "web", "image": "tiny", "uid": uid(7), "spec": spec}
+    await made.hear(node("n1"))
+    await settle()
+    error = await refused(made.ask("create", **asked))
+    assert "install Debian's package passt there" in str(error.body.details)
+    await made.hear(node("n2", bindings=("passt",)))
+    await settle()
+    await made.ask("create", **asked)
+    stored = await made.stored(uid(7))
+    assert stored is not None
+    assert stored.node == "n2"
+
+
+@played()
 async def test_only_nodes_that_allow_the_plugins_take_a_vm(made: World) -> None:
     await made.hear(node("n1", cni_plugins=("ptp",)))
     await settle()

@@ -324,9 +324,40 @@ def test_a_webhook_refuses_definitions_of_other_namespaces_and_bindings_that_are
     elsewhere = {**MORE, f"{NETS}.1.multus": {"networkName": "kube/lan"}}
     (cause,) = vmi_causes(smoke_vmi(elsewhere))
     assert cause.field == "spec.networks[1].multus.networkName"
-    with_it = {**MORE, f"{NIC}.1": {"name": "more", "passt": {}}}
+    with_it = {**MORE, f"{NIC}.1": {"name": "more", "slirp": {}}}
     messages = [cause.message for cause in vmi_causes(smoke_vmi(with_it))]
     assert any("write bridge: {} or masquerade: {}" in one for one in messages)
     lan = {"name": "more", "multus": {"networkName": "lan"}}
     macvtap = {f"{NIC}.1": {"name": "more", "macvtap": {}}, f"{NETS}.1": lan}
     assert vmi_causes(smoke_vmi(macvtap)) == []
+
+
+def other() -> dict[str, Any]:
+    """Return a second network, without an interface."""
+    return {f"{NETS}.1": {"name": "more", "multus": {"networkName": "lan"}}}
+
+
+@pytest.mark.parametrize(
+    "binding", [{"passt": {}}, {"passtBinding": {}}, {"binding": {"name": "passt"}}]
+)
+def test_passt_is_a_binding_of_the_bus_and_forwards_the_listed_ports(
+    binding: dict[str, Any],
+) -> None:
+    ports = [{"name": "web", "port": 80}, {"port": 53, "protocol": "UDP"}]
+    for found, expected in ((binding, "passt"), ({"bridge": {}}, None)):
+        wanted = {"name": "more", "ports": ports, **found}
+        vmi = smoke_vmi({**other(), f"{NIC}.1": wanted})
+        create = translate(vmi, {}, CLUSTER, contents=False).create
+        assert create is not None
+        assert create.spec is not None
+        more = create.spec.domain.devices.interfaces[1]
+        assert more.binding == expected
+        forwarded = [(one.port, one.protocol) for one in more.ports]
+        assert forwarded == ([(80, "tcp"), (53, "udp")] if expected else [])
+
+
+def test_another_binding_plugin_is_refused_at_its_name() -> None:
+    with_it = {**other(), f"{NIC}.1": {"name": "more", "binding": {"name": "slirp"}}}
+    (cause,) = vmi_causes(smoke_vmi(with_it))
+    assert cause.field == "spec.domain.devices.interfaces[1].binding.name"
+    assert "write passt" in cause.message

@@ -37,7 +37,7 @@ class NicPath(LenientModel):
     limits: dict[str, int] = Field(default_factory=dict)
     """Bytes per second, by direction: `to guest`, `from guest`."""
     ports: tuple[str, ...] = Field((), exclude_if=lambda ports: not ports)
-    """With masquerade: the declared ports, such as `80/tcp`; empty: all lead to the guest."""
+    """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which it has only the connections that a security group allows."""
 

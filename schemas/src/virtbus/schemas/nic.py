@@ -53,6 +53,8 @@ class NicBinding(StrEnum):
     """The guest is behind NAT: the VM's namespace has the address of the network."""
     MACVTAP = "macvtap"
     """As bridge, and refused unless the network is of the kind macvtap."""
+    PASST = "passt"
+    """By the process passt: the network sees sockets of a process, and no frames of the guest."""
 
 
 class NicLimit(StrictModel):

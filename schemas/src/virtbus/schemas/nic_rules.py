@@ -41,12 +41,13 @@ def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
         path = f"{NICS}[{index}]"
         if nic.binding is not NicBinding.MASQUERADE:
             given = {
-                "ports": nic.ports,
+                "ports": nic.binding is not NicBinding.PASST and nic.ports,
                 "vm_network_cidr": nic.vm_network_cidr,
                 "vm_ipv6_network_cidr": nic.vm_ipv6_network_cidr,
             }
             for field in (name for name, value in given.items() if value):
-                message = "only with binding: masquerade; write that, or leave it out"
+                others = ", or passt" if field == "ports" else ""
+                message = f"only with binding: masquerade{others}; write that, or leave it out"
                 yield Detail(path=f"{path}.{field}", message=message)
             continue
         if first:

@@ -66,6 +66,8 @@ class NodeRecord(LenientModel):
     """Links of the host that networks may name, each with the kind of network that it carries."""
     tunnel: TunnelEnd | None = None
     """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
+    bindings: tuple[str, ...] = ()
+    """Bindings of interfaces whose programs the node has: `passt`."""
     directories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Directories of the host that VM pods may mount, each with the namespaces whose VMs may, too.
 

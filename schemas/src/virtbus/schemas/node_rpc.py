@@ -241,6 +241,8 @@ class ServiceReport(LenientModel):
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
     tunnel: TunnelEnd | None = None
+    bindings: tuple[str, ...] = ()
+    """Bindings of interfaces whose programs the host has."""
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0

@@ -105,7 +105,7 @@ class Interface(StrictModel):
     ports: tuple[GuestPort, ...] = Field(
         (), max_length=GUEST_PORTS_MAX, exclude_if=lambda ports: not ports
     )
-    """With masquerade: the ports of the guest that others can connect to; empty: all."""
+    """With masquerade and passt: the guest's ports that others can connect to; empty: all."""
     vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=lambda cidr: cidr is None)
     """With masquerade: the guest's network. Its first address is the gateway's, its second the
     guest's. None: 10.0.2.0/24."""

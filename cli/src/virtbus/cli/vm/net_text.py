@@ -8,8 +8,8 @@ from virtbus.cli import units
 
 Map = Mapping[str, Any]
 BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
-MASQUERADE = "masquerade"
-"""A binding (`InterfaceStatus.binding`)."""
+MASQUERADE, PASST = "masquerade", "passt"
+"""Bindings (`InterfaceStatus.binding`)."""
 HOST_BRIDGE, MACVTAP, OVERLAY = "host-bridge", "macvtap", "overlay"
 """Kinds of an interface's path (`NicPath.kind`)."""
 
@@ -60,7 +60,8 @@ def _drawing(view: Map, nic: Map, status: Map) -> str:
         return f"{drawn} on {nic['host_bridge']} -- segment"
     if not nic.get("host_link"):
         return f"{drawn} == network {status.get('network')}"
-    drawn = f"{drawn} == {nic['host_link']} -- {nic['host_bridge']}"
+    by = "-- passt" if status.get("binding") == PASST else ""
+    drawn = f"{drawn} {by}== {nic['host_link']} -- {nic['host_bridge']}"
     if nic.get("kind") in {ISOLATED, HOST_BRIDGE}:
         return drawn if nic.get("kind") == ISOLATED else f"{drawn} -- segment"
     return f"{drawn} ({_gateway(view, nic, status)}) -- host"
@@ -88,6 +89,9 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         yield f"{link} was made by the CNI plugins {plugins}; they decide about the rest."
         yield "Hosts of the fleet are closed."
         return
+    if status.get("binding") == PASST:
+        yield from _passt(nic, link)
+        link = "Its link"
     yield (
         f"{link} is a cable to {nic['host_link']} on the host, a port of {nic['host_bridge']}. "
         f"Guests of {_subnet(view, nic, status)} on this host reach each other there."
@@ -114,6 +118,16 @@ def _nat(nic: Map, status: Map) -> Iterator[str]:
 
 def _ips(addresses: Any) -> str:
     return ", ".join(str(one).partition("/")[0] for one in addresses or ())
+
+
+def _passt(nic: Map, link: object) -> Iterator[str]:
+    """Yield the step of the process between the guest and its network."""
+    ports = ", ".join(map(str, nic.get("ports") or ())) or "all ports"
+    yield (
+        f"The process passt reads {link}. It is in a namespace of its own, with the guest's "
+        f"address, and has a socket for each connection. It accepts {ports} for the guest; pings "
+        "go past it, by the process beside it."
+    )
 
 
 def _groups(view: Map, nic: Map) -> Iterator[str]:

@@ -57,6 +57,7 @@ def host_ports(settings: Settings) -> HostPorts:
             cni,
             Segments(settings.links_allowed),
             Tunnels(bridges, settings.overlay_address),
+            settings.passt,
         ),
         namespaces=Namespaces(settings.netns_dir),
         groups=NodeGroupBook(),

@@ -7,7 +7,7 @@ this netd has a state file. Resources without one belong to another instance, an
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import BUILDS_AT_ONCE, Begun, Builder, HostPorts, silent, write_ports
@@ -282,11 +282,11 @@ class Attachments:
         if nics := [nic for each in self.ready() for nic in each.joined.nics]:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
-    async def compare(self) -> list[NetworkFinding]:
-        """Check and repair each network on the host; return a finding for each incomplete one."""
+    async def compare(self, uids: Collection[str] = ()) -> list[NetworkFinding]:
+        """Check and repair these networks, by default all; return a finding for each incomplete."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._entries))
-        for uid in list(self._entries):
+        for uid in list(uids or self._entries):
             async with self._locks.of(uid):
                 entry = self._entries.get(uid)
                 if entry is None or entry.phase is not NetPhase.READY:

@@ -25,6 +25,7 @@ from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.names_keeper import NamesKeeper
 from virtbus.netd.plugin_chains import Keep, PluginChains
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nic import NicBinding
 from virtbus.schemas.node_rpc import NetReady
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,13 @@ class Builder:
         return done
 
     async def disconnect(self, attachment: Attachment, nic: Nic) -> None:
-        """Run the CNI plugins' DEL of one interface. Raises VirtbusError 500 `cni_failed`."""
+        """End what serves one interface: passt, or its CNI plugins by DEL.
+
+        Raises VirtbusError 500 `cni_failed`, `passt_stays`.
+        """
+        if nic.binding is NicBinding.PASST:
+            passt = self._doors.attachers.passt
+            await in_thread(lambda: passt.end(attachment.uid, (nic.index,)))
         if failed := await self._chains.delete(attachment.with_nics((nic,))):
             raise failed
 
@@ -237,6 +244,9 @@ class Builder:
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
         failed = await self._chains.delete(attachment)
+        bound = [nic.index for nic in attachment.nics if nic.binding is NicBinding.PASST]
+        if bound:
+            await in_thread(lambda: self._doors.attachers.passt.end(attachment.uid, bound))
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
         if attachment.changing:
             await in_thread(lambda: return_lent(attachment))

@@ -9,6 +9,7 @@ removes leftovers.
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswers
 from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.fleet_names import Ask
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
+from virtbus.netd.passt_watch import PasstWatch
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
@@ -50,6 +52,11 @@ class HostNetworks:
         """Set once the recovery has ended, also by an error."""
         self._permitted = asyncio.Event()
         self._ask: Ask | None = None
+
+    @functools.cached_property
+    def passt(self) -> PasstWatch:
+        """Return the task that starts passt again."""
+        return PasstWatch(self.ports.attachers.passt, self.attachments)
 
     @property
     def needed(self) -> bool:
@@ -106,6 +113,7 @@ class HostNetworks:
         self._permitted.set()
         async with self.ports.resolver.running(self._asked):
             self.reach.restore()
+            self.passt.begin()
             await self.attachments.recover()
             self.ports.resolver.complete()
             self.recovered.set()
@@ -118,6 +126,7 @@ class HostNetworks:
                 group.create_task(self._tidy())
                 group.create_task(self.reach.run())
                 group.create_task(self.segments.run())
+                group.create_task(self.passt.run())
 
     async def _asked(self, want: Lookup, uid: str) -> FoundName | None:
         if self._ask is None:

@@ -136,7 +136,8 @@ class Netd:
         """Return the tasks that run from the first complete state on, and need the bus."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
         report = partial(self._networks.segments.report, self._reporter.ready)
-        return report, self._networks.groups.run, sweep.run
+        ended = partial(self._networks.passt.report, self._reporter.found)
+        return report, ended, self._networks.groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
         """Process an item of the watch that is no VM's record."""
@@ -273,6 +274,7 @@ class Netd:
             cni_plugins=self._settings.cni_plugins_allowed,
             links=await in_thread(self._ports.attachers.segments.offered),
             tunnel=await in_thread(self._ports.attachers.tunnels.end),
+            bindings=self._ports.attachers.passt.bindings,
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 

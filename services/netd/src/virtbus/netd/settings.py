@@ -130,6 +130,10 @@ class Settings(ServiceSettings):
     emulator: Path = Field(
         Path("/usr/bin/qemu-system-x86_64"), description="the QEMU that vmwrapper becomes"
     )
+    passt: Path = Field(
+        Path("/usr/bin/passt"),
+        description="the program of the binding passt; without it, the node takes no such VM",
+    )
     wrapper_dir: Path = Field(
         Path("/usr/local/libexec/virtbus"),
         description="install folder of vmwrapper; QEMU's user must reach it",

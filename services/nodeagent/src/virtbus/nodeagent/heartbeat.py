@@ -176,6 +176,9 @@ class Heartbeat:
                 for name, kind in report.links.items()
             },
             tunnel=next((one.tunnel for one in self._reports.values() if one.tunnel), None),
+            bindings=tuple(
+                binding for report in self._reports.values() for binding in report.bindings
+            ),
             directories=settings.directories_allowed,
             addresses=tuple(sorted(addresses)),
             services=self._services(),
@@ -198,4 +201,4 @@ class Heartbeat:
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
     own = report.networks, report.cni_plugins, report.links, report.tunnel, report.addresses
-    return report.state.state, own, report.quarantined_bytes
+    return report.state.state, own, report.bindings, report.quarantined_bytes

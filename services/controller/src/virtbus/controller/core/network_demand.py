@@ -9,6 +9,7 @@ from typing import NamedTuple
 from virtbus.schemas.address_pool import Address
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
+from virtbus.schemas.nic import NicBinding
 from virtbus.schemas.vm import VmSpec
 
 Targets = Mapping[str, NetworkTarget]
@@ -29,6 +30,8 @@ class NetworkDemand(NamedTuple):
     """True if the node needs an end of tunnels."""
     links: frozenset[tuple[str, str]] = frozenset()
     """Links that the node has to allow, each with the kind of its network."""
+    bindings: frozenset[NicBinding] = frozenset()
+    """Bindings of interfaces whose programs the node needs."""
 
 
 def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
@@ -53,7 +56,11 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
             static = _static(spec, name)
             there = frozenset(node for node in target.spec.subnets if _has(target, node, static))
             nodes = there if nodes is None else nodes & there
-    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins), tunnel, frozenset(links))
+    asked = {nic.binding for nic in spec.domain.devices.interfaces}
+    bindings = frozenset({NicBinding.PASST} & asked)
+    return NetworkDemand(
+        frozenset(offered), nodes, frozenset(plugins), tunnel, frozenset(links), bindings
+    )
 
 
 def _static(spec: VmSpec, network: str) -> list[Address]:

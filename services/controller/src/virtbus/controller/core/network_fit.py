@@ -21,6 +21,7 @@ from virtbus.schemas.vm import Interface, VmSpec
 from virtbus.schemas.wire import invalid
 
 _WITHOUT_GATEWAY = ON_SEGMENTS | {NetworkKind.ISOLATED}
+_ADDRESSED_ELSEWHERE = ON_SEGMENTS | {NetworkKind.CNI}
 
 
 def refuse_misfits(spec: VmSpec, targets: Targets) -> None:
@@ -57,6 +58,11 @@ def _misfits(nic: Interface, network: str, target: NetworkTarget | None) -> Iter
         yield (
             f"{network!r} is of the kind {kind}, on which no address or no gateway is known for "
             "the VM's namespace; write bridge, or use another network"
+        )
+    if nic.binding is NicBinding.PASST and kind in _ADDRESSED_ELSEWHERE:
+        yield (
+            f"{network!r} is of the kind {kind}, which gives the address itself; write bridge, or "
+            "use another network"
         )
 
 

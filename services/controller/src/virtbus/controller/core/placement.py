@@ -181,6 +181,12 @@ def _networks(want: Demand, node: Candidate) -> str | None:
         return f"does not allow the CNI plugin {', '.join(forbidden)}"
     if want.networks.tunnel and node.record.tunnel is None:
         return "has no address for tunnels of overlays (overlay_address of netd)"
+    programs = sorted(want.networks.bindings.difference(node.record.bindings))
+    if programs:
+        named = ", ".join(programs)
+        return (
+            f"does not offer {named}; install Debian's package {named} there (docs/howto/nics.md)"
+        )
     links = sorted(want.networks.links.difference(node.record.links.items()))
     return f"has or allows no {' and no '.join(f'{k} {n}' for n, k in links)}" if links else None
 

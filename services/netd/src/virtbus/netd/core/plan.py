@@ -2,6 +2,7 @@
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.passt import KINDS as WITH_PASST
 from virtbus.schemas.cni_config import plugins_differ
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_network import GUEST_NETWORK, GUEST_NETWORK6
@@ -14,7 +15,7 @@ from virtbus.schemas.wire import invalid
 _PATH = "spec.domain.devices.interfaces"
 _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
 """Kinds to whose guests the host forwards."""
-_BINDINGS = frozenset({NicBinding.MASQUERADE})
+_BINDINGS = frozenset({NicBinding.MASQUERADE, NicBinding.PASST})
 """Bindings that netd makes; the others only say what the network has to be."""
 _TRANSLATING = _PUBLISHING
 """Kinds that give the VM's namespace an address and a gateway, as masquerade needs them."""
@@ -95,6 +96,11 @@ def _refuse_other_kind(index: int, interface: Interface, network: str, kind: Nic
         message = (
             f"'{network}' is of the kind {kind}, on which no address or no gateway is known for "
             "the VM's namespace; write bridge, or use another network"
+        )
+    elif interface.binding is NicBinding.PASST and kind not in WITH_PASST:
+        message = (
+            f"'{network}' is a {kind} network, which gives the address itself; passt serves "
+            f"'{BUILT_IN}', and nat, routed, isolated and overlay networks"
         )
     else:
         return

@@ -1,18 +1,20 @@
 """Connects interfaces to the host, by the kind of their network: one attacher for each kind.
 
-A further kind is one attacher and one row in `Attachers`. Everything inside the VM's namespace is
-the same for all kinds (`guest_links`).
+A further kind is one attacher and one row in `Attachers`; a binding that is independent of the kind
+has an attacher around theirs. Everything inside the VM's namespace is the same for all
+(`guest_links`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.cni import at_network, planned, refuse_other_plugins
 from virtbus.netd.core.masquerade import refuse_overlap
 from virtbus.netd.core.published import check_ports
 from virtbus.netd.core.used_nics import UsedNics
+from virtbus.netd.edge.attacher import Attacher
 from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridges import HostBridges
@@ -20,35 +22,12 @@ from virtbus.netd.edge.macvtap_attacher import MacvtapAttacher
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.overlay_attacher import OverlayAttacher
 from virtbus.netd.edge.own_bridge_attacher import OwnBridgeAttacher
+from virtbus.netd.edge.passt_attacher import PasstAttacher
 from virtbus.netd.edge.plugin_reach import PluginReach
 from virtbus.netd.edge.segments import Segments
 from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.schemas.errors import VirtbusError
-
-
-class Attacher(Protocol):
-    """Connects the interfaces of one kind. Each method blocks, and can be repeated."""
-
-    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its address, or with what its plugins need.
-
-        `used` has all other interfaces on the host. Nothing is made. Raises VirtbusError.
-        """
-
-    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure what a network has once on the host. Raises VirtbusError."""
-
-    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
-
-    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each missing part on the host; `mend`: restore it instead."""
-
-    def detach(self, left: Sequence[Nic]) -> None:
-        """Remove what a network has on the host and no interface of `left` needs.
-
-        The kernel removes the host ends of a VM with its namespace.
-        """
+from virtbus.schemas.nic import NicBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +79,12 @@ class Attachers:
     """The attacher of each kind of network."""
 
     def __init__(
-        self, bridges: HostBridges, cni: Cni, segments: Segments, tunnels: Tunnels
+        self,
+        bridges: HostBridges,
+        cni: Cni,
+        segments: Segments,
+        tunnels: Tunnels,
+        passt: Path = Path("/usr/bin/passt"),
     ) -> None:
         self.bridges = bridges
         self.tunnels = tunnels
@@ -117,6 +101,7 @@ class Attachers:
             NicKind.MACVTAP: MacvtapAttacher(segments),
             NicKind.CNI: CniAttacher(cni, self.plugin_reach),
         }
+        self.passt = PasstAttacher(self._of, passt)
 
     def host_side(self, nic: Nic) -> str:
         """Return the bridge or interface of the host that an interface is on; empty for CNI."""
@@ -136,7 +121,7 @@ class Attachers:
         with used.without(vm.uid) as others:
             for nic in vm.nics:
                 others.put(vm.uid, [*own, *nics])
-                nics.append(refuse_overlap(self._of[nic.kind].plan(nic, vm, others)))
+                nics.append(refuse_overlap(self._attacher(nic).plan(nic, vm, others)))
         return vm.model_copy(update={"nics": tuple(nics)})
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
@@ -161,9 +146,12 @@ class Attachers:
         for attacher in dict.fromkeys(self._of.values()):
             attacher.detach(left)
 
+    def _attacher(self, nic: Nic) -> Attacher:
+        return self.passt if nic.binding is NicBinding.PASST else self._of[nic.kind]
+
     def _grouped(self, nics: Sequence[Nic]) -> list[tuple[Attacher, list[Nic]]]:
         """Return the interfaces by attacher. Kinds that share one have one transaction."""
         groups: dict[Attacher, list[Nic]] = {}
         for nic in nics:
-            groups.setdefault(self._of[nic.kind], []).append(nic)
+            groups.setdefault(self._attacher(nic), []).append(nic)
         return list(groups.items())

@@ -29,6 +29,7 @@ from virtbus.netd.edge.namespaces import (
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nic import NicBinding
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +123,10 @@ class GuestLinks:
 
     def faults(self, attachment: Attachment) -> list[str]:
         """Return a message for each missing part in the namespace of `attachment`."""
+        lost = self._attachers.passt.lost(attachment.nics)
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+            found = lost + [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
             with Netlink(NETLINK_NETFILTER) as rules:
                 found += masquerade.faults(inside, rules, attachment.nics)
@@ -349,6 +351,8 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
         nic.eth: _wrong(found[nic.eth], None if nic.is_translated else bridge),
         nic.tap: _wrong(found[nic.tap], bridge),
     }
+    if nic.binding is NicBinding.PASST and found[nic.eth] is None:
+        wrong[nic.eth] = "gone, because its passt has ended"
     low = [
         link
         for name, link in found.items()

@@ -155,6 +155,16 @@ def opened(path: Path | str) -> Iterator[int]:
         os.close(fd)
 
 
+@contextmanager
+def entered(namespace: int, back: int) -> Iterator[None]:
+    """Put the calling thread into a namespace for the length of the context, and `back` then."""
+    _call("setns", namespace, _CLONE_NEWNET)
+    try:
+        yield
+    finally:
+        _call("setns", back, _CLONE_NEWNET)
+
+
 def write_sysctl(key: str, value: str) -> bool:
     """Set `/proc/sys/<key>` of the calling thread's namespace; return False if it is missing."""
     try:

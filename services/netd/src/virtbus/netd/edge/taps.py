@@ -13,17 +13,19 @@ _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _IFF_MULTI_QUEUE = 0x0100
 
 
-def open_tap(name: str, *, multi_queue: bool = False) -> int:
+def open_tap(name: str, *, multi_queue: bool = False, header: bool = True) -> int:
     """Return a descriptor of the tap `name`, which is made if missing. The caller closes it.
 
     Without `multi_queue` the tap has one queue, so only one process can have it open. Its virtio
-    header lets the guest offload checksums and segmentation, although QEMU is not root.
+    header lets the guest offload checksums and segmentation, although QEMU is not root. Without
+    `header`, the kernel completes each frame.
 
     Raises:
         VirtbusError: 409 `tap_busy` while another process has it open (a QEMU that has not ended).
     """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if multi_queue else 0)
+    flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if multi_queue else 0)
+    flags |= _IFF_VNET_HDR if header else 0
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     except OSError as error:

@@ -21,6 +21,7 @@ SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
+PASST = "the process passt of the node connects it (Debian's package passt)"
 PLACE = "devices are placed by virtbus"
 
 
@@ -187,13 +188,24 @@ NIC = (
         make=lambda _: "macvtap",
     ),
     refused(f"{NICS}.sriov", "no device is passed through", BRIDGE),
-    refused(f"{NICS}.binding", "binding plugins are not supported", BRIDGE),
-    refused(f"{NICS}.passtBinding", "passt is not supported", BRIDGE),
-    refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
+    below(f"{NICS}.binding", "KubeVirt's binding plugins; only passt is built in"),
+    mapped(
+        f"{NICS}.binding.name",
+        FieldType.TEXT,
+        f"{TO_NIC}.binding",
+        "`passt`: as passtBinding",
+        values=("passt",),
+        instead="write passt, or bridge: {} or masquerade: {} in place of the plugin",
+    ),
+    *(
+        below(f"{NICS}.{name}", PASST, to=f"{TO_NIC}.binding", make=lambda _: "passt")
+        for name in ("passtBinding", "passt")
+    ),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
     below(
         f"{NICS}.ports[]",
-        "with masquerade, only these are open; without, every port of a guest is reachable",
+        "with masquerade and passt, only these are open, or all if none is listed; with other "
+        "bindings, every port of a guest is reachable",
     ),
     mapped(f"{NICS}.ports[].name", FieldType.TEXT, "", "unique among the interface's ports"),
     mapped(f"{NICS}.ports[].port", FieldType.NUMBER, "", "1 to 65535"),

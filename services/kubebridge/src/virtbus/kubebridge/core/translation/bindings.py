@@ -1,4 +1,4 @@
-"""Translates what belongs to the binding masquerade: ports and the guest's own networks."""
+"""Translates what belongs to the bindings masquerade and passt: ports and the guest's networks."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -13,7 +13,7 @@ _LAST = "last_port"
 
 
 def fill(walked: Translation, spec: Object, prefix: str) -> None:
-    """Give each interface with masquerade its ports and networks.
+    """Give each interface with masquerade its ports and networks, and with passt its ports.
 
     KubeVirt ignores them with other bindings: they close nothing there.
     """
@@ -22,12 +22,18 @@ def fill(walked: Translation, spec: Object, prefix: str) -> None:
         for index, one in enumerate(items(spec, "networks"))
     }
     for index, nic in enumerate(items(spec, *_NICS)):
-        if at(nic, "masquerade") is None:
+        if at(nic, "masquerade") is None and not _is_passt(nic):
             continue
         place: Path = ("spec", *_NICS, index)
         _ports(walked, nic, place, f"{prefix}.{'.'.join(_NICS)}[{index}]")
+        if _is_passt(nic):
+            continue
         network, field = networks.get(text(nic, "name"), ({}, ""))
         _cidrs(walked, network, place, field)
+
+
+def _is_passt(nic: Object) -> bool:
+    return any(at(nic, name) is not None for name in ("passtBinding", "passt", "binding"))
 
 
 def _ports(walked: Translation, nic: Object, place: Path, field: str) -> None:

@@ -1,0 +1,33 @@
+"""Declares what an attacher does: it connects the interfaces of one kind of network to the host."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.used_nics import UsedNics
+from virtbus.netd.edge.netlink import Netlink
+
+
+class Attacher(Protocol):
+    """Connects the interfaces of one kind. Each method blocks, and can be repeated."""
+
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
+        """Return the interface with its address, or with what its plugins need.
+
+        `used` has all other interfaces on the host. Nothing is made. Raises VirtbusError.
+        """
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure what a network has once on the host. Raises VirtbusError."""
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return a message for each missing part on the host; `mend`: restore it instead."""
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Remove what a network has on the host and no interface of `left` needs.
+
+        The kernel removes the host ends of a VM with its namespace.
+        """

@@ -1,0 +1,147 @@
+"""Connects interfaces with the binding passt: their network ends at a process, not at the guest.
+
+The attacher of the network's kind connects a namespace of passt's own, which has the guest's
+addresses. There passt has sockets, and it gives the guest frames by a tap in the VM's namespace:
+that tap is the link to the network, which other kinds make as the end of a cable. So everything
+between it and the guest is as elsewhere (ADR 0082).
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from ipaddress import ip_address, ip_interface
+from pathlib import Path
+
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.passt import options, process_name
+from virtbus.netd.core.used_nics import UsedNics
+from virtbus.netd.edge import links, passt_processes, taps
+from virtbus.netd.edge.attacher import Attacher
+from virtbus.netd.edge.namespaces import entered
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.nic import NicBinding
+
+_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
+"""CAP_KILL, CAP_SETGID and CAP_SETUID (`linux/capability.h`)."""
+Started = Callable[[str, int], None]
+
+
+class PasstAttacher:
+    """Implements `attachers.Attacher` for all kinds whose addresses virtbus gives."""
+
+    def __init__(self, kinds: Mapping[NicKind, Attacher], program: Path) -> None:
+        self._kinds = kinds
+        self._program = program
+        self._seen: set[str] = set()
+        """Interfaces whose relay `started` has."""
+        self.started: Started = lambda _uid, process: passt_processes.forget(process)
+        """Called with a VM's uid and a pidfd, which it closes, of each relay that is there."""
+
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """Return the bindings that this host offers."""
+        offered = os.access(self._program, os.X_OK) and _may_become_nobody()
+        return (NicBinding.PASST.value,) if offered else ()
+
+    def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
+        """Return the interface with its addresses. Raises 422 `passt_missing` without passt."""
+        if not self.bindings:
+            message = (
+                f"this host has no {self._program}, or the unit of virtbus-netd does not allow it; "
+                "install Debian's package passt, and the unit's passt.conf (docs/howto/nics.md)"
+            )
+            path = f"spec.domain.devices.interfaces[{nic.position}].binding"
+            detail = Detail(path=path, message=message)
+            raise VirtbusError(Code.UNSUPPORTED, "passt_missing", message, details=(detail,))
+        return self._kinds[nic.kind].plan(nic, vm, used)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure the networks of the interfaces. Raises VirtbusError."""
+        for nic in nics:
+            self._kinds[nic.kind].prepare(host, (nic,))
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Start passt for each interface without it; the thread is in the VM's namespace."""
+        for nic in nics:
+            if links.find(host, nic.host_link) is None or not self._adopted(uid, nic):
+                self._start(host, uid, nic, netns_fd)
+
+    def _adopted(self, uid: str, nic: Nic) -> bool:
+        """Return True if passt serves the interface; `started` knows it then."""
+        with Netlink() as inside:
+            if links.find(inside, nic.eth) is None:
+                return False
+        name = process_name(uid, nic.index)
+        if name in self._seen:
+            return True
+        there = passt_processes.found(name)
+        for process in there:
+            self.started(uid, process)
+        self._seen.update([name] if there else ())
+        return bool(there)
+
+    def _start(self, host: Netlink, uid: str, nic: Nic, netns_fd: int) -> None:
+        name = process_name(uid, nic.index)
+        self.end(uid, (nic.index,))
+        host.do([links.delete_link(nic.host_link)])  # the kernel frees namespaces a little later
+        tap = taps.open_tap(nic.eth, header=False)  # it ends with the relay
+        try:
+            with Netlink() as inside:
+                inside.do([links.set_link(nic.eth, mtu=nic.mtu)])
+            words = [name, nic.mac, str(self._program), *options(nic, uid)]
+            with passt_processes.begun(words, tap) as relay:
+                try:
+                    self._kinds[nic.kind].attach(host, uid, (nic,), relay.namespace)
+                    with entered(relay.namespace, netns_fd):
+                        _address(nic)
+                finally:
+                    os.close(relay.namespace)
+                relay.finish()
+        finally:
+            os.close(tap)
+        self._seen.add(name)
+        self.started(uid, relay.process)
+
+    def end(self, uid: str, indices: Collection[int]) -> None:
+        """End passt of interfaces. Raises VirtbusError 500 `passt_stays`."""
+        for index in indices:
+            name = process_name(uid, index)
+            passt_processes.end(name)
+            self._seen.discard(name)
+
+    def lost(self, nics: Sequence[Nic]) -> list[str]:
+        """Return a message for each interface whose passt has no network."""
+        bound = [nic for nic in nics if nic.binding is NicBinding.PASST]
+        if not bound:
+            return []
+        with Netlink() as host:
+            gone = [nic for nic in bound if links.find(host, nic.host_link) is None]
+        return [f"{nic.host_link}, by which passt of {nic.eth} sends, is gone" for nic in gone]
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return what the network of each interface lacks on the host; `mend`: restore it."""
+        return [one for nic in nics for one in self._kinds[nic.kind].verify((nic,), mend=mend)]
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Do nothing: the attacher of each kind removes what nobody needs."""
+
+
+def _may_become_nobody() -> bool:
+    """Return True if the sandbox of this process lets it start and end programs of other users."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    found = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return int(found.split()[1], 16) & _CAPABILITIES == _CAPABILITIES
+
+
+def _address(nic: Nic) -> None:
+    """Give the end of the cable in passt's namespace the guest's addresses and its gateway."""
+    with Netlink() as inside:
+        inside.do([links.set_link("lo", up=True)])
+        inside.do([links.set_link(nic.eth, mac=nic.mac, mtu=nic.mtu)])
+        link = links.find(inside, nic.eth)
+        if link is None:
+            return
+        inside.do([links.add_address(link.index, ip_interface(one)) for one in nic.addresses])
+        inside.do([links.set_link(nic.eth, up=True)])
+        gateways = [ip_address(one) for one in (nic.gateway, nic.gateway6) if one]
+        inside.do([links.default_route(one) for one in gateways])

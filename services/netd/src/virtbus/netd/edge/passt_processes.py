@@ -1,0 +1,139 @@
+"""Starts, finds and ends the two processes of an interface with passt.
+
+They outlive netd, and a later netd finds them by the word that is among their arguments. All
+functions block: call them in `in_thread`.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from virtbus.netd.core.passt import cause
+from virtbus.netd.edge.passt_relay import CHANNEL, START_S, TAP
+from virtbus.netd.edge.qemu_processes import processes
+from virtbus.schemas.errors import Code, VirtbusError
+
+_RELAY = Path(__file__).with_name("passt_relay.py")
+_ENDED_S = 5.0
+_SAFE_FD = 16
+"""Descriptors for the new process are above those that it gets, so that none replaces another."""
+_WORDS = 6
+"""The name is among so many first arguments: `python -I -S passt_relay.py NAME`."""
+
+
+@contextmanager
+def begun(words: Sequence[str], tap: int) -> Iterator["Beginning"]:
+    """Start the relay with its arguments and `tap`; it ends if the body raises."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(START_S)
+        process = os.pidfd_open(_spawn(words, theirs.fileno(), tap))
+        theirs.close()
+        try:
+            yield Beginning(ours, process)
+        except BaseException:
+            kill(process)
+            raise
+
+
+class Beginning:
+    """A relay that waits until its namespace is connected with the network."""
+
+    def __init__(self, channel: socket.socket, process: int) -> None:
+        self._channel = channel
+        self.process = process
+        """A pidfd of the relay, which the caller closes."""
+        message, fds, _flags, _peer = socket.recv_fds(channel, 16, 1)
+        if not fds:
+            raise _failed(message.decode(errors="replace"))
+        self.namespace = fds[0]
+        """Passt's network namespace, which the caller closes."""
+
+    def finish(self) -> None:
+        """Let passt start. Raises VirtbusError 409 `passt_failed` if it does not."""
+        self._channel.sendall(b"1")
+        said = b""
+        while part := self._channel.recv(4096):
+            said += part
+        if said != b"ok":
+            raise _failed(said.decode(errors="replace"))
+
+
+def _failed(said: str) -> VirtbusError:
+    message = (
+        f"passt cannot serve the interface: {cause(said)}; if it lacks open files, list the "
+        "interface's ports, or raise LimitNOFILE of virtbus-netd"
+    )
+    return VirtbusError(Code.CONFLICT, "passt_failed", message)
+
+
+def _spawn(arguments: Sequence[str], channel: int, tap: int) -> int:
+    null = "/dev/null"
+    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _SAFE_FD) for fd in (channel, tap)]
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(_RELAY), *arguments],
+            {},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, null, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, null, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, given[0], CHANNEL),
+                (os.POSIX_SPAWN_DUP2, given[1], TAP),
+            ],
+            setsid=True,
+        )
+    finally:
+        for fd in given:
+            os.close(fd)
+
+
+def found(name: str) -> list[int]:
+    """Return a pidfd of each process of an interface; the caller closes them."""
+    processes_ = []
+    for pid, arguments in processes("cmdline"):
+        if name in arguments[:_WORDS]:
+            with suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                processes_.append(process)
+    return processes_
+
+
+def end(name: str) -> None:
+    """End the processes of an interface, and return once they have ended.
+
+    Raises:
+        VirtbusError: 500 `passt_stays` if one does not end.
+    """
+    limit_s = time.monotonic() + _ENDED_S
+    while left := found(name):
+        for process in left:
+            kill(process)
+        if time.monotonic() > limit_s:
+            message = f"a process {name} of this host cannot be ended; see its state with `ps`"
+            raise VirtbusError(Code.INTERNAL, "passt_stays", message)
+
+
+def kill(process: int) -> None:
+    """Kill a process, wait a moment for its end, and close its pidfd."""
+    try:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        select.select([process], [], [], _ENDED_S)
+    finally:
+        forget(process)
+
+
+def forget(process: int) -> None:
+    """Close a pidfd. The kernel forgets the process if it has ended and this netd started it."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
+    os.close(process)

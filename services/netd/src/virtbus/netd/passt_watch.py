@@ -1,0 +1,68 @@
+"""Starts passt again when it ends under a running guest, and reports that.
+
+Everything that an interface with passt has on the host ends with the processes. The comparison of
+the VM's network with the host finds it missing, and makes it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.core.finding import NetworkFinding
+from virtbus.netd.edge.passt_attacher import PasstAttacher
+from virtbus.netd.edge.passt_processes import forget
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+"""A passt that ends at once is started this often."""
+MOST_UNREPORTED = 256
+
+
+class PasstWatch:
+    """Follows the processes of all interfaces by their pidfds, from `begin` on."""
+
+    def __init__(self, passt: PasstAttacher, attachments: Attachments) -> None:
+        self._passt = passt
+        self._attachments = attachments
+        self._ended: set[str] = set()
+        self._wake = asyncio.Event()
+        self._found: asyncio.Queue[NetworkFinding] = asyncio.Queue(MOST_UNREPORTED)
+
+    def begin(self) -> None:
+        """Follow each process that is started or adopted from now on."""
+        loop = asyncio.get_running_loop()
+
+        def follow(uid: str, process: int) -> None:  # called in other threads
+            loop.call_soon_threadsafe(loop.add_reader, process, self._see_end, uid, process)
+
+        self._passt.started = follow
+
+    def _see_end(self, uid: str, process: int) -> None:
+        asyncio.get_running_loop().remove_reader(process)
+        forget(process)
+        self._ended.add(uid)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Mend networks whose passt has ended, also without the bus. Never returns by itself."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            uids, self._ended = self._ended, set()
+            try:
+                for finding in await self._attachments.compare(uids):
+                    extra = {"code": "passt_ended", "uid": finding.attachment.uid}
+                    log.warning("%s", finding.message, extra=extra)
+                    if not self._found.full():
+                        self._found.put_nowait(finding)
+            except (VirtbusError, OSError) as error:
+                log.warning("passt was not started: %s", error, extra={"code": "passt_failed"})
+            await asyncio.sleep(PAUSE_S)
+
+    async def report(self, send: Callable[[NetworkFinding], Awaitable[None]]) -> None:
+        """Report the networks that were mended, also those from before. Never returns by itself."""
+        while True:
+            await send(await self._found.get())
