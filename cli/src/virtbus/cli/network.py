@@ -82,7 +82,11 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 )
 @click.argument("name")
 @click.option("--kind", type=click.Choice(KINDS), default="nat", show_default=True)
-@click.option("--subnet", metavar="CIDR", help="For nat and isolated: the guests' addresses.")
+@click.option(
+    "--subnet",
+    metavar="CIDR",
+    help="The guests' addresses. On a LAN: instead of its DHCP.",
+)
 @click.option(
     "--on",
     "on_nodes",
@@ -90,9 +94,13 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     metavar="NODE=CIDR",
     help="For routed: the subnet of a node, IPv4 or IPv6; repeatable.",
 )
-@click.option("--gateway", metavar="IP", help="Of nat.  [default: the subnet's first address]")
+@click.option(
+    "--gateway",
+    metavar="IP",
+    help="Of nat, or the router of a LAN.  [of nat: the first address]",
+)
 @click.option("--subnet6", metavar="CIDR", help="As --subnet, for IPv6. Guests get both.")
-@click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6.")
+@click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6. Of a LAN: fe80::….")
 @click.option(
     "--range",
     "ranges",
@@ -153,8 +161,9 @@ def create(
     routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
     isolated, they reach each other on their host, and nothing else. With overlay, it is as with
     nat, and guests of all hosts reach each other. With bridge, they are on the
-    segment of a bridge that hosts have, and its DHCP server gives them addresses. With macvtap,
-    they are on that of an interface, and do not reach the host itself. With cni, plugins decide.
+    segment of a bridge that hosts have, and its DHCP server gives them addresses, unless the
+    network has a --subnet. With macvtap, they are on that of an interface, and do not reach the
+    host itself. With cni, plugins decide.
 
     The netd of a host allows the bridges and interfaces of --link in its setting links_allowed.
     """

@@ -1,5 +1,6 @@
 """Networks: named objects that a VM's interfaces refer to (ADR 0055)."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 from ipaddress import (
     IPv4Address,
@@ -62,12 +63,12 @@ class PoolScope(StrEnum):
     """Controllers claim each address on the bus before the VM's commit. A move keeps it."""
 
 
-SPANNING = frozenset({NetworkKind.OVERLAY})
-"""Kinds that connect guests of several hosts, so that their addresses are always claimed."""
-
-
 ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
-"""Kinds whose guests are on a segment: its DHCP server gives them their addresses."""
+"""Kinds whose guests are on a segment. Without a subnet, its DHCP server gives them addresses."""
+
+
+SPANNING = ON_SEGMENTS | {NetworkKind.OVERLAY}
+"""Kinds that connect guests of several hosts, so that their addresses are always claimed."""
 
 
 class MacvtapMode(StrEnum):
@@ -88,8 +89,9 @@ def _subnet(text: str) -> str:
     if network.prefixlen > _LONGEST_PREFIX:
         msg = f"must be /{_LONGEST_PREFIX} or larger"
         raise ValueError(msg)
-    if not network.is_private or network.is_loopback or network.is_link_local:
-        msg = "must be private, as 10.0.0.0/8, 172.16.0.0/12 and 192.168.0.0/16 are"
+    first = network.network_address
+    if first.is_loopback or first.is_link_local or first.is_multicast or first.is_unspecified:
+        msg = "must be a unicast subnet, such as 10.0.0.0/8, 172.16.0.0/12 and 192.168.0.0/16"
         raise ValueError(msg)
     return str(network)
 
@@ -111,8 +113,8 @@ def _subnet6(text: str) -> str:
 
 def _address6(text: str) -> str:
     address = IPv6Address(text)
-    if address.scope_id is not None or address.is_link_local or address.is_loopback:
-        msg = "must be an IPv6 address of the subnet"
+    if address.scope_id is not None or address.is_multicast or address.is_loopback:
+        msg = "must be an IPv6 address of the subnet, or link-local on a segment"
         raise ValueError(msg)
     return str(address)
 
@@ -143,17 +145,20 @@ class NetworkSpec(StrictModel):
 
     kind: NetworkKind
     subnet: Subnet | None = None
-    """For `nat` and `isolated`: the guests' addresses, the same on each host."""
+    """The guests' addresses, the same on each host. On a segment, netd then answers DHCP."""
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """For `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
     gateway: Ipv4 | None = None
-    """For `nat`: the host's address in the subnet; default: the first one."""
+    """For `nat`: the host's address in the subnet; default: the first one.
+
+    On a segment: its router; default: none.
+    """
     subnet6: Subnet6 | None = None
     """As `subnet`, for IPv6. Guests get both addresses."""
     subnets6: dict[Id, Subnet6] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """As `subnets`, for IPv6."""
     gateway6: Ipv6 | None = None
-    """As `gateway`, for IPv6."""
+    """As `gateway`, for IPv6. On a segment, it is the router's link-local address."""
     ranges: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
     """The addresses that are chosen for interfaces, of both versions; empty: all of a subnet."""
     excluded: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
@@ -189,12 +194,22 @@ class NetworkSpec(StrictModel):
 
     def pools(self, node: str = "") -> list[AddressPool]:
         """Return the pools of a network on a node: of IPv4, IPv6, both, or neither."""
+        if self.kind in ON_SEGMENTS:
+            return list(self._pools_on_segment())
         gateways = (self.gateway_on(node), self.gateway6_on(node))
         return [
             pool_of(one.network, one.ip, self.ranges, self.excluded)
             for one in gateways
             if one is not None
         ]
+
+    def _pools_on_segment(self) -> Iterator[AddressPool]:
+        """Yield the pools of a segment, whose gateways are optional. IPv6's is link-local."""
+        if self.subnet is not None:
+            gateway = IPv4Address(self.gateway) if self.gateway is not None else None
+            yield pool_of(IPv4Network(self.subnet), gateway, self.ranges, self.excluded)
+        if self.subnet6 is not None:
+            yield pool_of(IPv6Network(self.subnet6), None, self.ranges, self.excluded)
 
     def gateway6_on(self, node: str) -> IPv6Interface | None:
         """Return the IPv6 gateway with the prefix of the node's subnet; None if there is none."""

@@ -153,6 +153,18 @@ def every_pool(target: NetworkTarget) -> list[AddressPool]:
     return [pool for node in nodes for pool in spec.pools(node)]
 
 
+def refuse_hosts(need: Need, hosts: Mapping[str, str]) -> None:
+    """Raise 409 for a static address that a host has; `hosts` are names of nodes by address."""
+    for at, text in enumerate(need.nic.addresses):
+        if text in hosts:
+            message = f"the node {hosts[text]} has {text}; choose another"
+            path = f"{need.path}.addresses[{at}]"
+            detail = Detail(path=path, message=message)
+            raise VirtbusError(
+                Code.CONFLICT, "address_taken", f"{path}: {message}", details=(detail,)
+            )
+
+
 def exhausted(need: Need, pool: AddressPool, withheld: Collection[str]) -> VirtbusError:
     """Return 429 for a pool that has no free address."""
     target = need.target

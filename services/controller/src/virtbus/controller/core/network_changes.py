@@ -8,10 +8,10 @@ from virtbus.controller.core import named_creates
 from virtbus.controller.core.image_name_changes import ADMINS
 from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.named_creates import CreateStep, refuse_deleting
-from virtbus.controller.core.network_pools import overlaps, pool_problems, within
-from virtbus.controller.core.networks import Networks, subnets_of
+from virtbus.controller.core.network_pools import subnet_problems, within
+from virtbus.controller.core.networks import Networks, link_of, subnets_of
 from virtbus.controller.core.vm_keys import StoredNetwork
-from virtbus.schemas.address_pool import Net, overlapping, pool_of
+from virtbus.schemas.address_pool import Net, overlapping
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_api import NeededRoute, NetworkObjectView, NetworkRef, NetworkUpdate
@@ -33,13 +33,14 @@ POOL = frozenset({"subnet6", "ranges", "excluded", "pool"})
 """The fields of a pool of addresses, besides its IPv4 subnet."""
 NAMES = frozenset({"dns", "share_names"})  # of kinds whose gateway resolves names
 _OF_NAT = frozenset({"subnet", "gateway", "gateway6", *NAMES, "mtu", *POOL})
+_ON_SEGMENT = _OF_NAT - {"pool", "share_names"}
 _FIELDS = {
     NetworkKind.NAT: _OF_NAT,
     NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", *NAMES, "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
     NetworkKind.OVERLAY: _OF_NAT - {"pool"},
-    NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
-    NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
+    NetworkKind.BRIDGE: _ON_SEGMENT | {"link", "vlan"},
+    NetworkKind.MACVTAP: _ON_SEGMENT | {"link", "mode"},
     NetworkKind.CNI: frozenset({"conflist", "config", "dns", "mtu"}),
 }
 """The fields of each kind, besides `kind` and `protected`."""
@@ -101,9 +102,7 @@ def _problems(spec: NetworkSpec) -> Iterator[Detail]:
     if not getattr(spec, needed) and not (spec.kind is NetworkKind.CNI and spec.config):
         hint = _SUCH_AS.get(needed, "such as 10.200.0.0/24")
         yield Detail(path=f"spec.{needed}", message=f"is needed by {spec.kind}", hint=hint)
-    yield from _gateways(spec)
-    yield from overlaps(spec)
-    yield from pool_problems(spec)
+    yield from subnet_problems(spec)
     yield from _config(spec)
 
 
@@ -116,19 +115,6 @@ def _config(spec: NetworkSpec) -> Iterator[Detail]:
         plugins_in(spec.config)
     except ValueError as error:
         yield Detail(path="spec.config", message=str(error))
-
-
-def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
-    pairs = ("gateway", spec.gateway, spec.subnet), ("gateway6", spec.gateway6, spec.subnet6)
-    for field, gateway, text in pairs:
-        if not gateway:
-            continue
-        if text is None:
-            hint = f"give {field.replace('gateway', 'subnet')}, or leave it out"
-            yield Detail(path=f"spec.{field}", message="needs a subnet", hint=hint)
-        elif not pool_of(subnet := ip_network(text), None).has(ip_address(gateway)):
-            message, hint = f"is no host of {subnet}", f"such as {subnet[1]}"
-            yield Detail(path=f"spec.{field}", message=message, hint=hint)
 
 
 def _words(fields: Collection[str]) -> str:
@@ -190,10 +176,12 @@ def _taken(
     networks: Networks,
     nodes: Mapping[str, NodeRecord],
 ) -> str:
-    for other, owner in networks.subnets():
+    link = link_of(record.spec)
+    for other, owner in networks.subnets(link):
         if owner.uid != record.uid and overlapping(subnet, other):
             return f"{other} of the network {owner.namespace}/{owner.name}"
-    for name, node in sorted(nodes.items()):
+    # hosts may have addresses on a segment
+    for name, node in sorted(nodes.items() if not link else ()):
         for guest in filter(None, (node.guest_subnet, node.guest_subnet6)):
             if overlapping(subnet, guests := ip_network(guest, strict=False)):
                 return f"{guests}, the network {BUILT_IN} of {name}"

@@ -1,11 +1,12 @@
-"""Checks the subnets and pools of a network: overlaps, ranges and exclusions (ADR 0064)."""
+"""Checks the subnets, gateways and pools of a network (ADR 0064)."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 
 from virtbus.controller.core.networks import every_subnet
-from virtbus.schemas.address_pool import Address, Net, overlapping, span_of
+from virtbus.schemas.address_pool import Address, Net, overlapping, pool_of, span_of
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.network_object import NetworkSpec
+from virtbus.schemas.network_object import ON_SEGMENTS, NetworkSpec
 
 
 def within(one: Net, other: Net) -> bool:
@@ -13,7 +14,49 @@ def within(one: Net, other: Net) -> bool:
     return overlapping(one, other) and one.prefixlen >= other.prefixlen
 
 
-def overlaps(spec: NetworkSpec) -> Iterator[Detail]:
+def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
+    """Yield what is wrong with the subnets, gateways and pools of a network, with their fields."""
+    yield from _of_kind(spec)
+    yield from _gateways(spec)
+    yield from _overlaps(spec)
+    yield from _pool_problems(spec)
+
+
+def _of_kind(spec: NetworkSpec) -> Iterator[Detail]:
+    """Yield public subnets of kinds that are not on a segment, and IPv6 without IPv4."""
+    if spec.kind in ON_SEGMENTS:
+        if spec.subnet6 and not spec.subnet:
+            hint = "give subnet, too"
+            yield Detail(path="spec.subnet6", message="needs a subnet of IPv4", hint=hint)
+        return
+    for path, subnet in every_subnet(spec):
+        if subnet.version == 4 and not subnet.is_private:
+            message = "must be private"
+            hint = "choose one of 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16"
+            yield Detail(path=path, message=message, hint=hint)
+
+
+def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
+    pairs = ("gateway", spec.gateway, spec.subnet), ("gateway6", spec.gateway6, spec.subnet6)
+    for field, text, net in pairs:
+        path = f"spec.{field}"
+        if text is None:
+            continue
+        gateway = ip_address(text)
+        if net is None:
+            hint = f"give {field.replace('gateway', 'subnet')}, or leave it out"
+            yield Detail(path=path, message="needs a subnet", hint=hint)
+        elif spec.kind in ON_SEGMENTS and gateway.version == 6:
+            if not gateway.is_link_local:
+                hint = "as `ip -6 route` shows it on another host there, such as fe80::1"
+                message = "must be the link-local address of the segment's router"
+                yield Detail(path=path, message=message, hint=hint)
+        elif not pool_of(subnet := ip_network(net), None).has(gateway):
+            message, hint = f"is no host of {subnet}", f"such as {subnet[1]}"
+            yield Detail(path=path, message=message, hint=hint)
+
+
+def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
     """Yield the subnets that overlap an earlier one of the network, with their fields."""
     nets = sorted(every_subnet(spec), key=lambda one: one[0])
     for index, (path, subnet) in enumerate(nets):
@@ -23,7 +66,7 @@ def overlaps(spec: NetworkSpec) -> Iterator[Detail]:
                 yield Detail(path=path, message=message, hint="choose another")
 
 
-def pool_problems(spec: NetworkSpec) -> Iterator[Detail]:
+def _pool_problems(spec: NetworkSpec) -> Iterator[Detail]:
     """Yield what is wrong with the ranges and exclusions of a network, with their fields."""
     nets = [subnet for _, subnet in every_subnet(spec)]
     yield from _outside("ranges", spec.ranges, nets)

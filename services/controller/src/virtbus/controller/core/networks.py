@@ -6,7 +6,7 @@ from ipaddress import IPv4Network, IPv6Network
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredNetwork, StoredVm
 from virtbus.schemas.address_pool import Net
-from virtbus.schemas.network_object import NetworkKind, NetworkRecord, NetworkSpec
+from virtbus.schemas.network_object import ON_SEGMENTS, NetworkKind, NetworkRecord, NetworkSpec
 from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
@@ -41,16 +41,22 @@ class Networks(NamedRecords[NetworkRecord]):
         """Return True if the watch has delivered all messages up to this one of a network."""
         return self._seen >= revision
 
-    def subnets(self) -> Iterator[tuple[Net, NetworkRecord]]:
-        """Yield the subnets to which hosts have routes, with their networks."""
+    def subnets(self, link: str = "") -> Iterator[tuple[Net, NetworkRecord]]:
+        """Yield the subnets to which hosts have routes, or those on a segment, by `link_of`."""
         for held in self._stored.values():
-            for _, subnet in subnets_of(held.record):
+            for _, subnet in subnets_of(held.record) if link_of(held.record.spec) == link else ():
                 yield subnet, held.record
 
 
 def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
-    """Return the subnets of a network to which hosts have routes, with their field paths."""
-    return list(every_subnet(record.spec)) if record.spec.kind in _ON_HOSTS else []
+    """Return the subnets of a network that no other may overlap, with their field paths."""
+    alone = record.spec.kind in _ON_HOSTS | ON_SEGMENTS
+    return list(every_subnet(record.spec)) if alone else []
+
+
+def link_of(spec: NetworkSpec) -> str:
+    """Return what identifies the segment of a network; empty for other kinds."""
+    return f"{spec.link} {spec.vlan or ''}" if spec.kind in ON_SEGMENTS else ""
 
 
 def every_subnet(spec: NetworkSpec) -> Iterator[tuple[str, Net]]:

@@ -11,6 +11,7 @@ from virtbus.controller.core.address_plan import (
     exhausted,
     kept_claims,
     needs,
+    refuse_hosts,
     refuse_static,
 )
 from virtbus.controller.core.claims import AddressTakenError, addresses_of, claim_value
@@ -23,6 +24,7 @@ from virtbus.controller.edge.living_claims import LivingClaims
 from virtbus.schemas import subjects
 from virtbus.schemas.address_pool import AddressPool
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_object import ON_SEGMENTS
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -62,6 +64,7 @@ class AddressClaims:
         done = record.model_copy(update={"address_claims": kept})
         try:
             for need in wanted:
+                refuse_hosts(need, self._hosts(need))
                 done = await self._claim_static(need, record, done, withheld)
                 for pool in need.open_pools():
                     done = await self._claim_any(need, pool, done, withheld)
@@ -103,7 +106,7 @@ class AddressClaims:
         """Claim an address of the pool; return `done` with it."""
         network = need.target.uid
         of_hosts = _addresses(network, withheld, but=done.uid)
-        taken = {*self._fleet.addresses.taken(network), *of_hosts}
+        taken = {*self._fleet.addresses.taken(network), *of_hosts, *self._hosts(need)}
         for _ in range(ATTEMPTS):
             address = pool.choose(
                 f"{done.uid}/{need.nic.name}", taken, self._fleet.addresses.freed(network)
@@ -114,6 +117,13 @@ class AddressClaims:
                 return _with(done, need, (str(address),))
             taken.add(str(address))
         raise contended(f"the addresses of {need.target.name}")
+
+    def _hosts(self, need: Need) -> dict[str, str]:
+        """Return the addresses that hosts may have in a network, with their nodes."""
+        if need.target.spec.kind not in ON_SEGMENTS:
+            return {}  # such a subnet has no address of a host
+        seen = self._fleet.nodes.items()
+        return {address: node for node, one in seen for address in one.record.addresses}
 
     async def _take(self, key: str, uid: str) -> bool:
         """Claim an address that seems to be free; return False if another VM has it."""

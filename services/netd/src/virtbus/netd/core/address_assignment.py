@@ -8,7 +8,7 @@ from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.used_nics import UsedNics
-from virtbus.schemas.address_pool import AddressPool, pool_of
+from virtbus.schemas.address_pool import Address, AddressPool, pool_of
 from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
 from virtbus.schemas.network_object import BRIDGE_MTU
 
@@ -69,18 +69,23 @@ def addressed(
             `mtu_too_large`; 429 if no address is left.
     """
     spec = nic.target.spec if nic.target is not None else None
-    pools = [_pool(nic, gateway) for gateway in gateways]
-    _check_asked(nic, pools, taken)
-    given = [one for pool in pools for one in _given(nic, uid, pool, taken)]
     return nic.model_copy(
         update={
-            "addresses": tuple(given),
+            "addresses": _chosen(nic, uid, [_pool(nic, one) for one in gateways], taken),
             "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateways[0].ip),
             "gateway6": "" if nic.kind is NicKind.ISOLATED else "".join(_ips(gateways[1:])),
             "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or most),
             "dns": spec.dns if spec is not None else (),
         }
     )
+
+
+def _chosen(
+    nic: Nic, uid: str, pools: Sequence[AddressPool], taken: Collection[str]
+) -> tuple[str, ...]:
+    """Return the interface's addresses of all pools, with their prefixes."""
+    _check_asked(nic, pools, taken)
+    return tuple(one for pool in pools for one in _given(nic, uid, pool, taken))
 
 
 def _ips(gateways: Sequence[Gateway]) -> list[str]:
@@ -114,19 +119,39 @@ def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str])
             detail = Detail(path=path, message=message)
             raise VirtbusError(Code.UNSUPPORTED, "address_outside", message, details=(detail,))
         if text in taken:
-            message = f"another VM on this node has {text}; give '{nic.name}' another address"
+            message = (
+                f"another VM on this node, or a host, has {text}; give '{nic.name}' another address"
+            )
             detail = Detail(path=path, message=message)
             raise VirtbusError(Code.CONFLICT, "address_in_use", message, details=(detail,))
 
 
-def on_segment(nic: Nic, link_mtu: int) -> Nic:
-    """Return an interface on a segment, without an address until its guest has a lease.
+def on_segment(
+    nic: Nic, uid: str, link_mtu: int, taken: Collection[str], hosts: Collection[Address]
+) -> Nic:
+    """Return an interface on a segment, with the addresses that were claimed for it.
+
+    Without a subnet in its network, it has no address until its guest has a lease. `taken` is as in
+    `addressed`, and `hosts` are the addresses of hosts, which no guest may have.
 
     Raises:
-        VirtbusError: 422 `mtu_too_large` if the network's or the record's MTU exceeds the link's.
+        VirtbusError: as `addressed`; 422 `mtu_too_large` if the network's or the record's MTU
+            exceeds the link's.
     """
     mtu = network_mtu(nic, link_mtu)
-    return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu})
+    if nic.on_segment or nic.target is None:
+        return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu})
+    spec = nic.target.spec
+    others = {*taken, *map(str, hosts)}
+    return nic.model_copy(
+        update={
+            "addresses": _chosen(nic, uid, spec.pools(), others),
+            "gateway": spec.gateway or "",
+            "gateway6": spec.gateway6 or "",
+            "mtu": mtu,
+            "dns": spec.dns,
+        }
+    )
 
 
 def network_mtu(nic: Nic, link_mtu: int) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
 from virtbus.netd.core import nft, nft_counters, nft_tables
-from virtbus.netd.core.ipv6_frame import SERVER6_PORT, link_local_of
+from virtbus.netd.core.ipv6_frame import CLIENT6_PORT, SERVER6_PORT, link_local_of
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, METADATA6, ReachRules, of_ipv4, of_ipv6
@@ -50,6 +50,8 @@ class Tap:
     """If the host sees no packet of the guest: the addresses that it may and may not reach."""
     on_segment: bool = False
     """The DHCP server of a segment gives the address."""
+    wire: str = ""
+    """The link to a segment on which netd gives the address, and the segment's servers do not."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
@@ -239,6 +241,22 @@ def _named(tap: Tap) -> str:
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
+def _unheard() -> Rules:
+    """Return the rules of a `wire`: no router advertisement or DHCP answer of the segment passes.
+
+    A guest that heard of the segment's prefixes would choose an address that nobody assigned.
+    """
+    drop = nft.verdict(nft.NftVerdict.DROP)
+    ip, ip6 = nft.ether_type(nft.ETHERTYPE_IP), nft.ether_type(nft.ETHERTYPE_IPV6)
+    udp, udp6 = nft.ip_protocol(nft.UDP), nft.ip6_protocol(nft.UDP)
+    icmp6 = nft.ip6_protocol(nft.ICMP6)
+    return [
+        ("", (*ip, *udp, *nft.destination_port(_DHCP_CLIENT_PORT), drop)),
+        ("", (*ip6, *udp6, *nft.destination_port(CLIENT6_PORT), drop)),
+        ("", (*ip6, *icmp6, *nft.icmp6_type(_ROUTER_ADVERTISEMENT), drop)),
+    ]
+
+
 def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
     """Return one transaction that makes the table of a VM's namespace.
 
@@ -250,6 +268,9 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
         name = _named(tap)
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
         rules += [nft.NftRule(name, expressions) for expressions in found]
+        if tap.wire:
+            chains.append(nft.Chain(tap.wire, _INGRESS, 0, device=tap.wire))
+            rules += [nft.NftRule(tap.wire, expressions) for _, expressions in _unheard()]
     reaches = [tap.reach for tap in taps if tap.reach is not None]  # all are equal
     sets = host_sets(reaches[0]) if reaches else ()
     if replace:
@@ -260,6 +281,16 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 def list_rules(tap: Tap) -> NetlinkCall:
     """Return the call that lists the rules of `tap`, in order."""
     return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap))
+
+
+def list_wire_rules(tap: Tap) -> NetlinkCall:
+    """Return the call that lists the rules of the tap's `wire`, in order."""
+    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, tap.wire)
+
+
+def sent_wire_rules() -> list[bytes]:
+    """Return the expressions of each rule of a `wire`, as they are sent."""
+    return [b"".join(expressions) for _, expressions in _unheard()]
 
 
 def sent_rules(tap: Tap) -> list[bytes]:

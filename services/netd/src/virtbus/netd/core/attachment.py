@@ -174,15 +174,20 @@ class Nic(LenientModel):
         return self.target.spec.link or self.target.uid
 
     @property
+    def of_segment(self) -> bool:
+        """Return True for the kinds whose guests are on a segment."""
+        return self.target is not None and self.target.spec.kind in ON_SEGMENTS
+
+    @property
     def on_segment(self) -> bool:
         """Return True if the DHCP server of a segment gives the guest its address."""
-        of_kind = self.target is not None and self.target.spec.kind in ON_SEGMENTS
-        return of_kind or self.asks_segment
+        has_pool = self.target is not None and self.target.spec.subnet is not None
+        return (self.of_segment and not has_pool) or self.asks_segment
 
     @property
     def filters_reach(self) -> bool:
         """Return True if the filter of its tap limits its reach: the host sees no packet of it."""
-        return self.on_segment or self.off_host or self.on_macvlan
+        return self.of_segment or self.asks_segment or self.off_host or self.on_macvlan
 
     @property
     def network_dns(self) -> tuple[str, ...]:

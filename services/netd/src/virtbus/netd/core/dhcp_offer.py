@@ -122,6 +122,8 @@ def _router6(nic: Nic) -> IPv6Address | None:
     """
     if nic.kind is NicKind.CNI:
         return IPv6Address(nic.router6) if nic.router6 else None
+    if nic.of_segment:
+        return IPv6Address(nic.gateway6) if nic.gateway6 else None
     return ROUTER.ip if nic.gateway6 else None
 
 

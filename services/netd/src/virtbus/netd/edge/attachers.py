@@ -97,8 +97,8 @@ class Attachers:
             NicKind.ROUTED: bridged,
             NicKind.ISOLATED: bridged,
             NicKind.OVERLAY: OverlayAttacher(bridged, tunnels),
-            NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
-            NicKind.MACVTAP: MacvtapAttacher(segments),
+            NicKind.HOST_BRIDGE: HostBridgeAttacher(segments, bridges.built_in),
+            NicKind.MACVTAP: MacvtapAttacher(segments, bridges.built_in),
             NicKind.CNI: CniAttacher(cni, self.plugin_reach),
         }
         self.passt = PasstAttacher(self._of, passt)

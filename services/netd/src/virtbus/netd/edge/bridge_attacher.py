@@ -1,7 +1,7 @@
 """Connects interfaces to an existing bridge of the host: networks of the kind `bridge`.
 
 The bridge belongs to the host. Its ports are veth pairs, which end with the VM's namespace. The
-DHCP server of its segment gives the guests their addresses.
+DHCP server of its segment gives the guests their addresses, unless their network has a subnet.
 """
 
 import errno
@@ -16,6 +16,7 @@ from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.paths import OF_HOST_DOWN
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import links
+from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_ends import wrong_end
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
 from virtbus.netd.edge.segments import SegmentLink, Segments
@@ -27,14 +28,15 @@ class HostBridgeAttacher:
     """Implements `attachers.Attacher`."""
 
     segments: Segments
+    built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Check the link, its VLANs, its ports and its MTU. Raises VirtbusError."""
-        del vm
         with Netlink() as host:
             link = self.segments.of(host, nic)
         refuse_full(nic, len(used.on_host_link(link.name)))
-        return on_segment(nic, link.mtu)
+        hosts = self.built_in.reach.hosts
+        return on_segment(nic, vm.uid, link.mtu, used.addresses(nic), hosts)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Do nothing: the bridge is the host's."""

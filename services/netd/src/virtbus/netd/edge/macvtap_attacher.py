@@ -13,6 +13,7 @@ from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import links
 from virtbus.netd.edge.bridge_attacher import is_down
+from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.netlink import Netlink, NetlinkError
 from virtbus.netd.edge.segments import Segments
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -24,10 +25,10 @@ class MacvtapAttacher:
     """Implements `attachers.Attacher`."""
 
     segments: Segments
+    built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Check the link, its mode and its MTU. Raises VirtbusError."""
-        del vm
         with Netlink() as host:
             link = self.segments.of(host, nic)
         if any(
@@ -35,7 +36,8 @@ class MacvtapAttacher:
             for other in used.on_host_link(link.name)
         ):
             raise _taken(nic, link.name)
-        return on_segment(nic, link.mtu)
+        hosts = self.built_in.reach.hosts
+        return on_segment(nic, vm.uid, link.mtu, used.addresses(nic), hosts)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Do nothing: the interface is the host's."""

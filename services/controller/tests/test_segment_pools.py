@@ -1,0 +1,80 @@
+"""Networks on segments as a client gets them: their pools, and addresses of one LAN only once."""
+
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import node
+from services.controller.tests.test_address_pools import NIC, agents, claimed, given, static
+from services.controller.tests.test_network_api import make, of, paths, vm
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World, run, world
+
+LAN: dict[str, Any] = {
+    "kind": "bridge",
+    "link": "br-lan",
+    "subnet": "192.0.2.0/28",
+    "gateway": "192.0.2.1",
+    "dns": ["192.0.2.1"],
+    "ranges": ["192.0.2.4-192.0.2.6"],
+}
+V6 = {"subnet6": "2001:db8:5::/64", "gateway6": "fe80::1"}
+LINKS = {"br-lan": "bridge", "eth1": "macvtap"}
+
+
+@played()
+async def test_bad_fields_of_segments_are_refused_with_their_paths(made: World) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "spec.gateway": {"gateway": "192.0.3.1"},
+        "spec.gateway6": V6 | {"gateway6": "2001:db8:5::1"},
+        "spec.subnet6": V6 | {"subnet": None, "gateway": None, "ranges": []},
+        "spec.ranges[0]": {"ranges": ["192.0.3.4"]},
+        "spec.excluded[0]": {"excluded": ["192.0.3.4"]},
+        "spec.pool": {"pool": "fleet"},
+        "spec.subnet": {"subnet": "127.0.0.0/24", "gateway": None, "ranges": []},
+    }
+    for path, change in wrong.items():
+        error = await refused(make(made, spec=LAN | change))
+        assert (error.code, paths(error)) == (400, [path]), change
+    lonely = await refused(make(made, spec={"kind": "macvtap", "link": "eth1", "gateway6": "::5"}))
+    assert paths(lonely) == ["spec.gateway6"]
+    of_nat = {"kind": "nat", "subnet": "10.9.0.0/24", "subnet6": "fd00:9::/64"}
+    assert paths(await refused(make(made, spec=of_nat | {"gateway6": "fe80::1"}))) == [
+        "spec.gateway6"
+    ]
+
+
+@pytest.mark.parametrize(("link", "kind"), LINKS.items())
+def test_addresses_of_a_segment_are_claimed_and_no_host_has_one(link: str, kind: str) -> None:
+    run(lambda: _addresses_are_claimed(LAN | V6 | {"kind": kind, "link": link}))
+
+
+async def _addresses_are_claimed(spec: dict[str, Any]) -> None:
+    async with world() as made, agents(made):
+        await made.hear(node("n1", links=LINKS, addresses=("192.0.2.5", "198.51.100.5")))
+        await make(made, spec=spec)
+        found = [given(await vm(made, number)) for number in (3, 4)]
+        assert {one[0] for one in found} == {"192.0.2.4", "192.0.2.6"}
+        assert all(one[1].startswith("2001:db8:5:") for one in found)
+        assert await claimed(made) == {address for one in found for address in one}
+        full = await refused(vm(made, 5))
+        assert (full.reason, paths(full)) == ("pool_exhausted", [f"{NIC}.name"])
+        host = await refused(static(made, 5, {"addresses": ["192.0.2.5"]}))
+        assert (host.reason, paths(host)) == ("address_taken", [f"{NIC}.addresses[0]"])
+        assert "the node n1 has 192.0.2.5" in str(host)
+        mine = await static(made, 5, {"addresses": ["192.0.2.9", "2001:db8:5::9"]})
+        assert given(mine) == ["192.0.2.9", "2001:db8:5::9"]
+        same = await refused(static(made, 6, {"addresses": ["192.0.2.9"]}))
+        assert (same.reason, paths(same)) == ("address_taken", [f"{NIC}.addresses[0]"])
+
+
+@played()
+async def test_networks_of_one_segment_do_not_overlap(made: World) -> None:
+    await made.hear(node("n1", links=LINKS, addresses=("192.0.2.5",)))
+    await make(made, spec=LAN)
+    for subnet in ("192.0.2.0/28", "192.0.0.0/16"):
+        spec = LAN | {"subnet": subnet}
+        error = await refused(make(made, "red", 2, spec=spec))
+        assert (error.reason, paths(error)) == ("subnet_taken", ["spec.subnet"])
+    other = await make(made, "red", 2, spec=LAN | {"vlan": 7})
+    assert other.state == "Ready"
+    assert (await of(made, "get")).spec.gateway == "192.0.2.1"
