@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import node
-from services.controller.tests.test_address_pools import NIC, agents, claimed, given, static
+from services.controller.tests.fleets import node, status, uid
+from services.controller.tests.test_address_pools import MAC, NIC, agents, claimed, given, static
 from services.controller.tests.test_network_api import make, of, paths, vm
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.virtual import World, run, world
+from services.controller.tests.virtual import World, run, settle, world
+
+from virtbus.schemas.states import VmState
 
 LAN: dict[str, Any] = {
     "kind": "bridge",
@@ -78,3 +80,23 @@ async def test_networks_of_one_segment_do_not_overlap(made: World) -> None:
     other = await make(made, "red", 2, spec=LAN | {"vlan": 7})
     assert other.state == "Ready"
     assert (await of(made, "get")).spec.gateway == "192.0.2.1"
+
+
+@played(nodes=2)
+async def test_a_mac_is_on_a_segment_once_also_without_a_subnet(made: World) -> None:
+    for name in ("n1", "n2"):
+        await made.hear(node(name, links=LINKS))
+    async with agents(made, nodes=2):
+        await make(made, spec={"kind": "macvtap", "link": "eth1"})
+        first = await static(made, 5, {"mac_address": MAC})
+        assert (given(first), await claimed(made)) == ([], {MAC})
+        same = await refused(static(made, 6, {"mac_address": MAC}))
+        assert (same.code, same.reason) == (409, "address_taken")
+        assert paths(same) == [f"{NIC}.mac_address"]
+        assert await made.stored(uid(6)) is None
+        await vm(made, 7)  # its MAC is chosen
+        await made.ask("delete", uid=first.uid)
+        await made.say(status(first, VmState.DELETING, released=True))
+        await settle()
+        assert await claimed(made) == set()
+        assert (await static(made, 6, {"mac_address": MAC})).uid == uid(6)

@@ -11,7 +11,7 @@ from virtbus.schemas.address_pool import AddressPool
 from virtbus.schemas.cni_config import capability
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
+from virtbus.schemas.network_object import BUILT_IN, ON_SEGMENTS, NetworkKind, NetworkTarget
 from virtbus.schemas.vm import Interface, VmRecord, VmSpec
 from virtbus.schemas.vm_status import VmStatus
 
@@ -62,9 +62,18 @@ def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
             raise VirtbusError(
                 Code.CONFLICT, "detaching", message, details=(detail,), after_ms=1000
             )
-        if had is None and target is not None and target.spec.claimed:
+        if had is None and target is not None and _claims(target, nic):
             found.append(Need(index, nic, target))
     return found
+
+
+def _claims(target: NetworkTarget, nic: Interface) -> bool:
+    """Return True if the bus has a claim for the interface: of its addresses, or of its MAC.
+
+    On a segment, a MAC of the spec is claimed also if the segment's DHCP server gives the address.
+    """
+    of_mac = target.spec.kind in ON_SEGMENTS and nic.mac_address is not None
+    return target.spec.claimed or of_mac
 
 
 def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
