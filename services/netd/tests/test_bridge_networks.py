@@ -143,8 +143,9 @@ async def test_guests_have_the_mtu_of_the_bridge_at_most(lan_node: Node, lan: Se
     assert (await lan_node.attach(A, **lan_network())).interfaces[0].mtu == 1400
     with pytest.raises(
         VirtbusError, match="has an MTU of 1500, and its link on this node has 1400"
-    ):
+    ) as refused:
         await lan_node.attach(B, **lan_network(mtu=1500))
+    assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]
     assert "mtu 1400" in run(f"ip link show {BRIDGE}")
 
 
@@ -213,3 +214,4 @@ def test_a_full_bridge_is_said_before_it_is_met() -> None:
     with pytest.raises(VirtbusError, match="has its 1023 ports") as refused:
         refuse_full(nic, PORTS_MAX)
     assert refused.value.reason == "bridge_full"
+    assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]

@@ -216,6 +216,8 @@ async def test_a_mac_of_another_vm_is_refused(node: Node) -> None:
     with pytest.raises(VirtbusError, match="another VM on this node has the MAC") as refused:
         await node.attach(B, macs=("02:00:00:00:00:77",))
     assert refused.value.reason == "mac_in_use"
+    (detail,) = refused.value.body.details
+    assert detail.path == "spec.domain.devices.interfaces[0].mac_address"
 
 
 async def test_an_older_epoch_is_refused(node: Node) -> None:

@@ -290,6 +290,7 @@ async def test_guests_have_the_mtu_of_the_underlay_without_the_tunnel(
             B, **overlay(OTHER, "red", 7, "10.201.0.5", subnet="10.201.0.0/24", mtu=1500)
         )
     assert refused.value.reason == "mtu_too_large"
+    assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]
 
 
 async def test_a_second_overlay_with_the_number_of_another_is_refused(

@@ -83,11 +83,13 @@ def test_a_chosen_address_is_free_and_in_the_subnet(taken: set[int], key: str) -
     gateway = IPv4Interface("192.0.2.1/28")
     pool = pool_of(gateway.network, gateway.ip)
     used = {f"192.0.2.{number}" for number in taken}
+    (nic,) = plan_of(make_record(A)).nics
     if len(used) == 13:
-        with pytest.raises(VirtbusError):
-            choose_address(pool, key, used)
+        with pytest.raises(VirtbusError) as refused:
+            choose_address(pool, nic, key, used)
+        assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]
         return
-    address = choose_address(pool, key, used)
+    address = choose_address(pool, nic, key, used)
     assert str(address) not in used
     assert address not in {gateway.ip, gateway.network[0], gateway.network[-1]}
     assert address in gateway.network

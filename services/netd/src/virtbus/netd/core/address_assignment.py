@@ -23,12 +23,12 @@ def check_macs(attachment: Attachment, used: UsedNics) -> None:
     """
     for nic in attachment.nics:
         if used.has_mac(nic.mac, but=attachment.uid):
-            raise VirtbusError(
-                Code.CONFLICT,
-                "mac_in_use",
+            message = (
                 f"another VM on this node has the MAC {nic.mac}; give interface '{nic.name}' "
-                "another mac_address, or none",
+                "another mac_address, or none"
             )
+            detail = Detail(path=f"{nic.path}.mac_address", message=message)
+            raise VirtbusError(Code.CONFLICT, "mac_in_use", message, details=(detail,))
 
 
 def carried_over(
@@ -104,7 +104,7 @@ def _given(nic: Nic, uid: str, pool: AddressPool, taken: Collection[str]) -> Ite
     asked = [text for text in nic.asked if ip_address(text).version == pool.subnet.version]
     if not asked:
         kept = _kept(nic, pool, taken)
-        asked = [kept or str(choose_address(pool, f"{uid}/{nic.name}", taken, nic.network))]
+        asked = [kept or str(choose_address(pool, nic, uid, taken))]
     for text in asked:
         yield f"{text}/{pool.subnet.prefixlen}"
 
@@ -112,7 +112,7 @@ def _given(nic: Nic, uid: str, pool: AddressPool, taken: Collection[str]) -> Ite
 def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str]) -> None:
     """Refuse an address of the record that this node does not have, or that another VM has here."""
     for text in nic.asked:
-        path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
+        path = f"{nic.path}.addresses"
         if not any(pool.has(ip_address(text)) for pool in pools):
             subnets = " and ".join(str(pool.subnet) for pool in pools)
             message = f"'{nic.network}' has {subnets} on this node, without {text}; choose another"
@@ -166,8 +166,14 @@ def network_mtu(nic: Nic, link_mtu: int) -> int:
             f"the network '{nic.network}' has an MTU of {asked}, and its link on this node has "
             f"{link_mtu}; lower the network's"
         )
-        raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message)
+        raise mtu_too_large(nic, message)
     return mtu_within(nic, asked)
+
+
+def mtu_too_large(nic: Nic, message: str) -> VirtbusError:
+    """Return 422 `mtu_too_large` for the network of an interface."""
+    detail = Detail(path=nic.network_path, message=message)
+    return VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message, details=(detail,))
 
 
 def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
@@ -208,7 +214,7 @@ def mtu_within(nic: Nic, most: int) -> int:
         VirtbusError: 422 `mtu_too_large` if the record asks for a larger one.
     """
     if nic.asked_mtu > most:
-        path = f"spec.domain.devices.interfaces[{nic.position}].mtu"
+        path = f"{nic.path}.mtu"
         message = (
             f"interface '{nic.name}' asks for an MTU of {nic.asked_mtu}, and the network "
             f"'{nic.network}' has {most}; lower the interface's, or leave it out"

@@ -119,6 +119,16 @@ class Nic(LenientModel):
         return self.name, self.network
 
     @property
+    def path(self) -> str:
+        """Return its field in the record."""
+        return f"spec.domain.devices.interfaces[{self.position}]"
+
+    @property
+    def network_path(self) -> str:
+        """Return the field of its network in the record."""
+        return f"spec.networks[{self.position}].network"
+
+    @property
     def plug(self) -> PlugState:
         """Return its state as the bus shows it."""
         if self.leaving:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from virtbus.netd.core.attachment import Nic, NicKind
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 PORTS_MAX = 1023
 """Ports of a Linux bridge (`BR_MAX_PORTS` without number 0)."""
@@ -15,16 +15,17 @@ _SOON = PORTS_MAX * 9 // 10
 def refuse_full(nic: Nic, ports: int) -> None:
     """Raise 429 `bridge_full` if the bridge of `nic` has `ports` of virtbus, and none is left."""
     if ports >= PORTS_MAX:
-        raise bridge_full(nic.network)
+        raise bridge_full(nic)
 
 
-def bridge_full(network: str) -> VirtbusError:
+def bridge_full(nic: Nic) -> VirtbusError:
     """Return 429 `bridge_full`."""
     message = (
-        f"the bridge of the network '{network}' on this node has its {PORTS_MAX} ports, the most "
-        "of a Linux bridge; move VMs to another node, or use another network"
+        f"the bridge of the network '{nic.network}' on this node has its {PORTS_MAX} ports, the "
+        "most of a Linux bridge; move VMs to another node, or use another network"
     )
-    return VirtbusError(Code.EXHAUSTED, "bridge_full", message, after_ms=5_000)
+    detail = Detail(path=nic.network_path, message=message)
+    return VirtbusError(Code.EXHAUSTED, "bridge_full", message, details=(detail,), after_ms=5_000)
 
 
 def nearly_full(nics: Iterable[Nic]) -> str:

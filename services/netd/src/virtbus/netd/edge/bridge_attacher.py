@@ -87,7 +87,7 @@ def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
         host.do([host_end.plug(nic.host_link, link.index, uid)])
     except NetlinkError as error:
         if error.errno == errno.EXFULL:
-            raise bridge_full(nic.network) from error
+            raise bridge_full(nic) from error
         raise
     vlan = nic.target.spec.vlan if nic.target is not None else None
     port = links.find(host, nic.host_link) if vlan else None

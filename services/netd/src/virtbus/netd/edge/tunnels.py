@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import IPv4Address
 
 from virtbus.netd.core import host_end, names
+from virtbus.netd.core.address_assignment import mtu_too_large
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.overlay import changes, remote_of
 from virtbus.netd.edge import links, neighbours
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.overlay import ENCAPSULATION_BYTES, OverlayPeer, TunnelEnd
 
 log = logging.getLogger(__name__)
@@ -68,14 +69,15 @@ class Tunnels:
                 "this node has no address for tunnels of overlays; its operator sets "
                 "overlay_address of netd"
             )
-            raise VirtbusError(Code.UNSUPPORTED, "no_tunnels", message)
+            detail = Detail(path=nic.network_path, message=message)
+            raise VirtbusError(Code.UNSUPPORTED, "no_tunnels", message, details=(detail,))
         most = end.mtu - ENCAPSULATION_BYTES
         if (target.spec.mtu or 0) > most:
             message = (
                 f"the network '{nic.network}' has an MTU of {target.spec.mtu}, and tunnels of this "
                 f"node carry {most}; make the network again with a smaller one"
             )
-            raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message)
+            raise mtu_too_large(nic, message)
         return end
 
     # --- peers ----------------------------------------------------------------------------
