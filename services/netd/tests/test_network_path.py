@@ -211,6 +211,24 @@ async def test_all_addresses_in_use_is_429_and_leaves_nothing(host: Host) -> Non
     await node.end()
 
 
+async def test_the_oldest_released_address_is_reused_first_also_after_a_restart(
+    host: Host,
+) -> None:
+    node = Node(host, subnet="192.0.2.1/29")
+    await node.start()
+    vms = [f"0192f0c1-2d3e-7abc-8def-0000000000{number:02x}" for number in range(7)]
+    had = [(await node.attach(uid)).interfaces[0].addresses[0] for uid in vms[:5]]
+    for at in (3, 1, 4):
+        await node.attachments.release(vms[at], 1)
+    again = await node.attach(vms[1], epoch=2)
+    assert again.interfaces[0].addresses[0] == had[1]  # as before
+    await node.attachments.release(vms[1], 2)
+    await node.restart()
+    new = [(await node.attach(uid)).interfaces[0].addresses[0] for uid in vms[5:]]
+    assert new == [had[3], had[4]]
+    await node.end()
+
+
 async def test_a_mac_of_another_vm_is_refused(node: Node) -> None:
     await node.attach(A, macs=("02:00:00:00:00:77",))
     with pytest.raises(VirtbusError, match="another VM on this node has the MAC") as refused:

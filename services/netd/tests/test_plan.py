@@ -86,10 +86,10 @@ def test_a_chosen_address_is_free_and_in_the_subnet(taken: set[int], key: str) -
     (nic,) = plan_of(make_record(A)).nics
     if len(used) == 13:
         with pytest.raises(VirtbusError) as refused:
-            choose_address(pool, nic, key, used)
+            choose_address(pool, nic, key, used, {})
         assert [one.path for one in refused.value.body.details] == ["spec.networks[0].network"]
         return
-    address = choose_address(pool, nic, key, used)
+    address = choose_address(pool, nic, key, used, {})
     assert str(address) not in used
     assert address not in {gateway.ip, gateway.network[0], gateway.network[-1]}
     assert address in gateway.network

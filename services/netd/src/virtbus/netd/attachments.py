@@ -43,7 +43,7 @@ class Attachments:
         doors.attachers.plugin_reach.nics = self.nics
         self._hot = HotNics(doors, self._builder)
         self._entries: dict[str, NetworkEntry] = {}
-        self._used = UsedNics()
+        self._used = UsedNics(doors.files.releases)
         self._released = ReleasedEpochs()
         self._locks = KeyedLock()
         self._bridge_seen = 0
@@ -308,6 +308,7 @@ class Attachments:
         await in_thread(self._doors.bridge.check_owner)
         self._doors.attachers.bridges.recover()
         self._doors.namespaces.prepare()
+        self._used.recall()
         for each in self._doors.files.all():
             self._entries[each.uid] = NetworkEntry(each)
             self._used.put(each.uid, each.nics)

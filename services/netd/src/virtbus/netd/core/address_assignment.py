@@ -1,7 +1,8 @@
 """Assigns addresses and MACs to a plan, or refuses it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
+from types import MappingProxyType
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
@@ -13,6 +14,7 @@ from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
 from virtbus.schemas.network_object import BRIDGE_MTU
 
 Gateway = IPv4Interface | IPv6Interface
+NOTHING_FREED: Mapping[str, int] = MappingProxyType({})
 
 
 def check_macs(attachment: Attachment, used: UsedNics) -> None:
@@ -58,10 +60,12 @@ def addressed(
     gateways: Sequence[Gateway],
     taken: Collection[str],
     most: int = BRIDGE_MTU,
+    freed: Mapping[str, int] = NOTHING_FREED,
 ) -> Nic:
     """Return an interface with an address of each gateway's subnet, and the network's settings.
 
-    The first gateway is IPv4's. `taken` are the other addresses of the network on this host.
+    The first gateway is IPv4's. `taken` are the other addresses of the network on this host, and
+    `freed` are those that were released, with their order.
     `most` is the MTU of a network without one in its object.
 
     Raises:
@@ -71,7 +75,7 @@ def addressed(
     spec = nic.target.spec if nic.target is not None else None
     return nic.model_copy(
         update={
-            "addresses": _chosen(nic, uid, [_pool(nic, one) for one in gateways], taken),
+            "addresses": _chosen(nic, uid, [_pool(nic, one) for one in gateways], taken, freed),
             "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateways[0].ip),
             "gateway6": "" if nic.kind is NicKind.ISOLATED else "".join(_ips(gateways[1:])),
             "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or most),
@@ -81,11 +85,15 @@ def addressed(
 
 
 def _chosen(
-    nic: Nic, uid: str, pools: Sequence[AddressPool], taken: Collection[str]
+    nic: Nic,
+    uid: str,
+    pools: Sequence[AddressPool],
+    taken: Collection[str],
+    freed: Mapping[str, int] = NOTHING_FREED,
 ) -> tuple[str, ...]:
     """Return the interface's addresses of all pools, with their prefixes."""
     _check_asked(nic, pools, taken)
-    return tuple(one for pool in pools for one in _given(nic, uid, pool, taken))
+    return tuple(one for pool in pools for one in _given(nic, uid, pool, taken, freed))
 
 
 def _ips(gateways: Sequence[Gateway]) -> list[str]:
@@ -99,12 +107,14 @@ def _pool(nic: Nic, gateway: Gateway) -> AddressPool:
     return pool_of(gateway.network, gateway.ip, spec.ranges, spec.excluded)
 
 
-def _given(nic: Nic, uid: str, pool: AddressPool, taken: Collection[str]) -> Iterator[str]:
+def _given(
+    nic: Nic, uid: str, pool: AddressPool, taken: Collection[str], freed: Mapping[str, int]
+) -> Iterator[str]:
     """Yield the interface's addresses of a pool, with the prefix."""
     asked = [text for text in nic.asked if ip_address(text).version == pool.subnet.version]
     if not asked:
         kept = _kept(nic, pool, taken)
-        asked = [kept or str(choose_address(pool, nic, uid, taken))]
+        asked = [kept or str(choose_address(pool, nic, uid, taken, freed))]
     for text in asked:
         yield f"{text}/{pool.subnet.prefixlen}"
 

@@ -1,17 +1,20 @@
 """Counts what the interfaces of a host's VMs use, so that no attach looks at all of them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from virtbus.netd.core.attachment import Nic
+from virtbus.netd.core.freed_addresses import Freed, FreedAddresses, Journal, releases_of
 
 
 class UsedNics:
     """The interfaces of all VMs of a host, and the addresses, MACs and ports that they have."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal
+        self._freed = FreedAddresses()
         self._of: dict[str, tuple[Nic, ...]] = {}
         self._macs: dict[str, list[str]] = {}
         self._addresses: dict[tuple[str, str], Counter[str]] = {}
@@ -20,11 +23,12 @@ class UsedNics:
         self._publishing: dict[str, list[Nic]] = {}
 
     def put(self, uid: str, nics: Sequence[Nic]) -> None:
-        """Set the interfaces of a VM."""
+        """Set the interfaces of a VM. Addresses that it has no longer are released."""
         before = self._of.get(uid)
         if before == tuple(nics):
             return
-        self.drop(uid)
+        self._release(releases_of(uid, before or (), left=nics))
+        self._remove(uid)
         self._of[uid] = tuple(nics)
         for nic in nics:
             key = _network(nic)
@@ -36,7 +40,22 @@ class UsedNics:
             self._publishing[uid] = publishing
 
     def drop(self, uid: str) -> None:
-        """Forget a VM."""
+        """Forget a VM, whose addresses are released."""
+        self._release(releases_of(uid, self._of.get(uid, ())))
+        self._remove(uid)
+
+    def recall(self) -> None:
+        """Remember the releases that an earlier netd has stored."""
+        if self._journal is not None:
+            self._freed.add(self._journal.all())
+
+    def _release(self, releases: Iterator[Freed]) -> None:
+        found = list(releases)
+        self._freed.add(found)
+        if self._journal is not None:
+            self._journal.append(found)
+
+    def _remove(self, uid: str) -> None:
         self._publishing.pop(uid, None)
         for nic in self._of.pop(uid, ()):
             key, place = _network(nic), nic.host_place
@@ -56,11 +75,11 @@ class UsedNics:
     def without(self, uid: str) -> Iterator[Self]:
         """Leave out a VM while it is planned. Its interfaces are as before at the end."""
         before = self._of.get(uid)
-        self.drop(uid)
+        self._remove(uid)
         try:
             yield self
         finally:
-            self.drop(uid)
+            self._remove(uid)
             if before is not None:
                 self.put(uid, before)
 
@@ -71,6 +90,16 @@ class UsedNics:
     def addresses(self, nic: Nic) -> Collection[str]:
         """Return the addresses of the network of `nic`, without prefixes."""
         return self._addresses.get(_network(nic), Counter())
+
+    def freed(self, nic: Nic) -> Mapping[str, int]:
+        """Return the addresses that were released in the network of `nic`, with their order."""
+        return self._freed.of(nic)
+
+    def remembered(self, nic: Nic, uid: str) -> Nic:
+        """Return an interface of a VM that was here before with the addresses that it had."""
+        if nic.addresses:
+            return nic
+        return nic.model_copy(update={"addresses": self._freed.former(nic, uid)})
 
     def on_host_link(self, name: str) -> Collection[Nic]:
         """Return the interfaces on a bridge or an interface of the host, by `Nic.host_place`."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.edge.namespaces import opened
+from virtbus.netd.edge.release_journal import ReleaseJournal
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.version import check_version
@@ -26,6 +27,7 @@ class AttachmentStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.releases = ReleaseJournal(directory.with_name("releases"))
         self._lock = -1
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ class OwnBridgeAttacher:
         """
         bridge = self.bridges.of(nic)
         refuse_full(nic, used.ports(nic))
-        return addressed(nic, vm.uid, bridge.gateways.all, used.addresses(nic), most)
+        nic, taken = used.remembered(nic, vm.uid), used.addresses(nic)
+        return addressed(nic, vm.uid, bridge.gateways.all, taken, most, used.freed(nic))
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         """Ensure the bridges. Raises VirtbusError."""

@@ -1,0 +1,78 @@
+"""Remembers the addresses that interfaces of this host had, in the order of their releases."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from virtbus.netd.core.attachment import Nic
+
+PER_NETWORK, NETWORKS = 1024, 256
+"""The last releases of a network, and the networks, that are remembered."""
+
+
+class Freed(NamedTuple):
+    """An address that an interface has released."""
+
+    network: str
+    owner: str
+    """The uid of its VM and the name of the interface."""
+    address: str
+    """With its prefix."""
+
+
+class Journal(Protocol):
+    """Keeps releases over a restart of netd."""
+
+    def append(self, releases: Iterable[Freed]) -> None:
+        """Store further releases, which are the latest."""
+
+    def all(self) -> list[Freed]:
+        """Return the stored releases, the oldest first."""
+
+
+class FreedAddresses:
+    """The released addresses of each network. The caller knows which of them are in use again."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Freed]] = {}
+
+    def add(self, releases: Iterable[Freed]) -> None:
+        """Remember releases, as the latest of their networks."""
+        for one in releases:
+            there = self._of.pop(one.network, {})
+            self._of[one.network] = there
+            plain = one.address.partition("/")[0]
+            there.pop(plain, None)
+            there[plain] = one
+            if len(there) > PER_NETWORK:
+                del there[next(iter(there))]
+            if len(self._of) > NETWORKS:
+                del self._of[next(iter(self._of))]
+
+    def of(self, nic: Nic) -> Mapping[str, int]:
+        """Return the released addresses of an interface's network, with their order."""
+        there = self._of.get(network_of(nic), {})
+        return {address: order for order, address in enumerate(there)}
+
+    def former(self, nic: Nic, uid: str) -> tuple[str, ...]:
+        """Return the addresses that the interface itself had last."""
+        there = self._of.get(network_of(nic), {}).values()
+        return tuple(one.address for one in there if one.owner == _owner(nic, uid))
+
+
+def releases_of(uid: str, nics: Iterable[Nic], left: Iterable[Nic] = ()) -> Iterator[Freed]:
+    """Yield what the interfaces of a VM have, except the addresses of those that it still has."""
+    kept = {(network_of(nic), address) for nic in left for address in nic.addresses}
+    for nic in nics:
+        network = network_of(nic)
+        for address in nic.addresses:
+            if (network, address) not in kept:
+                yield Freed(network, _owner(nic, uid), address)
+
+
+def network_of(nic: Nic) -> str:
+    """Return what identifies the addresses of an interface's network on this host."""
+    return f"{nic.kind} {nic.place}"
+
+
+def _owner(nic: Nic, uid: str) -> str:
+    return f"{uid}/{nic.name}"

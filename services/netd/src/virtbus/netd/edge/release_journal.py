@@ -1,0 +1,55 @@
+"""Stores the releases of addresses, so that a restart of netd keeps their order.
+
+It is a hint: a lost line only lets an address be given sooner. So nothing is synchronized.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from virtbus.netd.core.freed_addresses import Freed
+
+MOST = 4096
+"""The lines that remain when the file is written anew, which is at the double."""
+
+
+class ReleaseJournal:
+    """A file with a line for each release, the oldest first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = 0
+
+    def append(self, releases: Iterable[Freed]) -> None:
+        """Add lines, and drop the oldest ones if the file is long."""
+        lines = [json.dumps(list(one)) for one in releases]
+        if not lines:
+            return
+        with self._path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        self._lines += len(lines)
+        if self._lines > 2 * MOST:
+            self._write(self.all())
+
+    def all(self) -> list[Freed]:
+        """Return the releases of the last `MOST` lines. A damaged line is left out."""
+        try:
+            lines = self._path.read_text(errors="replace").splitlines()[-MOST:]
+        except FileNotFoundError:
+            return []
+        found = list(filter(None, map(_read, lines)))
+        self._lines = len(lines)
+        return found
+
+    def _write(self, releases: Iterable[Freed]) -> None:
+        part = self._path.with_suffix(".part")
+        part.write_text("".join(f"{json.dumps(list(one))}\n" for one in releases))
+        part.replace(self._path)
+
+
+def _read(line: str) -> Freed | None:
+    try:
+        network, owner, address = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    return Freed(str(network), str(owner), str(address))
