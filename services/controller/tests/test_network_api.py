@@ -90,7 +90,7 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
         "spec.subnets": {"kind": "routed"},
         "spec.conflist": {"kind": "cni"},
         "spec.gateway": SPEC | {"gateway": "10.9.0.1"},
-        "spec.mtu": SPEC | {"mtu": 9000},
+        "spec.mtu": SPEC | {"mtu": 65_522},
         "spec.subnets.n2": {
             "kind": "routed",
             "subnets": {"n1": "10.1.0.0/16", "n2": "10.1.2.0/24"},

@@ -5,14 +5,13 @@ from pydantic import Field
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network_object import (
-    BRIDGE_MTU,
     DNS_MAX,
     Ipv4,
     NetworkScope,
     NetworkSpec,
     NetworkState,
 )
-from virtbus.schemas.nic import MTU_MIN
+from virtbus.schemas.nic import MTU_MAX, MTU_MIN
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Count
 from virtbus.schemas.vm import Labels
@@ -46,7 +45,7 @@ class NetworkUpdate(NetworkRef):
     """
 
     dns: tuple[Ipv4, ...] | None = Field(None, max_length=DNS_MAX)
-    mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
+    mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     protected: bool | None = None
     labels: Labels | None = None
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from virtbus.schemas.address_pool import AddressPool, AddressRange, pool_of
 from virtbus.schemas.ids import UNPLACED, Id, Uid, check_id
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
-from virtbus.schemas.nic import MTU_MIN
+from virtbus.schemas.nic import MTU_MAX, MTU_MIN
 from virtbus.schemas.overlay import VNI_MAX
 from virtbus.schemas.quantity import Count
 
@@ -26,7 +26,7 @@ EVERYWHERE = UNPLACED
 BUILT_IN = "default"
 """The network of each node that needs no object. No object has this name."""
 BRIDGE_MTU = 1500
-"""The MTU of a network that virtbus bridges. Its links on the host have it, too."""
+"""The MTU of a network that virtbus bridges, unless its object has another."""
 SUBNETS_MAX = 64
 CONFIG_MAX = 8192
 DNS_MAX = 3
@@ -167,8 +167,8 @@ class NetworkSpec(StrictModel):
     """For `nat` and `isolated`: None is `host`."""
     dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
     """Name servers for names that are no VM's; empty: those of the node, or none for `isolated`."""
-    mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
-    """None: 1500, the plugins' for `cni`, or the link's for kinds with `link`."""
+    mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
+    """None: 1500 (less in tunnels), the plugins' for `cni`, or the link's for kinds with `link`."""
     link: LinkName | None = None
     """For `bridge` and `macvtap`: the host's bridge or interface. A node must have and allow it."""
     vlan: Count | None = Field(None, ge=1, le=4094)

@@ -8,6 +8,7 @@ from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import links
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.network_object import BRIDGE_MTU
 
 
 def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int) -> None:
@@ -15,10 +16,20 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
     calls: list[NetlinkCall] = []
     for nic, master in nics:
         wire = names.wire_mac(uid, nic.index)
-        calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
+        mtu = bridged_mtu(nic)
+        calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire, mtu=mtu))
         calls.append(host_end.no_ipv6(nic.host_link))
         calls.append(host_end.plug(nic.host_link, master, uid))
     host.do(calls)
+
+
+def bridged_mtu(nic: Nic) -> int:
+    """Return the MTU of an interface's links on a bridge of virtbus, which takes that of its ports.
+
+    It is the network's, also if the interface asks for a smaller one: then its tap has that.
+    """
+    own = nic.target.spec.mtu if nic.target is not None else None
+    return max(BRIDGE_MTU, own or 0)
 
 
 def unplugged(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> list[str]:

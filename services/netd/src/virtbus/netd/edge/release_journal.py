@@ -10,7 +10,7 @@ from pathlib import Path
 from virtbus.netd.core.freed_addresses import Freed
 
 MOST = 4096
-"""The lines that remain when the file is written anew, which is at the double."""
+"""The lines that remain when the file is cut, which is at the double."""
 
 
 class ReleaseJournal:
