@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import struct
+import time
 from ipaddress import IPv4Address
 
 import pytest
@@ -135,6 +136,29 @@ async def test_a_flood_is_answered_slowly_and_the_loop_stays_free(node: Node) ->
             answers += 1
         assert 1 <= answers <= BURST + 5
         assert sum(node.doors.dhcp.counts(A).values()) <= BURST + 5
+
+
+async def test_a_flood_is_counted_and_delays_no_other_guest(node: Node) -> None:
+    await node.attach(A)
+    await node.attach(B)
+    async with node.guest(A) as guest, node.guest(B) as other:
+        await answer_to(guest, MessageType.DISCOVER)
+        await answer_to(other, MessageType.DISCOVER)
+        for _number in range(5000):
+            ask(guest, MessageType.DISCOVER)
+        begun_s = time.monotonic()
+        ask(other, MessageType.DISCOVER)
+        await reply(other)
+        assert time.monotonic() - begun_s < 1
+
+        def lost(uid: str) -> int:
+            (nic,) = node.doors.dhcp.with_floods(node.counters(uid)).interfaces
+            return nic.refused.get("dhcp_flood", 0)
+
+        first = lost(A)
+        assert 4000 < first < 5000
+        assert lost(A) == first  # a reading loses none
+        assert lost(B) == 0
 
 
 async def test_each_interface_gets_its_own_address_and_only_one_a_default_route(node: Node) -> None:

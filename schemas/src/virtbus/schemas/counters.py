@@ -29,7 +29,7 @@ class NicCounters(LenientModel):
     refused: dict[str, int] = Field(default_factory=dict)
     """Packets of the guest that a rule dropped, by rule: `mac`, `arp`, `address`, `dhcp`,
     `protocol`. `ingress` and `egress` are packets of connections that no security group allows, of
-    either sender, and `state` those of no connection."""
+    either sender, and `state` those of no connection. `dhcp_flood` are lost DHCP requests."""
 
 
 class Counters(LenientModel):

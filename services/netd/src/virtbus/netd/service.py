@@ -232,7 +232,8 @@ class Netd:
                 f"netd has no network of VM {uid}; a VM that has never started has no counters"
             )
             raise VirtbusError(Code.NOT_FOUND, "not_attached", message)
-        return await in_thread(lambda: self._leftovers.links.counters(found[0]))
+        counted = await in_thread(lambda: self._leftovers.links.counters(found[0]))
+        return self._ports.dhcp.with_floods(counted)
 
     async def _release(self, uid: str, epoch: int, *, forced: bool) -> bool:
         """Remove the network of `uid`; return True if there was one.

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import logging
 import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -24,13 +25,16 @@ from virtbus.netd.core.dhcp_offer import Offers
 from virtbus.netd.core.ipv6_frame import advertisement_frame, dhcp6_frame, heard
 from virtbus.netd.core.router_advertisement import EVERY_S, advertisement
 from virtbus.netd.core.token_bucket import TokenBucket
+from virtbus.schemas.counters import Counters
 
 log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
 """A booting guest sends a few requests. A flood fills the socket's 32 KiB buffer, and the rest is
-lost."""
+lost and counted."""
+FLOOD = "dhcp_flood"
+"""The word under which lost requests are counted."""
 
 CLOSERS = 32
 """Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
@@ -38,6 +42,9 @@ CLOSERS = 32
 _MAX_FRAME_BYTES = 2048
 _ETHERTYPE_IPV6 = b"\x86\xdd"
 _SIOCGSKNS = 0x894C
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+_STATISTICS = struct.Struct("=II")
+"""The packets of a socket, and those that did not fit into its buffer, since the last reading."""
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 """Errors that do not end the socket: the link was down, or the guest reads too slowly."""
@@ -99,6 +106,21 @@ class DhcpServer:
             return fcntl.ioctl(interface.socket, _SIOCGSKNS)
         return None
 
+    def with_floods(self, counted: Counters) -> Counters:
+        """Return the counters of a VM with the requests that its guest has lost since `serve`."""
+        found = self._interfaces.get(counted.uid, [])
+        if len(found) != len(counted.interfaces):
+            return counted  # an interface is being plugged
+        pairs = zip(counted.interfaces, (one.lost() for one in found), strict=True)
+        return counted.model_copy(
+            update={
+                "interfaces": tuple(
+                    nic.model_copy(update={"refused": nic.refused | {FLOOD: lost}}) if lost else nic
+                    for nic, lost in pairs
+                )
+            }
+        )
+
     def counts(self, uid: str) -> Counter[MessageType]:
         """Return the number of requests of each kind since `serve`."""
         total: Counter[MessageType] = Counter()
@@ -134,6 +156,7 @@ class _Interface:
         self._resume: asyncio.TimerHandle | None = None
         self._next_advertisement: asyncio.TimerHandle | None = None
         self.seen: Counter[MessageType] = Counter()
+        self._lost = 0
         self._listen()
         if self._offer6 is not None:
             self._advertise_regularly(self._offer6)
@@ -141,6 +164,14 @@ class _Interface:
     def _listen(self) -> None:
         self._resume = None
         self._loop.add_reader(self.socket, self._readable)
+
+    def lost(self) -> int:
+        """Return the requests of the guest that did not fit into the socket's buffer."""
+        if isinstance(self._offer, Foreign):
+            return 0  # the socket reads another server's answers
+        raw = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        self._lost += _STATISTICS.unpack(raw)[1]
+        return self._lost
 
     def silence(self) -> socket.socket:
         """Stop reading and return the socket for the caller to close."""
