@@ -9,6 +9,7 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.bus.provisioning.backup import Backup, BackupError, lines, parse, put_back, take
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone
 from virtbus.schemas.wire import encode
 
@@ -21,6 +22,8 @@ VOLUME = subjects.volume_record("default", "data")
 IMAGE_NAME = subjects.image_name("default", "debian/12")
 NETWORK = subjects.network_record("default", "blue")
 SCHEDULE = subjects.backup_schedule_record("default", "nightly")
+GROUP = subjects.security_group("default", "web")
+ADDRESS, MAC = (subjects.address_claim(C, text) for text in ("10.9.0.7", "02:00:00:00:00:07"))
 
 
 @pytest.fixture
@@ -45,6 +48,9 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(IMAGE_NAME, encode({"uid": C, "name": "debian/12"}))
     await bus.put(NETWORK, encode({"uid": C, "name": "blue"}))
     await bus.put(SCHEDULE, encode({"uid": C, "name": "nightly"}))
+    await bus.put(GROUP, encode({"uid": C, "name": "web"}))
+    for claim in (ADDRESS, MAC):
+        await bus.put(claim, encode(AddressClaim(vm=A)))
     await bus.put(subjects.operation_record("n1", D), encode({"id": D}))  # a result
 
 
@@ -54,8 +60,9 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
     await fill(bus)
     taken = await take(bus)
     records = {RECORD, subjects.vm_record("_", B)}
-    named = {VOLUME, IMAGE_NAME, NETWORK, SCHEDULE}
-    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, *named}
+    named = {VOLUME, IMAGE_NAME, NETWORK, SCHEDULE, GROUP}
+    claims = {CLAIM, ADDRESS, MAC}
+    assert set(taken.values) == {*records, *claims, SECRET, WISH, *named}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
@@ -89,11 +96,11 @@ async def test_the_record_is_the_last_that_is_written_of_a_vm(bus: MemoryBus) ->
     empty = MemoryBus(MemoryServer())
     await put_back(empty, taken)
     revisions = {}
-    for key in (CLAIM, RECORD):
+    for key in (CLAIM, ADDRESS, MAC, RECORD):
         entry = await empty.get(key)
         assert entry is not None
         revisions[key] = entry.revision
-    assert revisions[CLAIM] < revisions[RECORD]
+    assert max(revisions.values()) == revisions[RECORD]
 
 
 async def test_a_bus_with_other_vms_is_refused_with_the_next_step(bus: MemoryBus) -> None:
@@ -118,7 +125,7 @@ async def test_a_named_object_that_this_bus_has_deleted_is_not_restored(
     await fill(bus)
     taken = await take(bus)
     cases = itertools.product(
-        (VOLUME, IMAGE_NAME, NETWORK, SCHEDULE), ((C, EntryKind.PURGE), (D, EntryKind.PUT))
+        (VOLUME, IMAGE_NAME, NETWORK, SCHEDULE, GROUP), ((C, EntryKind.PURGE), (D, EntryKind.PUT))
     )
     for key, (deleted, kind) in cases:
         empty = MemoryBus(MemoryServer())
