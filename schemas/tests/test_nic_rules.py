@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from virtbus.schemas.nic import NICS_MAX
 from virtbus.schemas.nic_rules import nic_problems
 from virtbus.schemas.vm import Disk, Domain, Interface
 from virtbus.schemas.wire import canonical
@@ -34,6 +35,22 @@ def test_only_virtio_has_several_queues() -> None:
     assert problems(Interface.model_validate({"name": "a", "model": "e1000", "queues": 1})) == []
     (found,) = problems(Interface.model_validate({"name": "a", "model": "e1000e", "queues": 2}))
     assert found[0] == "interfaces[0].queues"
+
+
+def test_a_vm_has_bounds_of_its_queues_and_of_e1000_in_all() -> None:
+    many = [Interface(name=f"n{n}", queues=4) for n in range(NICS_MAX)]
+    assert problems(*many) == []
+    many[3] = Interface(name="n3", queues=5)
+    assert problems(*many) == [
+        ("interfaces[31].queues", "a VM has at most 128 queues in all, here 129; lower some")
+    ]
+    models = [
+        Interface.model_validate({"name": f"n{n}", "model": ("e1000", "e1000e")[n % 2]})
+        for n in range(10)
+    ]
+    assert problems(*models[:8], Interface(name="v")) == []
+    (found,) = problems(*models)
+    assert found[0] == "interfaces[8].model"
 
 
 @pytest.mark.parametrize(

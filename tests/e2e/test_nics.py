@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.login import Login
 from tests.e2e.platform import HALT, Json, Platform, until
 
+from virtbus.schemas.nic import NICS_MAX
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
 NICS: list[dict[str, Any]] = [
@@ -130,6 +132,23 @@ def test_a_guest_behind_nat_has_its_own_address_and_only_declared_ports(
     until(lambda: greeting(address, 22) == b"SSH-", "the restarted guest answers")
     assert again["interfaces"][0]["addresses"] == shown["addresses"]
     platform.delete("behind")
+
+
+@pytest.mark.long
+def test_a_guest_sees_32_interfaces(platform: Platform, tmp_path: Path) -> None:
+    login = Login(tmp_path)
+    nics = [{"name": f"n{n}"} for n in range(NICS_MAX)]
+    spec = {"domain": {"devices": {"interfaces": nics}}, "networks": nics}
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": "tiny", "memory": "192MiB", "spec": spec}))
+    view = platform.create("many", "-f", str(file), "--ssh-key", login.public_key, wait="ready")
+    address = view["interfaces"][0]["addresses"][0].partition("/")[0]
+    # the guest asks for an address on each interface before it starts its sshd
+    until(lambda: greeting(address, 22) == b"SSH-", "the guest's sshd answers", within_s=120)
+    assert login(view, "ls -d /sys/class/net/eth* | wc -l").strip() == str(NICS_MAX)
+    macs = login(view, "cat /sys/class/net/eth*/address").split()
+    assert sorted(macs) == sorted(nic["mac"] for nic in view["interfaces"])
+    platform.delete("many")
 
 
 @pytest.mark.long

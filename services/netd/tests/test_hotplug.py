@@ -18,6 +18,7 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.taps import open_tap
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import PlugState
+from virtbus.schemas.nic import NICS_MAX
 from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node_rpc import NetReady
 
@@ -231,14 +232,16 @@ async def test_a_join_without_its_tap_and_an_unknown_interface_are_refused(node:
 
 
 def test_an_interface_waits_for_another_of_its_name_and_for_a_free_number() -> None:
-    known = plan_of(make_record(A, networks=("default",) * 8))
+    known = plan_of(make_record(A, networks=("default",) * NICS_MAX))
     other = make_record(A, networks=("lan",), generation=2)
     after = grown(known, plan_of(other))
-    assert [(nic.name, nic.leaving) for nic in after.nics] == [(f"net{n}", True) for n in range(8)]
-    back = grown(after, plan_of(make_record(A, networks=("default",) * 8, generation=3)))
+    assert [(nic.name, nic.leaving) for nic in after.nics] == [
+        (f"net{n}", True) for n in range(NICS_MAX)
+    ]
+    back = grown(after, plan_of(make_record(A, networks=("default",) * NICS_MAX, generation=3)))
     assert not back.changing
     fewer = known.with_nics(known.nics[1:])
-    added = grown(fewer, plan_of(make_record(A, networks=("default",) * 8, generation=2)))
+    added = grown(fewer, plan_of(make_record(A, networks=("default",) * NICS_MAX, generation=2)))
     (new,) = [nic for nic in added.nics if nic.pending]
     assert (new.name, new.index, new.host_link) == ("net0", 0, host_link(A, 0))
     late = plan_of(make_record(A, generation=1))

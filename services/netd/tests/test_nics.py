@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from services.netd.tests.pretended_host import Guest, Node
 
+from virtbus.netd.core import names
 from virtbus.netd.core.traffic_control import burst_of
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nic import NicLimit
+from virtbus.schemas.nic import NICS_MAX, NicLimit
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
@@ -125,6 +126,22 @@ async def test_a_tap_with_queues_gives_one_descriptor_for_each_and_to_one_proces
             os.close(fd)
     again = await node.attach(A, networks=("default", "default"), generation=2)
     assert [one.queues for one in again.interfaces] == [1, 1]
+
+
+@pytest.mark.integration
+async def test_a_vm_has_32_interfaces_which_work_and_leave_nothing(node: Node) -> None:
+    all_of_default = ("default",) * NICS_MAX
+    ready = await node.attach(A, networks=all_of_default)
+    assert len({one.addresses for one in ready.interfaces}) == NICS_MAX
+    for index in (0, 10, NICS_MAX - 1):
+        async with node.guest(A, index) as guest:
+            await guest.ping(GATEWAY)
+    ends = {nic.host_link for nic in node.attachments.nics()}
+    assert len(ends) == NICS_MAX
+    assert all(len(name) <= 15 and names.is_host_link(name) for name in ends)
+    await node.restart()
+    assert await node.attach(A, networks=all_of_default) == ready
+    assert await node.attachments.compare() == []
 
 
 @pytest.mark.integration

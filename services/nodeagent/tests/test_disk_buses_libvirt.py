@@ -31,6 +31,7 @@ from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.schemas.disk import DISKS_MAX, CacheMode, IoThreads, IoThreadsPolicy
 from virtbus.schemas.disk_buses import ABILITIES, BOOTABLE_SATA, MAX_DISKS, Verb, Verdict
 from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nic import NICS_MAX
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Devices,
@@ -55,8 +56,8 @@ SMALL_FIRST = sorted(DiskBus, key=MAX_DISKS.__getitem__)
 
 
 def drives(*disks: Disk, memory_mib: int = 32) -> VmSpec:
-    """Return a guest with these disks, and the root ports of eight NICs."""
-    nics = tuple(Interface(name=f"n{n}") for n in range(8))
+    """Return a guest with these disks, and the root ports of all NICs."""
+    nics = tuple(Interface(name=f"n{n}") for n in range(NICS_MAX))
     seed = CloudInitNoCloud(user_data="#!/bin/sh\n")
     return VmSpec(
         domain=Domain(

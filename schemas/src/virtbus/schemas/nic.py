@@ -9,14 +9,17 @@ from pydantic import AfterValidator, Field, StringConstraints
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Bytes
 
-NICS_MAX = 8
+NICS_MAX = 32
+"""Names of links on the host have one character for the number of an interface."""
+E1000_MAX = 8
+"""Interfaces of the models e1000 and e1000e: each takes 4 KiB of the 64 KiB of I/O ports."""
 ADDRESSES_MAX = 8
 ACPI_INDEX_MAX = 16 * 1024 - 1
 """QEMU's largest acpi-index."""
 MTU_MIN, MTU_MAX = 576, 65_521
 """The smallest MTU of an IPv4 host (RFC 791), and the largest of a tap."""
-QUEUES_MAX = 16
-"""Each queue needs a descriptor, and one message to vmwrapper can carry at most 253."""
+QUEUES_MAX, QUEUES_IN_ALL = 16, 128
+"""The queues of an interface, and those of a VM: vmwrapper takes a descriptor for each."""
 RATE_MIN, RATE_MAX = 1000, 10**12
 BURST_MIN, BURST_MAX = 1600, 2**31 - 1
 

@@ -7,7 +7,7 @@ without these checks, as with `disk_rules`.
 from collections.abc import Iterator, Mapping
 
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.nic import NicBinding, NicModel
+from virtbus.schemas.nic import E1000_MAX, QUEUES_IN_ALL, NicBinding, NicModel
 from virtbus.schemas.publish import PublishedPort
 from virtbus.schemas.vm import Disk, Interface
 
@@ -18,6 +18,7 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
     """Yield the problems of a VM's interfaces, by their places in the request's list."""
     orders = {disk.boot_order: f"disk {disk.name!r}" for disk in disks.values() if disk.boot_order}
     indices: dict[int, str] = {}
+    yield from _sums(nics)
     for index, nic in nics.items():
         path, shown = f"{NICS}[{index}]", f"interface {nic.name!r}"
         order, acpi = nic.boot_order, nic.acpi_index
@@ -58,6 +59,21 @@ def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
             if nic.ports and not any(one.has(port.guest_port, port.protocol) for one in nic.ports):
                 message = f"{port.guest_port}/{port.protocol} is not among ports; declare it there"
                 yield Detail(path=f"{path}.publish[{at}].guest_port", message=message)
+
+
+def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
+    """Yield the first interface with which a VM has too many queues, or too many of e1000."""
+    queues = e1000 = 0
+    for index, nic in nics.items():
+        own = nic.queues or 1
+        queues += own
+        if queues > QUEUES_IN_ALL >= queues - own:
+            message = f"a VM has at most {QUEUES_IN_ALL} queues in all, here {queues}; lower some"
+            yield Detail(path=f"{NICS}[{index}].queues", message=message)
+        e1000 += nic.model is not NicModel.VIRTIO
+        if nic.model is not NicModel.VIRTIO and e1000 == E1000_MAX + 1:
+            message = f"a VM has at most {E1000_MAX} of e1000 and e1000e; write model: virtio"
+            yield Detail(path=f"{NICS}[{index}].model", message=message)
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:

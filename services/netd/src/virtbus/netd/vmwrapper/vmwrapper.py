@@ -15,7 +15,7 @@ SOCKET = "@WRAPPER_SOCKET@"
 EMULATOR = "@EMULATOR@"
 PROTOCOL = b"virtbus-wrapper/1"
 TIMEOUT_S = 8.0  # netd waits 5 s for a network that is being attached
-MAX_DESCRIPTORS = 128  # eight interfaces of 16 queues
+MAX_DESCRIPTORS = 128  # the queues of a VM
 
 
 def fail(message: str) -> None:
