@@ -52,9 +52,9 @@ def ssh(key: Path, address: str, command: str, port: int = 22) -> tuple[str, ...
     return ("ssh", "-i", str(key), "-p", str(port), *flags, f"root@{address}", command)
 
 
-def by_port(key: Path, box: Box, command: str, port: int = 2222) -> str:
+def by_port(key: Path, box: Box, command: str, port: int = 2222, address: str = "") -> str:
     """Return a guest's output by a published port of a host, asked from outside; empty: none."""
-    argv = ssh(key, box.address, command, port)
+    argv = ssh(key, address or box.address, command, port)
     limits = ("-o", "ConnectTimeout=3", "-o", "ServerAliveInterval=5")  # 15 s without an answer
     done = subprocess.run(
         [argv[0], *limits, *argv[1:]], capture_output=True, text=True, check=False

@@ -28,7 +28,9 @@ from tests.hosts.test_overlay import MARK, Guest, as_admin, by_port, capture, ma
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
-PORT = "0.0.0.0:2222->22/tcp"
+PORT, PORT6 = "0.0.0.0:2222->22/tcp", "[::]:2222->22/tcp"
+OUTSIDE6 = "fd00:200::ffff"
+"""An IPv6 address outside, in the subnet of those that this test gives to the hosts."""
 MOVED_S, DOWN_S = 120.0, 90.0
 CONTROL = b"\x5a" * 32
 """Bytes of the pings that the captures have to see."""
@@ -80,6 +82,17 @@ class Mesh:
         """Return the name of the guest at the published port of a host; empty if none answers."""
         return by_port(self.key, host.box, "hostname").strip()
 
+    def port6_at(self, host: Host) -> str:
+        """Return the same for the host's IPv6 address, which it gets first."""
+        address = f"fd00:200::{host.box.address.rpartition('.')[2]}"
+        host.box.run(*_address6(address, "eth0"))
+        subprocess.run(_address6(OUTSIDE6, BRIDGE), check=True)
+        return by_port(self.key, host.box, "hostname", address=address).strip()
+
+
+def _address6(address: str, link: str) -> list[str]:
+    return ["ip", "-6", "addr", "replace", f"{address}/64", "dev", link, "nodad"]
+
 
 @pytest.fixture(scope="module")
 def platform() -> Iterator[Fleet]:
@@ -90,8 +103,9 @@ def platform() -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def mesh(platform: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Mesh:
     key = made_key(tmp_path_factory.mktemp("mesh"))
-    for name, subnet in (("mesh", "10.210.0.0/16"), ("other", "10.211.0.0/16")):
-        as_admin(platform, "create", name=name, spec={"kind": "overlay", "subnet": subnet})
+    for name, number in (("mesh", 210), ("other", 211)):
+        subnets = {"subnet": f"10.{number}.0.0/16", "subnet6": f"fd00:{number}::/64"}
+        as_admin(platform, "create", name=name, spec={"kind": "overlay", **subnets})
     free = {"eviction_strategy": "None"}
     web = Guest(platform, "web", "n1", key, "mesh", "--publish", "2222:22", **free)
     left = Guest(platform, "left", "n1", key, "mesh")
@@ -168,6 +182,7 @@ def is_only_at(mesh: Mesh, here: Host, gone: Host) -> None:
     """The guest's port, address and name are at one host; the other host has no trace of it."""
     platform, web = mesh.platform, mesh.web
     until(lambda: mesh.port_at(here) == "web", f"the port answers at {here.name}", within_s=60)
+    until(lambda: mesh.port6_at(here) == "web", "and at its IPv6 address", within_s=120)
     left: list[str] = []
 
     def is_gone() -> bool:
@@ -176,19 +191,19 @@ def is_only_at(mesh: Mesh, here: Host, gone: Host) -> None:
         return not left and publishes_nothing(gone)
 
     until(is_gone, lambda: f"{gone.name} has nothing of it, but {left}", within_s=60)
-    assert mesh.port_at(gone) == ""
+    assert (mesh.port_at(gone), mesh.port6_at(gone)) == ("", "")
     assert arp_replies_outside(mesh) == []
     for asker in (mesh.left, mesh.peer):
         until(partial(answered_once, asker, mesh.address), f"{asker.name} gets one answer each")
         until(partial(knows, asker, mesh.address), f"{asker.name} knows its name")
     view = web.view
-    assert (view["node"], view["interfaces"][0]["published"]) == (here.name, [PORT])
+    assert (view["node"], view["interfaces"][0]["published"]) == (here.name, [PORT, PORT6])
     told = platform.cli("vm", "get", "web")
     assert re.search(rf"^Node\W+{here.name}$", told, re.MULTILINE)
     assert PORT in told
     path = platform.cli("vm", "net", "web")
     assert f"default/web on {here.name}" in path
-    assert f"these ports of the host lead to the guest: {PORT}" in path
+    assert f"these ports of the host lead to the guest: {PORT}, {PORT6}" in path
 
 
 @contextmanager
