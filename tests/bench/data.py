@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 from tests.bench.figures import Figure, ratio_of
+from tests.bench.measures import pss_mib
 from tests.bench.rawvirt import OVERLAY, RawVirt
 from tests.bench.stage import IMAGE, Stage
 
@@ -24,6 +26,9 @@ CLONE_BOUND = GAP_BOUND = 1.2
 PULL_BOUND = 1.25
 """A rate of 0.8 of curl's is 1.25 times its seconds."""
 PULL_BYTES = int(os.environ.get("VIRTBUS_BENCH_PULL_BYTES", str(2 * 1024**3)))
+SMALL_BYTES = 64 * 1024**2
+GROWTH_MIB = 8
+"""Limits the memory that imaged needs for the large image beyond that for the small one."""
 LOOK_S = 0.02
 """As often as `virtbus vm clone` looks at first."""
 FLAGS = (
@@ -178,9 +183,10 @@ def _stopped_ms(events: str) -> float:
 async def pull(stage: Stage, runs: int) -> list[Figure]:
     """Fetch, hash and store a file over loopback, against curl, tee and sha256sum."""
     file = stage.folder / "large.raw"
-    await asyncio.to_thread(_fill, file)
+    small = await _small_peak_mib(stage, file)
+    await asyncio.to_thread(_fill, file, PULL_BYTES)
     ours, floor = [], []
-    with _serving(file) as base:
+    with _serving(file) as base, _peak_mib(stage.pids()["imaged"]) as peak:
         for number in range(runs):
             floor.append(await asyncio.to_thread(_curl, f"{base}/raw-{number}", file))
             ref = f"{base}/{number}.raw"
@@ -189,8 +195,45 @@ async def pull(stage: Stage, runs: int) -> list[Figure]:
             ours.append(time.perf_counter() - begun)
             await _ask(stage, "image.delete", {"ref": ref})
     file.unlink()
-    size = f"{PULL_BYTES / 2**20:.0f} MiB; the raw side is curl | tee | sha256sum, and sync"
-    return [ratio_of("pull over loopback, hashed and stored", ours, floor, PULL_BOUND, size)]
+    size = f"{PULL_BYTES / 2**20:.0f} MiB"
+    raw = f"{size}; the raw side is curl | tee | sha256sum, and sync"
+    large, less = peak(), f"{SMALL_BYTES / 2**20:.0f} MiB"
+    grown = round(large - small, 1)
+    note = f"peak: {large:.1f} MiB in a pull of {size}, {small:.1f} MiB in one of {less}"
+    return [
+        ratio_of("pull over loopback, hashed and stored", ours, floor, PULL_BOUND, raw),
+        Figure("more memory of imaged in a pull", grown, "MiB PSS", GROWTH_MIB, runs, note=note),
+    ]
+
+
+async def _small_peak_mib(stage: Stage, file: Path) -> float:
+    """Return imaged's peak while it fetches the small image; the first fetch only warms it up."""
+    await asyncio.to_thread(_fill, file, SMALL_BYTES)
+    with _serving(file) as base:
+        await _pulled(stage, f"{base}/first.raw")
+        await _ask(stage, "image.delete", {"ref": f"{base}/first.raw"})
+        with _peak_mib(stage.pids()["imaged"]) as peak:
+            await _pulled(stage, f"{base}/second.raw")
+            await _ask(stage, "image.delete", {"ref": f"{base}/second.raw"})
+    return peak()
+
+
+@contextmanager
+def _peak_mib(pid: int) -> Iterator[Callable[[], float]]:
+    """Yield a function: after the context, it returns the most memory that the process had."""
+    seen, ended = [pss_mib(pid)], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            seen.append(pss_mib(pid))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield lambda: max(seen)
+    finally:
+        ended.set()
+        looking.join()
 
 
 async def _pulled(stage: Stage, ref: str) -> None:
@@ -205,13 +248,13 @@ async def _pulled(stage: Stage, ref: str) -> None:
             return
 
 
-def _fill(file: Path) -> None:
+def _fill(file: Path, size_bytes: int) -> None:
     """Write random bytes; the first ones are a boot sector, so that it is a raw disk."""
     piece = os.urandom(2**20)
     with file.open("wb") as out:
         out.write(bytes(510) + b"\x55\xaa")
-        while out.tell() < PULL_BYTES:
-            out.write(piece[: PULL_BYTES - out.tell()])
+        while out.tell() < size_bytes:
+            out.write(piece[: size_bytes - out.tell()])
 
 
 def _curl(url: str, beside: Path) -> float:
