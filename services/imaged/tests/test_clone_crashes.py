@@ -106,19 +106,19 @@ async def test_a_crash_at_any_write_of_a_restore_of_layers_replaces_all_disks_or
                 more = await crashed(made, work(11, 10), crashes, last)
         async with make_node(state=state) as node, snapshots(node, threads) as made:
             await node.disks.ensure(vm())  # waits for a restore that continues
-            now = {_content(node, path) for path in files(node)}
+            now = {content_of(node, path) for path in files(node)}
             assert len(now) == 1, f"{now} after {last} writes"
             seen |= now
             assert (await ended(made, work(11, 10))).state == "done"
             await node.disks.ensure(vm())
-            assert {_content(node, path) for path in files(node)} == {OLD}
+            assert {content_of(node, path) for path in files(node)} == {OLD}
             assert kept(node, 11) == (NEW, NEW)
             assert not list((node.state / "disks").glob("**/.new-*"))
         last += 1
     assert seen == {OLD, NEW}
 
 
-def _content(node: Node, disk: Path) -> bytes:
+def content_of(node: Node, disk: Path) -> bytes:
     """Return the end of a disk, or of the layer below it if it is empty."""
     data = disk.read_bytes()
     if data.endswith((OLD, NEW)):

@@ -228,10 +228,8 @@ async def test_a_merge_that_is_cancelled_leaves_a_sound_disk_and_may_be_repeated
     assert OF.folder
 
 
-@pytest.fixture
-def own_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """imaged is not root; a call of the result gives the disks to QEMU's user."""
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the disks to QEMU's user."""
     read_small, disks = openat2.read_small, {"own.qcow2", "disk.qcow2"}
 
     def read(name: str, directory: int, limit: int) -> bytes:
@@ -239,7 +237,14 @@ def own_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             raise PermissionError(errno.EACCES, "Permission denied")
         return read_small(name, directory, limit)
 
-    return lambda: monkeypatch.setattr(openat2, "read_small", read)
+    monkeypatch.setattr(openat2, "read_small", read)
+
+
+@pytest.fixture
+def own_user(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """imaged is not root; a call of the result gives the disks to QEMU's user."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return lambda: hidden(monkeypatch)
 
 
 async def test_what_the_qemu_of_a_guest_has_merged_is_noted_at_once(
