@@ -74,7 +74,12 @@ class Made(Backups):
 
 @contextlib.asynccontextmanager
 async def backing_up(
-    node: Node, threads: DiskThreads, *, space: SpaceLimits | None = None, off: bool = False
+    node: Node,
+    threads: DiskThreads,
+    *,
+    space: SpaceLimits | None = None,
+    off: bool = False,
+    converter: Converter = copies,
 ) -> AsyncIterator[Made]:
     root = store(node)
     if not root.exists():
@@ -92,7 +97,7 @@ async def backing_up(
     )
     async with asyncio.TaskGroup() as group:
         jobs = DiskJobs(group)
-        yield Made(jobs, parts, copies)
+        yield Made(jobs, parts, converter)
 
 
 def store(node: Node) -> Path:

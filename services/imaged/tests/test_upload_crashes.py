@@ -22,16 +22,25 @@ WRITES = ("pwrite", "ftruncate", "fdatasync", "fsync", "fchmod", "rename", "unli
 MOST = 200
 
 
-class Death:
-    """Ends a process at its n-th write: this one and all later ones do nothing."""
+NEED_SPACE = ("pwrite", "write", "fdatasync", "fsync", "rename", "link", "mkdir")
 
-    def __init__(self, last: int) -> None:
+
+class Death:
+    """Ends a process at its n-th write: this one and all later ones do nothing.
+
+    With ENOSPC only this one fails: the disk was full for a moment, or lied about its free space.
+    """
+
+    def __init__(self, last: int, code: int = errno.EIO) -> None:
         self.left = last
+        self._code = code
+        self._full = code == errno.ENOSPC
 
     @contextlib.contextmanager
     def reigning(self) -> Iterator[None]:
-        real = {name: getattr(os, name) for name in (*WRITES, "open")}
-        mortal = {name: self._mortal(real[name]) for name in WRITES}
+        calls = NEED_SPACE if self._full else WRITES
+        real = {name: getattr(os, name) for name in (*calls, "open")}
+        mortal = {name: self._mortal(real[name]) for name in calls}
         try:
             for name, call in (mortal | {"open": self._opening(real["open"])}).items():
                 setattr(os, name, call)
@@ -42,12 +51,12 @@ class Death:
 
     def _dies(self) -> bool:
         self.left -= 1
-        return self.left < 0
+        return self.left == -1 if self._full else self.left < 0
 
     def _mortal(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def write(*args: Any, **more: Any) -> Any:
             if self._dies():
-                raise OSError(errno.EIO, "dead")
+                raise OSError(self._code, os.strerror(self._code))
             return call(*args, **more)
 
         return write
@@ -55,7 +64,7 @@ class Death:
     def _opening(self, call: Callable[..., int]) -> Callable[..., int]:
         def opened(path: Any, flags: int, *args: Any, **more: Any) -> int:
             if flags & os.O_CREAT and self._dies():
-                raise OSError(errno.EIO, "dead")
+                raise OSError(self._code, os.strerror(self._code))
             return call(path, flags, *args, **more)
 
         return opened
