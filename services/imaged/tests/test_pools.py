@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services.imaged.tests import test_exports as exports
 from services.imaged.tests.filling import Copies, ended, filling, work
-from services.imaged.tests.records import named, record, ref, uid
+from services.imaged.tests.records import empty, named, record, ref, uid
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings, check_pools, load_pools
@@ -27,8 +28,9 @@ from virtbus.imaged.pool_probes import PoolProbes
 from virtbus.imaged.snapshot_parts import SnapshotParts
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.node_rpc import ANY_EPOCH, WorkState
 from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
+from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
@@ -154,6 +156,54 @@ async def test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byt
             await ensure(node, in_fast(8 * MIB))  # a VM with data there still starts
             assert await node.disks.release_volume(in_fast(8 * MIB))
             assert node.disks.pools.measure("fast").state is PoolState.READY
+
+
+def fill_up(root: Path) -> None:
+    """Take each free byte of a file system."""
+    with (root / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    assert os.statvfs(root).f_bavail == 0
+
+
+@pytest.mark.integration
+async def test_cancels_purges_and_discards_work_without_a_free_byte(
+    make_node: NodeMaker, threads: DiskThreads, tmp_path: Path
+) -> None:
+    root, copies, exported = tmp_path / "full", Copies(), exports.Copies()
+    of = ref(8 * MIB, name="data-2").model_copy(update={"copied": True})
+    copies.may.clear()
+    exported.may.clear()
+    with mounted(root, 32):
+        async with (
+            make_node(state=root) as node,
+            filling(node, threads, copies) as fills,
+            exports.exporting(node, threads, exported) as made,
+        ):
+            for number in (1, 2):
+                await node.disks.ensure(record(empty(8 * MIB), uid=uid(number)))
+            with node.files.path(uid(2), "data").open("ab") as disk:
+                disk.write(b"the guest's own")
+            await node.disks.release(uid(2), 1, QuarantineRequest(why="no record"))
+            await node.disks.ensure(record(empty(8 * MIB), uid=uid(2), epoch=2))
+            want = work(of, volume=ref(8 * MIB))
+            await ensure(node, ref(8 * MIB))
+            assert {(await fills.do(want)).state, (await made.do(exports.work())).state} == {
+                "working"
+            }
+            while not copies.begun or not exported.begun:
+                await asyncio.sleep(0.01)
+            fill_up(root)
+            assert (await fills.do(want.model_copy(update={"do": "cancel"}))).state == "none"
+            fill_up(root)
+            assert (await made.do(exports.work("cancel"))).state == "none"
+            fill_up(root)
+            await node.disks.purge(uid(2))
+            fill_up(root)
+            assert (await node.disks.release(uid(2), ANY_EPOCH)).found  # --discard-local-disks
+            assert await node.disks.quarantined() == []
+            left = {path.name for path in (root / "disks").rglob("*") if path.is_file()}
+            assert left == {"data.qcow2", "disk.qcow2", "record.json"}
 
 
 @pytest.mark.integration
