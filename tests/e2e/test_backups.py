@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.platform import POOL, Platform, Refused, until
+from tests.e2e.platform import POOL, Platform, Refused, Stage, until
 from tests.e2e.test_live_snapshots import starts, writing, written
 from tests.e2e.test_volumes import make_pool, remove_pool
 
@@ -78,6 +78,32 @@ def test_an_increment_is_verified_and_restored_with_one_instant_of_all_disks(
     platform.cli("backup", "delete", second["id"], first["id"])
     assert not list((platform.base / "backups").iterdir())
     ended(platform, "web", "web2", pool=pool)
+
+
+@pytest.mark.long
+def test_a_backup_is_restored_into_a_fleet_that_never_knew_the_vm(
+    stage: Stage, tmp_path: Path
+) -> None:
+    shared = tmp_path / "backups"
+    shared.mkdir()
+    environ = {"VIRTBUS_BACKUP_DIR": str(shared)}
+    with stage.apart(environ) as source:
+        writing(source, tmp_path)
+        low = written(source)
+        id_ = backup(source)["id"]
+        high = written(source) + 1
+        ended(source, "web")
+    with stage.apart(environ) as other:  # another bus and node: only the directory is the same
+        assert json.loads(other.cli("vm", "list", "-o", "json"))["items"] == []
+        (found,) = json.loads(other.cli("backup", "list", "-o", "json"))["items"]
+        assert (found["id"], found["vm"]) == (id_, "web")
+        other.cli("backup", "verify", id_)
+        one, two = restored(other, id_, "web")
+        assert low <= two <= high
+        assert one - two in {0, 1}
+        other.cli("backup", "delete", id_)
+        assert not list(shared.iterdir())
+        ended(other, "web")
 
 
 @pytest.mark.long
