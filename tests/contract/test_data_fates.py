@@ -3,10 +3,29 @@
 import re
 from pathlib import Path
 
-from virtbus.documents.data_fates import FATES, Data, Fate, Outcome
+from virtbus.documents.data_fates import FATES
+from virtbus.documents.fates import Data, Fate, Outcome
 
 ROOT = Path(__file__).parents[2]
 STAYS = Outcome(Fate.STAYS, "")
+EVENTS = (
+    "`vm delete`",
+    "a namespace of Kubernetes is deleted",
+    "`vm stop`",
+    "`node drain`, `vm move`",
+    "`node fence`",
+    "the host returns after a fence",
+    "`node forget`",
+    "a restored or rebuilt bus",
+    "an operation fails or is cancelled",
+    "its pool is full",
+    "its pool is gone",
+    "`deploy/uninstall --purge`",
+)
+KINDS = (
+    *(Data.DISK, Data.VOLUME, Data.OWN_VOLUME),
+    *(Data.SNAPSHOT, Data.EXPORT, Data.BACKUP),
+)
 
 
 def test_every_outcome_names_a_test_that_exists() -> None:
@@ -27,4 +46,12 @@ def test_only_commands_that_name_it_remove_a_volume() -> None:
     }
     assert found == {"`volume delete`", "`node forget`"}
     own = {event for event, one in FATES.items() if one.get(Data.OWN_VOLUME, STAYS).fate in ends}
-    assert own == {"`vm delete`"}, "besides those of every volume"
+    end_of_vm = {"`vm delete`", "a namespace of Kubernetes is deleted"}
+    assert own == end_of_vm | {"`node forget`"}
+
+
+def test_each_event_that_issue_15_names_has_an_outcome_for_each_kind_of_data() -> None:
+    missing = [
+        (event, data) for event in EVENTS for data in KINDS if data not in FATES.get(event, {})
+    ]
+    assert missing == []

@@ -60,3 +60,18 @@ def test_a_purge_of_the_host_removes_its_exports() -> None:
     done = uninstalled("disks/exports")
     assert done.returncode == 0, done.stderr
     assert "left" not in done.stdout
+
+
+def test_a_purge_of_the_host_leaves_backups_elsewhere() -> None:
+    backup = "/var/cache/backups/one"
+    mounts = (f"mkdir -p {each}; mount -t tmpfs none {each}" for each in _HIDDEN.split())
+    commands = (*mounts, f"mkdir -p {backup}", f"bash -s -- --purge && ls -d {backup}")
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", "; ".join(commands)],
+        input=SCRIPT.read_text(encoding="utf-8"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1:] == [backup]

@@ -99,7 +99,7 @@ class Host:
         if _is_wish(entry):
             there = entry.kind is EntryKind.PUT
             self._fenced = there and read(NodeSpec, entry.value).fenced is not None
-        elif uid in {JOIN_KEY, HOST_KEY, HOSTS_KEY, PEER_KEY}:
+        elif uid in {JOIN_KEY, HOST_KEY, HOSTS_KEY, PEER_KEY} or "._op." in entry.key:
             return
         elif entry.kind is EntryKind.PURGE:
             self._forget(uid)

@@ -1,49 +1,10 @@
-"""Generates docs/reference/data-fates.md: the outcome of each event for each kind of data.
+"""Lists the outcome of each event for each kind of data, for docs/reference/data-fates.md.
 
 Each outcome names the test that shows it; `tests/contract/test_data_fates.py` holds the table to
 that.
 """
 
-from enum import StrEnum
-from typing import NamedTuple
-
-from virtbus.documents.kubevirt_fields import table
-
-
-class Data(StrEnum):
-    """A kind of data on a host."""
-
-    DISK = "a VM's own disk"
-    VOLUME = "a volume"
-    OWN_VOLUME = "a volume with retention `Delete`"
-    QUARANTINE = "a disk in quarantine"
-    EXPORT = "an export"
-    SNAPSHOT = "a snapshot"
-    LAYER = "a layer"
-    BACKUP = "a backup"
-    DIRECTORY = "a directory or file of the host"
-
-
-class Fate(StrEnum):
-    """The outcome for the data."""
-
-    STAYS = "stays"
-    REMOVED = "removed"
-    QUARANTINED = "to the quarantine"
-    REFUSED = "refused"
-    COPIED = "copied"
-    REPLACED = "replaced"
-    MOVED = "to the other node or pool"
-    LOST = "lost with its host"
-
-
-class Outcome(NamedTuple):
-    """A fate, the test that shows it (`path::name`), and its condition."""
-
-    fate: Fate
-    shown_by: str
-    note: str = ""
-
+from virtbus.documents.fates import Data, Fate, Outcome
 
 _VOLUMES = "services/controller/tests/test_volume_holders.py"
 _HELD = "services/imaged/tests/test_volumes.py"
@@ -81,6 +42,26 @@ _NEEDED = (
     "::test_disks_snapshots_and_the_quarantine_need_their_layers"
 )
 _UNTIL = Outcome(Fate.STAYS, _NEEDED, "until nothing needs it")
+_RECORDS = "services/controller/tests/test_untouched_records.py"
+_NAMESPACE = f"{_RECORDS}::test_the_end_of_all_vms_of_a_namespace_leaves_its_other_data"
+_LEFT = f"{_RECORDS}::test_a_stop_a_drain_and_a_fence_leave_snapshots_exports_and_schedules"
+_BESIDE = (
+    "services/imaged/tests/test_untouched.py::test_an_event_of_a_vm_or_a_pool_leaves_other_data"
+)
+_OWN_END = f"{_TEMPLATES}::test_only_the_end_of_its_own_vm_removes_a_volume"
+_RETENTION = f"{_TEMPLATES}::test_the_retention_decides_what_the_delete_of_the_vm_removes"
+_NO_FREE_BYTE = f"{_POOLS}::test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte"
+_GONE = f"{_POOLS}::test_a_pool_that_the_node_lacks_or_that_is_not_there_is_refused"
+_FAILED_MOVE = f"{_MOVES}::test_a_failure_leaves_the_volume_where_it_is"
+_UNTOUCHED = {
+    Data.OWN_VOLUME: Outcome(Fate.STAYS, _OWN_END),
+    Data.EXPORT: Outcome(Fate.STAYS, _LEFT),
+    Data.SNAPSHOT: Outcome(Fate.STAYS, _LEFT),
+    Data.LAYER: Outcome(Fate.STAYS, _BESIDE),
+    Data.BACKUP: Outcome(Fate.STAYS, _BESIDE),
+}
+"""By an event that concerns a VM on its node."""
+_FULL = Outcome(Fate.STAYS, _BESIDE, "new ones are refused while `local` is full")
 _LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
 
 FATES: dict[str, dict[Data, Outcome]] = {
@@ -89,7 +70,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(Fate.STAYS, _OUTLIVES),
         Data.OWN_VOLUME: Outcome(
             Fate.REMOVED,
-            f"{_TEMPLATES}::test_the_retention_decides_what_the_delete_of_the_vm_removes",
+            _RETENTION,
             "if the VM that made it holds it, and it is not protected",
         ),
         Data.QUARANTINE: Outcome(Fate.STAYS, _NO_ENTRY),
@@ -100,6 +81,19 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.LAYER: _UNTIL,
         Data.BACKUP: Outcome(Fate.STAYS, f"{_BACKUPS}::test_a_backup_outlives_its_vm"),
         Data.DIRECTORY: Outcome(Fate.STAYS, _SHARED),
+    },
+    "a namespace of Kubernetes is deleted": {
+        Data.DISK: Outcome(
+            Fate.REMOVED,
+            "services/kubebridge/tests/test_orphans.py::test_a_vm_whose_vmi_was_deleted_is_deleted",
+            "with its VM, if the bridge or the node's runtime made it; for the bus a namespace is"
+            " only a name",
+        ),
+        Data.VOLUME: Outcome(Fate.STAYS, _NAMESPACE),
+        Data.OWN_VOLUME: Outcome(Fate.REMOVED, _RETENTION, "as by `vm delete`"),
+        Data.EXPORT: Outcome(Fate.STAYS, _NAMESPACE),
+        Data.SNAPSHOT: Outcome(Fate.STAYS, _NAMESPACE),
+        Data.BACKUP: Outcome(Fate.STAYS, _NAMESPACE),
     },
     "`backup delete`": {
         Data.BACKUP: Outcome(
@@ -138,6 +132,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "services/controller/tests/test_volume_attachments.py"
             "::test_a_vm_that_is_off_gets_a_volume_and_gives_it_back",
         ),
+        **_UNTOUCHED,
     },
     "`node drain`, `vm move`": {
         Data.DISK: Outcome(
@@ -147,6 +142,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.VOLUME: Outcome(Fate.STAYS, _NO_COMMAND, "with its VM"),
         Data.DIRECTORY: Outcome(Fate.STAYS, _STAY, "with its VM, unless that only reads"),
+        **_UNTOUCHED,
     },
     "`node fence`": {
         Data.DISK: Outcome(
@@ -156,6 +152,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.VOLUME: Outcome(Fate.STAYS, _FENCED, "with its VM"),
         Data.DIRECTORY: Outcome(Fate.STAYS, _STAY, "with its VM, unless that only reads"),
+        **_UNTOUCHED,
     },
     "the host returns after a fence": {
         Data.DISK: Outcome(
@@ -164,6 +161,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "a disk without writes is removed",
         ),
         Data.VOLUME: Outcome(Fate.STAYS, _FENCED),
+        **_UNTOUCHED,
     },
     "the VM's record is missing": {
         Data.DISK: Outcome(Fate.STAYS, _NOBODY, "a person adopts the VM, or ends it"),
@@ -198,6 +196,12 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_BACKUP_API}::test_backups_of_all_nodes_are_listed_shown_and_deleted",
             "it needs no record",
         ),
+        Data.EXPORT: Outcome(Fate.STAYS, _BESIDE, "until it is a day old"),
+        Data.SNAPSHOT: Outcome(
+            Fate.STAYS,
+            f"{_SNAPSHOT_API}::test_data_without_a_record_is_listed_and_adopted",
+            "without a record, see below",
+        ),
     },
     "the snapshot's record is missing": {
         Data.SNAPSHOT: Outcome(
@@ -228,6 +232,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_BACKUP_API}::test_nodes_that_do_not_answer_are_named",
             "unless its directory is elsewhere",
         ),
+        Data.OWN_VOLUME: Outcome(Fate.LOST, _LOSSES, "as each volume"),
     },
     "an operation fails or is cancelled": {
         Data.DISK: Outcome(
@@ -251,6 +256,8 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_BACKUPS}::test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one",
             "one that is complete stays",
         ),
+        Data.VOLUME: Outcome(Fate.STAYS, _FAILED_MOVE),
+        Data.OWN_VOLUME: Outcome(Fate.STAYS, _FAILED_MOVE),
     },
     "a day after the end of the operation, `operation delete`": {
         Data.EXPORT: Outcome(Fate.REMOVED, f"{_EXPORTS}::test_old_exports_expire"),
@@ -276,9 +283,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "its pool is full": {
         Data.VOLUME: Outcome(
             Fate.STAYS,
-            f"{_POOLS}::test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte",
+            _NO_FREE_BYTE,
             "growth, copies and creates are refused; deletes work",
         ),
+        Data.OWN_VOLUME: Outcome(Fate.STAYS, _NO_FREE_BYTE, "as each volume"),
+        Data.DISK: Outcome(Fate.STAYS, _BESIDE, "it is in the pool `local`"),
+        Data.EXPORT: _FULL,
+        Data.SNAPSHOT: _FULL,
+        Data.BACKUP: _FULL,
     },
     "`volume delete` in a pool on a server": {
         Data.VOLUME: Outcome(
@@ -314,9 +326,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "its pool is gone": {
         Data.VOLUME: Outcome(
             Fate.STAYS,
-            f"{_POOLS}::test_a_pool_that_the_node_lacks_or_that_is_not_there_is_refused",
+            _GONE,
             "its VM waits, and so does its delete",
         ),
+        Data.OWN_VOLUME: Outcome(Fate.STAYS, _GONE, "as each volume"),
+        Data.DISK: Outcome(Fate.STAYS, _BESIDE, "it is in the pool `local`"),
+        Data.EXPORT: Outcome(Fate.STAYS, _BESIDE),
+        Data.SNAPSHOT: Outcome(Fate.STAYS, _BESIDE),
+        Data.BACKUP: Outcome(Fate.STAYS, _BESIDE),
     },
     "`snapshot create`": {
         Data.DISK: Outcome(Fate.COPIED, _COPIED),
@@ -357,41 +374,12 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_UNINSTALL}::test_a_purge_of_the_host_removes_its_exports"
         ),
+        Data.OWN_VOLUME: Outcome(Fate.REFUSED, _LEFT_ON),
+        Data.BACKUP: Outcome(
+            Fate.STAYS,
+            f"{_UNINSTALL}::test_a_purge_of_the_host_leaves_backups_elsewhere",
+            "unless its directory is below the state folder",
+        ),
     },
 }
 """By event. A kind of data that an event does not touch has no outcome, and stays."""
-
-
-def page() -> str:
-    """Return the whole page."""
-    rows = [
-        (event, *(_shown(outcomes.get(data)) for data in Data)) for event, outcomes in FATES.items()
-    ]
-    tests = [
-        (event, str(data), f"`{outcome.shown_by}`")
-        for event, outcomes in FATES.items()
-        for data, outcome in outcomes.items()
-    ]
-    return "\n".join(
-        [
-            "# What happens to data",
-            "",
-            "This page lists the outcome of each event for each kind of data on a host. An empty"
-            " cell means that the event does not touch such data. Images are no data of this kind:"
-            " a node fetches them again (../howto/images.md).",
-            "",
-            "A volume with retention `Delete` was made by its VM's spec (../howto/volumes.md)."
-            " An empty cell in its column means: as for a volume.",
-            "",
-            *table(("Event", *map(str, Data)), rows),
-            "## Tests",
-            "",
-            *table(("Event", "Data", "Shown by"), tests),
-        ]
-    )
-
-
-def _shown(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return ""
-    return f"{outcome.fate}; {outcome.note}" if outcome.note else str(outcome.fate)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from virtbus.documents import (
     asyncapi,
-    data_fates,
+    data_fates_page,
     disk_buses,
     kubevirt_fields,
     kubevirt_states,
@@ -59,7 +59,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": states.page(),
         "models.md": reference.model_pages(),
         "settings.md": reference.settings(),
-        "data-fates.md": data_fates.page(),
+        "data-fates.md": data_fates_page.page(),
         "disk-buses.md": disk_buses.page(),
         "pools.md": pools.page(),
         "kubevirt-fields.md": kubevirt_fields.page(),
