@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from services.imaged.tests import test_backups, test_exports, test_snapshots
@@ -66,6 +67,7 @@ async def tried(asking: Awaitable[object]) -> VirtbusError | None:
 class Operation(ABC):
     """An operation on the disks of a node."""
 
+    other_disks: ClassVar[tuple[str, ...]] = ()
     node: Node
     threads: DiskThreads
     server: Web
@@ -190,6 +192,8 @@ class Export(Operation):
 
 
 class Backup(Operation):
+    other_disks = ("the backup directory is full",)
+
     async def begin(self) -> None:
         await self.node.disks.ensure(record(empty(8 * MIB), empty(8 * MIB, "more"), uid=VM))
         test_backups.store(self.node).mkdir()
@@ -233,6 +237,7 @@ async def test_a_disk_that_lies_about_its_space_fails_an_operation_clearly(
             if error is not None:
                 assert error.reason == "disk_full", f"{error} after {last} writes"
                 assert "free some space" in str(error)
+                assert str(error).startswith(("the node's disk is full", *kind.other_disks))
                 refused += 1
             await operation.look(done=error is None)
             assert await operation.do() is None, f"after {last} writes"

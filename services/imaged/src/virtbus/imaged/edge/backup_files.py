@@ -16,7 +16,7 @@ from pathlib import Path
 
 from virtbus.imaged.core.overlay import build
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.backup_notes import DRAFT, MANIFEST, PART, BackupNotes
+from virtbus.imaged.edge.backup_notes import BACKUPS, DRAFT, MANIFEST, PART, BackupNotes
 from virtbus.imaged.edge.backup_staging import (
     NEW,
     BackupStaging,
@@ -141,7 +141,7 @@ class BackupFiles:
         if not self.root.is_dir():
             message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
             raise VirtbusError(Code.UNAVAILABLE, "backup_dir_missing", message)
-        with translated(), openat2.opened_directory(self.root) as root:
+        with translated(BACKUPS), openat2.opened_directory(self.root) as root:
             remove_folder(name, root)
             os.close(openat2.open_directory(name, root, _PRIVATE))
             with openat2.opened_directory(name, root) as part:
@@ -156,7 +156,7 @@ class BackupFiles:
         """
         if self.draft(backup) is None:
             return False
-        with translated(), openat2.opened_directory(self.root) as root:
+        with translated(BACKUPS), openat2.opened_directory(self.root) as root:
             os.utime(PART + backup, dir_fd=root, follow_symlinks=False)
         return True
 
@@ -169,7 +169,7 @@ class BackupFiles:
 
         With `size_bytes` it is an empty qcow2 disk of that size.
         """
-        with translated(), self.notes.opened(PART + check_uid(backup)) as part:
+        with translated(BACKUPS), self.notes.opened(PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
             made = ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
             if size_bytes:
@@ -191,7 +191,7 @@ class BackupFiles:
         if made.parent:
             self.chain(made.parent)
         name = PART + made.id
-        with translated(), openat2.opened_directory(self.root) as root:
+        with translated(BACKUPS), openat2.opened_directory(self.root) as root:
             with openat2.opened_directory(name, root) as part:
                 openat2.replace(MANIFEST, encode_json(made), part)
                 openat2.remove(DRAFT, part)
@@ -201,7 +201,7 @@ class BackupFiles:
 
     def note_check(self, backup: str, check: BackupCheck) -> None:
         """Store the result of a verification."""
-        with translated(), self.notes.opened(check_uid(backup)) as folder:
+        with translated(BACKUPS), self.notes.opened(check_uid(backup)) as folder:
             openat2.replace(CHECK, encode_json(check), folder)
 
     def drop(self, backup: str) -> None:
@@ -233,7 +233,7 @@ class BackupFiles:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise store_error(error) from error
+            raise store_error(error, BACKUPS) from error
         return True
 
     def _refuse_if_needed(self, backup: str) -> None:
@@ -282,7 +282,7 @@ def expire(
                 id_ = name.removeprefix(prefix)
                 if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
                     continue
-                with _logged(name), translated():
+                with _logged(name), translated(BACKUPS):
                     if prefix == _GONE or _changed_s(name, directory) < before_s:
                         remove_folder(name, directory)
                         gone.append(name)

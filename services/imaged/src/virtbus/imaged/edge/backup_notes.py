@@ -16,6 +16,7 @@ from virtbus.schemas.wire import decode, encode_json, validate
 Note = TypeVar("Note", bound=Model)
 MANIFEST, DRAFT = "backup.json", "draft.json"
 PART = ".part-"
+BACKUPS = "the backup directory"
 MAX_NOTE_BYTES = 4 * 1024**2
 MAX_BRIEFS = 8192
 """Limit of manifests in memory; further ones are read each time."""
@@ -113,7 +114,7 @@ class BackupNotes:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise store_error(error) from error
+            raise store_error(error, BACKUPS) from error
 
     def ids(self) -> list[str]:
         """Return the ids of the complete backups, sorted."""
@@ -126,7 +127,7 @@ class BackupNotes:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise store_error(error) from error
+            raise store_error(error, BACKUPS) from error
 
     def note(self, model: type[Note], folder: str, name: str) -> Note | None:
         """Return a note in a folder; None if it is missing; raises VirtbusError 422."""

@@ -81,12 +81,12 @@ def existing(path: Path) -> Iterator[int | None]:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Raise VirtbusError 503 for an error of the file system."""
+def translated(of: str = "the node's disk") -> Iterator[None]:
+    """Raise VirtbusError 503 for an error of the file system `of`."""
     try:
         yield
     except OSError as error:
-        raise store_error(error) from error
+        raise store_error(error, of) from error
 
 
 def check_file(descriptor: int, of: BackupDisk) -> None:

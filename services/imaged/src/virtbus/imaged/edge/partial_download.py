@@ -216,12 +216,12 @@ def read_head_and_tail(descriptor: int, size_bytes: int) -> tuple[bytes, bytes]:
     return head, tail
 
 
-def store_error(error: OSError) -> VirtbusError:
+def store_error(error: OSError, of: str = "the node's disk") -> VirtbusError:
     """Return the VirtbusError for an error of the file system: `disk_full` or `store_error`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return disk_full("the image store's disk is full")
+        return disk_full(f"{of} is full")
     return VirtbusError(
         Code.UNAVAILABLE,
         "store_error",
-        f"the image store cannot be written ({error.strerror}); check its disk and permissions",
+        f"{of} cannot be written ({error.strerror}); check it and its permissions",
     )
