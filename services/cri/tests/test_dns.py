@@ -10,7 +10,7 @@ from grpc import StatusCode
 from services.cri.tests.api_server import ApiServer
 from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
 
-from virtbus.cri.core.pod_dns import of_file
+from virtbus.cri.core.pod_dns import Hosts, of_file
 from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.guest_files import HostAlias
 from virtbus.schemas.vm import VmSpec
@@ -112,6 +112,39 @@ def hosts(tmp_path: Path) -> Path:
     return path
 
 
+FQDN = "web.blue.default.svc.cluster.local"
+
+
+@pytest.mark.parametrize(
+    ("told", "line", "names"),
+    [
+        ("web", f"10.127.0.7\t{FQDN}\tweb", ("web", FQDN)),
+        (FQDN, f"10.127.0.7\t{FQDN}\tweb", (FQDN, FQDN)),
+        (FQDN, "10.127.0.7\tweb", (FQDN, FQDN)),
+        ("web", "10.127.0.7\tweb", ("web", None)),
+        ("web", "10.127.0.7\tother.example\tweb", ("web", None)),
+        ("web", "10.127.0.7\tweb.$(reboot)\tweb", ("web", None)),
+        ("Web", "", (None, None)),
+        (f"{'x' * 60}.default", "", (None, None)),
+    ],
+)
+async def test_the_guest_has_the_name_of_its_pod_with_the_subdomain(
+    fleet: Fleet,
+    kubelet: Kubelet,
+    hosts: Path,
+    told: str,
+    line: str,
+    names: tuple[str | None, str | None],
+) -> None:
+    hosts.write_text(KUBELETS.replace("10.127.0.7\tweb", line))
+    mounts = [{"host_path": str(hosts), "container_path": "/etc/hosts"}]
+    await kubelet.container(await kubelet.sandbox(hostname=told), mounts=mounts)
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert (seed.hostname, seed.fqdn) == names
+    assert seed.host_aliases == ALIASES
+
+
 def aliases(spec: VmSpec) -> tuple[HostAlias, ...]:
     seed = spec.volumes[1].cloud_init_no_cloud
     assert seed is not None
@@ -183,10 +216,10 @@ async def test_a_file_of_host_aliases_that_is_none_is_refused(
 def test_an_alias_with_many_names_has_several_lines() -> None:
     names = [f"n{at}" for at in range(65)]
     text = "\n# Entries added by HostAliases.\n192.0.2.7\t" + "\t".join(names) + "\n192.0.2.8\t\n"
-    found = of_file(text.encode())
+    found = of_file(text.encode()).aliases
     assert [name for one in found for name in one.hostnames] == names
     assert [len(one.hostnames) for one in found] == [64, 1]
-    assert of_file(HEAD.partition(b"# Entries")[0]) == ()
+    assert of_file(HEAD.partition(b"# Entries")[0]) == Hosts()
 
 
 POD = "/api/v1/namespaces/default/pods/web"

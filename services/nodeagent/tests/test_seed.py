@@ -79,6 +79,14 @@ def test_meta_data_names_the_instance_by_its_uid() -> None:
     assert meta == {"instance-id": UID, "local-hostname": "web", "public-keys": [KEY]}
 
 
+def test_a_name_with_a_domain_is_that_of_cloud_init() -> None:
+    made = files(CloudInitNoCloud(hostname="web", fqdn="web.shop.example"))
+    assert yaml.safe_load(made["meta-data"])["local-hostname"] == "web.shop.example"
+    config = yaml.safe_load(made["user-data"])
+    assert (config["hostname"], config["fqdn"]) == ("web", "web.shop.example")
+    assert config["bootcmd"][0][4] == "127.0.1.1\tweb.shop.example\tweb"
+
+
 def test_network_config_matches_each_mac_and_enables_dhcp() -> None:
     made = files(CloudInitNoCloud(), InterfaceStatus(name="a", mac="02:00:00:00:00:01"))
     assert yaml.safe_load(made["network-config"]) == {

@@ -49,6 +49,33 @@ def check_uid(text: str) -> str:
 Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
 """A name, namespace, node, disk or network id; also a DNS label, so a hostname."""
 
+
+HOST_NAME_MAX, _DOMAIN_MAX = 64, 253
+"""Linux limits a host's own name, and DNS a name with its domain."""
+
+
+def is_host_name(text: str, limit: int = _DOMAIN_MAX) -> bool:
+    """Return True for DNS labels with dots between them."""
+    return len(text) <= limit and all(map(is_id, text.split(".")))
+
+
+def check_host_name(text: str) -> str:
+    """Return `text` if it is a host's name, or raise ValueError."""
+    if not is_host_name(text):
+        msg = "must be DNS labels of a-z, 0-9 and '-' with dots between them, such as web.example"
+        raise ValueError(msg)
+    return text
+
+
+HostName = Annotated[
+    str, StringConstraints(max_length=HOST_NAME_MAX), AfterValidator(check_host_name)
+]
+"""A host's own name, short or with its domain."""
+DomainHostName = Annotated[
+    str, StringConstraints(max_length=_DOMAIN_MAX), AfterValidator(check_host_name)
+]
+"""A host's name with its domain."""
+
 Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)]
 """A VM's identity: a UUID (v7 where virtbus makes it), lower case."""
 

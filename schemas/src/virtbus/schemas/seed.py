@@ -22,7 +22,7 @@ from virtbus.schemas.guest_files import (
     GuestMount,
     HostAlias,
 )
-from virtbus.schemas.ids import Id
+from virtbus.schemas.ids import DomainHostName, HostName
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.network_config import check_network_config, check_network_data
 from virtbus.schemas.network_findings import Findings
@@ -92,7 +92,9 @@ class CloudInit(StrictModel):
     vendor_data_base64: Base64 | None = None
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
-    hostname: Id | None = None
+    hostname: HostName | None = None
+    fqdn: DomainHostName | None = Field(None, exclude_if=lambda name: name is None)
+    """The host name with its domain (`hostname -f`). `hostname` stays the guest's own name."""
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict, max_length=256

@@ -94,8 +94,10 @@ class Machines:
             return machine.image_id
         contents = await self.virtlet.contents(sandbox)
         files = await self.volumes.files(key, config)
-        aliases = await self.volumes.host_aliases(key, config)
-        read = Read(files, contents, aliases or await self._aliases.aliases(sandbox))
+        hosts = await self.volumes.hosts(key, config)
+        if not hosts.aliases:
+            hosts = hosts._replace(aliases=await self._aliases.aliases(sandbox))
+        read = Read(files, contents, hosts)
         pod = self._pods.all[key]
         machine = pod.machine
         if machine is None or machine.made:

@@ -61,4 +61,10 @@ def _is_empty(seed: CloudInit | None) -> bool:
 
 
 def _renamed(seed: CloudInit, before: str, after: str) -> CloudInit:
-    return seed.model_copy(update={"hostname": after}) if seed.hostname == before else seed
+    """Return the seed with the clone's name; a name with a domain keeps the domain."""
+    if seed.hostname != before:
+        return seed
+    fqdn = seed.fqdn
+    if fqdn is not None and fqdn.startswith(f"{before}."):
+        fqdn = f"{after}{fqdn.removeprefix(before)}"
+    return seed.model_copy(update={"hostname": after, "fqdn": fqdn})

@@ -1,4 +1,4 @@
-"""Derives the DNS settings of a pod's VM, and its host aliases.
+"""Derives the DNS settings of a pod's VM, its name with the domain, and its host aliases.
 
 kubelet applies the pod's DNS policy: the sandbox has the servers and domains of the cluster, of the
 node, or of the pod's `dnsConfig`. They replace those of the VM's network, as for a container.
@@ -9,7 +9,7 @@ A pod gets its address with its guest, so they are read from the pod on the API 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv6Address
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from virtbus.cri.core.configs import Mount, SandboxConfig
 from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import HOSTNAMES_MAX, HostAlias
+from virtbus.schemas.ids import HOST_NAME_MAX, is_host_name
 from virtbus.schemas.seed import HOST_ALIAS_CHARACTERS_MAX, HOST_ALIASES_MAX
 
 HOSTS = "/etc/hosts"
@@ -78,16 +79,48 @@ def hosts_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     )
 
 
-def of_file(content: bytes) -> tuple[HostAlias, ...]:
-    """Return the host aliases in kubelet's file; the pod's own name is in the guest already.
+class Hosts(NamedTuple):
+    """The contents of kubelet's file: the pod's name with its subdomain, and its host aliases."""
+
+    fqdn: str | None = None
+    aliases: tuple[HostAlias, ...] = ()
+
+
+def of_file(content: bytes) -> Hosts:
+    """Return what kubelet's file says. A pod without a subdomain has no name with a domain.
 
     Raises:
         ValueError: there are too many, or a line is not an address with names.
     """
     if len(content) > HOST_ALIAS_CHARACTERS_MAX:
         raise ValueError(_TOO_MANY)
-    _, _, section = content.decode().partition(f"\n{_ALIASES}\n")
-    return _aliases(line.split() for line in section.splitlines())
+    own, _, section = content.decode().partition(f"\n{_ALIASES}\n")
+    aliases = _aliases(line.split() for line in section.splitlines())
+    return Hosts(next(_names(own), None), aliases)
+
+
+def names(sandbox: SandboxConfig, wished: str, hosts: Hosts) -> dict[str, str | None]:
+    """Return the guest's own name, and its name with a domain, as fields of a seed.
+
+    The `wished` name of cloud-init's meta-data may have a domain, which is not part of the own
+    name. That of the sandbox is: kubelet gives one for `setHostnameAsFQDN`.
+    """
+    if wished:
+        return {"hostname": wished.partition(".")[0], "fqdn": _with_domain(wished)}
+    own = sandbox.hostname if is_host_name(sandbox.hostname, HOST_NAME_MAX) else ""
+    return {"hostname": own or None, "fqdn": _with_domain(own) or hosts.fqdn}
+
+
+def _with_domain(name: str) -> str | None:
+    return name if "." in name else None
+
+
+def _names(text: str) -> Iterator[str]:
+    """Yield the names in lines of the form `ADDRESS NAME.DOMAIN NAME`."""
+    for line in text.splitlines():
+        _, *found = line.split() or [""]
+        if len(found) == 2 and found[0].startswith(f"{found[1]}.") and is_host_name(found[0]):
+            yield found[0]
 
 
 def of_pod(pod: Mapping[str, Any]) -> tuple[HostAlias, ...]:

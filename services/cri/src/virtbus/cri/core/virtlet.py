@@ -18,7 +18,7 @@ from virtbus.cri.core.virtlet_sources import Contents, Source
 from virtbus.schemas.disk import DiskBus
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import GuestFile
-from virtbus.schemas.ids import check_id, check_uid
+from virtbus.schemas.ids import check_host_name, check_uid
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.vm import Cpu, CpuFeature
 from virtbus.schemas.yaml_text import YamlError, read_yaml
@@ -314,7 +314,7 @@ def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
     if not named:
         return ""
     with suppress(ValueError):
-        return check_id(named[0].partition(".")[0])
+        return check_host_name(named[0])
     reader.refuse(META_DATA, "has an invalid host name; use a-z, 0-9 and '-'")
     return ""
 

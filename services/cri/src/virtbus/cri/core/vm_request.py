@@ -28,11 +28,12 @@ from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod, ShellKey
 from virtbus.cri.core.pod_directories import PodDirectory
 from virtbus.cri.core.pod_disks import PodDisk
+from virtbus.cri.core.pod_dns import Hosts
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.cri.core.virtlet_sources import Contents
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.guest_files import GuestFile, HostAlias
+from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.network import NetworkState
 from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
@@ -77,17 +78,17 @@ class Inside(NamedTuple):
     key: ShellKey
     wanted: Wishes
     files: tuple[GuestFile, ...]
-    host_aliases: tuple[HostAlias, ...] = ()
+    hosts: Hosts = Hosts()
     disks: tuple[PodDisk, ...] = ()
     directories: tuple[PodDirectory, ...] = ()
 
 
 class Read(NamedTuple):
-    """Contains what was read for a pod: files, objects of its annotations, and host aliases."""
+    """Contains what was read for a pod: files, objects of its annotations, and names of hosts."""
 
     files: tuple[GuestFile, ...] = ()
     contents: Contents = {}  # noqa: RUF012  never changed
-    host_aliases: tuple[HostAlias, ...] = ()
+    hosts: Hosts = Hosts()
 
 
 class Place(NamedTuple):
@@ -183,7 +184,7 @@ def create_request(
     _refuse(wrong)
     machine = pod.machine
     assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
-    inside = Inside(machine.key, wanted, read.files, read.host_aliases)
+    inside = Inside(machine.key, wanted, read.files, read.hosts)
     try:
         return VmCreate(
             name=machine.name,
@@ -321,7 +322,7 @@ def _root(config: ContainerConfig, image: PulledImage, wanted: Wishes) -> Volume
 def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Volume:
     wanted = inside.wanted
     values = {
-        "hostname": wanted.hostname or _hostname(sandbox),
+        **pod_dns.names(sandbox, wanted.hostname, inside.hosts),
         "environment": {pair.key: pair.value for pair in config.envs},
         "user_data": wanted.user_data,
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
@@ -331,7 +332,7 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
             *(mount for one in inside.disks for mount in one.mounts),
             *(mount for one in inside.directories for mount in one.mounts),
         ),
-        "host_aliases": inside.host_aliases,
+        "host_aliases": inside.hosts.aliases,
         "links": tuple(link for one in inside.disks for link in one.links),
     }
     if wanted.config_drive:
@@ -357,11 +358,6 @@ def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> 
     )
     dns_config = pod_dns.dns_config(sandbox)
     return spec.model_copy(update={"domain": domain, "dns_config": dns_config})
-
-
-def _hostname(sandbox: SandboxConfig) -> str | None:
-    name = sandbox.hostname.partition(".")[0]
-    return name if is_id(name) else None
 
 
 def _port_problems(ports: tuple[PortMapping, ...]) -> Iterator[Detail]:

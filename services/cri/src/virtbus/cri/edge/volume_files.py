@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from virtbus.bus.runtime.pool_settings import RbdPool, load_pools
 from virtbus.cri.core.configs import ContainerConfig, Mount
-from virtbus.cri.core.pod_dns import of_file
+from virtbus.cri.core.pod_dns import Hosts, of_file
 from virtbus.cri.core.pod_volumes import CEPH, FLEXVOLUME, RAW, kind
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest_files import GuestFile, HostAlias
+from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.seed import FILES, HOST_ALIAS_CHARACTERS_MAX
 from virtbus.schemas.wire import decode, reason_of
 
@@ -182,22 +182,21 @@ def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:
     return tuple(found)
 
 
-def read_host_aliases(mounts: Iterable[Mount]) -> tuple[HostAlias, ...]:
-    """Return the host aliases in the files that kubelet mounts at /etc/hosts.
+def read_hosts(mounts: Iterable[Mount]) -> Hosts:
+    """Return what the file says that kubelet mounts at /etc/hosts; nothing without one.
 
     Raises:
         VirtbusError: 400 `volume_unreadable`.
     """
-    found: list[HostAlias] = []
     for mount in mounts:
         try:
             content, _ = _read(Path(mount.host_path), HOST_ALIAS_CHARACTERS_MAX)
-            found += of_file(content)
+            return of_file(content)
         except OSError as error:
             raise _unreadable(mount, str(error)) from error
         except ValueError as error:
             raise _unreadable(mount, reason_of(error)) from error
-    return tuple(found)
+    return Hosts()
 
 
 def _unreadable(mount: Mount, why: str) -> VirtbusError:

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from virtbus.cri.core.configs import ContainerConfig
-from virtbus.cri.core.pod_dns import hosts_files
+from virtbus.cri.core.pod_dns import Hosts, hosts_files
 from virtbus.cri.core.pod_volumes import as_files
 from virtbus.cri.edge import volume_files
 from virtbus.cri.edge.volume_files import Offered
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest_files import GuestFile, HostAlias
+from virtbus.schemas.guest_files import GuestFile
 
 T = TypeVar("T")
 
@@ -48,12 +48,10 @@ class VolumeReads:
         mounts = as_files(config.mounts)
         return await self._run(pod, lambda: volume_files.read_files(mounts)) if mounts else ()
 
-    async def host_aliases(self, pod: str, config: ContainerConfig) -> tuple[HostAlias, ...]:
-        """Return the pod's host aliases; errors as `files`."""
+    async def hosts(self, pod: str, config: ContainerConfig) -> Hosts:
+        """Return what kubelet's file of hosts says; errors as `files`."""
         mounts = hosts_files(config.mounts)
-        return (
-            await self._run(pod, lambda: volume_files.read_host_aliases(mounts)) if mounts else ()
-        )
+        return await self._run(pod, lambda: volume_files.read_hosts(mounts)) if mounts else Hosts()
 
     async def _run(self, pod: str, read: Callable[[], T]) -> T:
         if pod in self._reading or len(self._reading) >= MOST:

@@ -15,6 +15,8 @@ _MOUNT = (
     'mkdir -p "$1"; mountpoint -q "$1" || mount -t virtiofs -o "$3" "$2" "$1" || '
     'echo "$4" >/dev/console'
 )
+_SELF = "127.0.1.1"
+"""The address of a host's own name, as Debian and cloud-init have it."""
 _BEGIN, _END = "# begin of the host aliases of virtbus", "# end of the host aliases of virtbus"
 _ALIASES = (
     "[ -e /etc/hosts ] || : >/etc/hosts; "
@@ -55,7 +57,7 @@ def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]
         "fs_setup": list(_file_systems(seed.mounts, found)),
         "mounts": list(_mounts(seed.mounts, found)),
         "bootcmd": [
-            *_host_aliases(seed.host_aliases),
+            *_host_aliases((*_own_names(seed), *seed.host_aliases)),
             *_links(seed.links, found),
             *_directories(seed.mounts, tags),
         ],
@@ -130,6 +132,13 @@ def _file_systems(
         if name in disks:
             device = device_path(disks[name])
             yield {"device": device, "filesystem": filesystem, "partition": "any"}
+
+
+def _own_names(seed: CloudInit) -> Iterator[HostAlias]:
+    """Yield the line of /etc/hosts by which a guest finds its own name with the domain."""
+    if seed.fqdn:
+        names = dict.fromkeys((seed.fqdn, seed.fqdn.partition(".")[0]))
+        yield HostAlias(ip=_SELF, hostnames=tuple(names))
 
 
 def _host_aliases(aliases: Sequence[HostAlias]) -> Iterator[list[str]]:

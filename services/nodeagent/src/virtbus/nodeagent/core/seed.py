@@ -16,8 +16,10 @@ def seed_files(
 ) -> dict[str, bytes]:
     """Return the files as name to contents. A YAML dumper writes all values (INJ-10)."""
     hostname = seed.hostname or record.name
-    meta: dict[str, Any] = {"instance-id": record.uid, "local-hostname": hostname}
+    meta: dict[str, Any] = {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
     defaults: dict[str, Any] = {"hostname": hostname}
+    if seed.fqdn:
+        defaults["fqdn"] = seed.fqdn
     if seed.ssh_keys:
         meta["public-keys"] = defaults["ssh_authorized_keys"] = list(seed.ssh_keys)
     added = cloud_config_lists(seed, record.spec.domain.devices)
