@@ -1,6 +1,7 @@
 """The host of a platform under test: a network namespace and our objects in it."""
 
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +19,7 @@ GUEST = "guest=vb-"
 """The name of a domain in the command line of its emulator, before the uid."""
 PLATFORMS = "/var/tmp/virtbus-"
 """The prefix of each platform's folder."""
-CNI_NETWORK = f"e2e-{os.getpid()}"
+CNI_NETWORK = f"e2e-{secrets.token_hex(4)}"
 """The CNI network of these tests: other files below /var/lib/cni are not ours."""
 
 

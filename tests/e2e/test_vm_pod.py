@@ -294,6 +294,38 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         until(lambda: not platform.vms(), "the VM is gone with its pod")
 
 
+NICS = "for i in eth0 eth1; do ip -4 -o address show $i; done"
+
+
+def test_a_pod_with_two_networks_has_two_nics(
+    patient: Platform, cni_network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform, runtime = patient, Runtime(patient)
+    until(lambda: cni_network in platform.cli("network", "list"), "netd tells of the network")
+    platform.cli("network", "create", "green", "--kind", "isolated", "--subnet", "10.198.0.0/24")
+    monkeypatch.setitem(platform.environ, "VIRTBUS_POD_NETWORK", cni_network)
+    identity = {"name": "web", "uid": "2e", "namespace": "default"}
+    sandbox = {"metadata": identity, "log_directory": str(runtime.pods)}
+    with runtime.running(killed=False):
+        image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
+        sandbox |= {"annotations": {"k8s.v1.cni.cncf.io/networks": "green"}}
+        sandbox_id = runtime.call("RunPodSandbox", config=sandbox).pod_sandbox_id
+        container_id = runtime.start(sandbox_id, image, 0)
+        (vm,) = platform.vms()
+        platform.uids.add(vm["uid"])
+        platform.wait_ready(vm["name"])
+        address = runtime.address(sandbox_id)
+        assert address.startswith("10.199.0.")
+        assert host.ping(address)
+        done = runtime.call("ExecSync", container_id=container_id, cmd=["sh", "-c", NICS])
+        assert f"inet {address}/24" in done.stdout.decode()
+        assert "inet 10.198.0." in done.stdout.decode()
+        runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+        runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+        until(lambda: not platform.vms(), "the VM is gone with its pod")
+    platform.cli("network", "delete", "green")
+
+
 def test_a_root_disk_on_a_volume_of_kubernetes_outlives_its_pods(
     patient: Platform, held: ExitStack
 ) -> None:

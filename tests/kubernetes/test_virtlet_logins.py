@@ -42,6 +42,8 @@ TOGETHER = (
 """Examples that run at the same time; some of Virtlet's have the same names of objects."""
 PASSWORD = {"ubuntu-multi-cni": "testuser"}
 """Examples whose only login is a password, which is also the user's name."""
+CNI = ("calico", "flannel")
+"""The networks in the annotation of `ubuntu-multi-cni`."""
 NONE = {"cirros-vm-raw-device"}
 """Examples without a login: the console of the guest is one."""
 TESTUSERS = {"fedora-vm-with-testuser", "ubuntu-vm-with-testuser"}
@@ -83,12 +85,17 @@ def node(pod_node: PodNode) -> Iterator[PodNode]:
     ]
     mapping = {**MAPPING, "spec": {"translations": translations}}
     (platform.base / "images.d" / "virtlet.yaml").write_text(yaml.safe_dump(mapping))
+    for subnet, name in enumerate(CNI):
+        words = ("--kind", "nat", "--subnet", f"10.20{subnet}.0.0/24")
+        platform.cli("network", "create", name, *words)
     labels = [f"{key}={value}" for key, value in LABELS.items()]
     pod_node.cluster.kubectl("label", "node", NAME, *labels, "--overwrite")
     with _prepared(Paths(platform.base)):
         yield pod_node
     former = ("extraRuntime-", f"kubernetes.io/hostname={NAME}")
     pod_node.cluster.kubectl("label", "node", NAME, *former, "--overwrite")
+    for name in CNI:
+        platform.cli("network", "delete", name)
 
 
 @contextmanager

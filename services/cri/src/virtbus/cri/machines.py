@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, stages, vm_request
+from virtbus.cri.core import observation, pod_networks, stages, vm_request
 from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
@@ -109,16 +109,16 @@ class Machines:
         if machine is not None and machine.made:
             await self._pods.discard(machine.uid)
         await self._pods.put(pod)
-        await self._create(key, request)
+        await self._create(key, request, sandbox)
         return image.digest
 
-    async def _create(self, key: str, request: VmCreate) -> None:
+    async def _create(self, key: str, request: VmCreate, sandbox: SandboxConfig) -> None:
         try:
             answer = await self._link.ask("vm", "create", request)
         except VirtbusError as error:
             if error.code in {Code.CONFLICT, Code.GONE}:
                 await self._renew(key)
-            raise
+            raise pod_networks.explained(error, sandbox.annotations) from error
         await self.changes.answered(key, validate(VmCreated, answer).vm)
 
     async def _renew(self, key: str) -> None:
@@ -134,7 +134,7 @@ class Machines:
         fresh = vm_request.new_machine(sandbox, uid, self._new_key())
         pod = self._pods.all.get(key, Pod(key=key)).model_copy(update={"machine": fresh})
         await self._pods.put(pod)
-        await self._create(key, vm_request.sandbox_request(pod, sandbox, self._place()))
+        await self._create(key, vm_request.sandbox_request(pod, sandbox, self._place()), sandbox)
 
     async def _adapt(self, key: str, sandbox: SandboxConfig, config: ContainerConfig) -> bool:
         """Give an existing VM the labels and resources of a new attempt; False if it is gone."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from virtbus.cri.core import stages
 from virtbus.cri.core.pod import Container, Ending, Machine, Pod
+from virtbus.cri.core.pod_networks import NIC
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import NETWORK_READY, VmView
@@ -91,7 +92,10 @@ def _network(machine: Machine, view: VmView) -> dict[str, object]:
     if view.observed_generation < machine.network_generation:
         return {}
     addresses = tuple(
-        address.partition("/")[0] for nic in view.interfaces for address in nic.addresses
+        address.partition("/")[0]
+        for nic in view.interfaces
+        for address in nic.addresses
+        if nic.name == NIC
     )
     found: dict[str, object] = {"addresses": addresses} if addresses else {}
     for one in view.conditions:

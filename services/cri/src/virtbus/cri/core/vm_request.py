@@ -14,6 +14,7 @@ from virtbus.cri.core import (
     pod_directories,
     pod_disks,
     pod_dns,
+    pod_networks,
     pod_resources,
     pod_volumes,
     virtlet,
@@ -48,7 +49,6 @@ from virtbus.schemas.vm import (
     ImageVolume,
     Interface,
     Memory,
-    Network,
     RunStrategy,
     VmSpec,
     Volume,
@@ -62,7 +62,6 @@ ATTEMPT = "virtbus.io/cri-attempt"
 """Labels of a pod's VM. `virtbus vm list -l io.kubernetes.pod.name=NAME` finds it."""
 
 HOSTNAME = "kubernetes.io/hostname"
-NIC = "default"
 _EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
 ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
@@ -121,6 +120,7 @@ def check_sandbox(config: SandboxConfig) -> None:
     found += pod_disks.sizes(config.annotations)[1]
     found += pod_resources.memory_max(config.annotations)[1]
     found += pod_dns.problems(config)
+    found += pod_networks.problems(config.annotations)
     _refuse(found)
 
 
@@ -137,7 +137,7 @@ def sandbox_request(pod: Pod, sandbox: SandboxConfig, place: Place) -> VmCreate:
         annotations=_annotations(sandbox),
         spec=VmSpec(
             domain=Domain(
-                devices=Devices(interfaces=_interfaces(sandbox)),
+                devices=Devices(interfaces=_interfaces(sandbox, place)),
                 firmware=Firmware(uuid=wanted.system_uuid),
             ),
             volumes=(),
@@ -150,16 +150,18 @@ def _annotations(sandbox: SandboxConfig) -> dict[str, str]:
     return {POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid}
 
 
-def _interfaces(sandbox: SandboxConfig) -> tuple[Interface, ...]:
-    return (Interface(name=NIC, publish=_published(sandbox.port_mappings)),)
+def _interfaces(sandbox: SandboxConfig, place: Place) -> tuple[Interface, ...]:
+    wanted = pod_networks.pod_networks(sandbox.annotations, place.network)
+    return pod_networks.interfaces(wanted, _published(sandbox.port_mappings))
 
 
 def _of_pod(sandbox: SandboxConfig, place: Place) -> dict[str, Any]:
     """Return the fields of a spec that do not change between the sandbox and its container."""
+    wanted = pod_networks.pod_networks(sandbox.annotations, place.network)
     return {
         "run_strategy": RunStrategy.MANUAL,
         "network_state": NetworkState.HELD,
-        "networks": (Network(name=NIC, network=place.network),),
+        "networks": pod_networks.networks(wanted),
         "dns_config": pod_dns.dns_config(sandbox),
         "node_selector": {HOSTNAME: place.hostname},
         "eviction_strategy": EvictionStrategy.EXTERNAL,
@@ -297,7 +299,7 @@ def _spec(
                     Disk(name=SEED, bus=bus, readonly=True),
                     *(Disk(name=one.name, bus=bus, readonly=one.readonly) for one in more),
                 ),
-                interfaces=_interfaces(sandbox),
+                interfaces=_interfaces(sandbox, place),
                 filesystems=tuple(one.filesystem for one in shared),
             ),
             firmware=Firmware(uuid=wanted.system_uuid),
