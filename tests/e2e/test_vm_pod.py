@@ -274,6 +274,10 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         assert usage.cpu.usage_core_nano_seconds.value > 10**8
         assert usage.memory.working_set_bytes.value > LIMIT_BYTES // 8
         assert usage.writable_layer.used_bytes.value > 0
+        (of_pod,) = runtime.call("ListPodSandboxStats").stats
+        assert of_pod.linux.process.process_count.value == 1
+        nic = of_pod.linux.network.default_interface
+        assert min(nic.rx_bytes.value, nic.tx_bytes.value) > 1000
         runtime.call("StopContainer", container_id=first, timeout=20)
         ended = runtime.status(first)
         assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)
@@ -294,6 +298,7 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         until(lambda: not platform.vms(), "the VM is gone with its pod")
 
 
+SENT = "container_network_transmit_bytes_total"
 NICS = "for i in eth0 eth1; do ip -4 -o address show $i; done"
 
 
@@ -320,6 +325,10 @@ def test_a_pod_with_two_networks_has_two_nics(
         done = runtime.call("ExecSync", container_id=container_id, cmd=["sh", "-c", NICS])
         assert f"inet {address}/24" in done.stdout.decode()
         assert "inet 10.198.0." in done.stdout.decode()
+        (metrics,) = runtime.call("ListPodSandboxMetrics").pod_metrics
+        sent = [one for one in metrics.metrics if one.name == SENT]
+        assert [one.label_values[2] for one in sent] == ["eth0", "eth1"]
+        assert all(one.value.value > 0 for one in sent)
         runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
         runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
         until(lambda: not platform.vms(), "the VM is gone with its pod")

@@ -1,5 +1,6 @@
 """Statistics come from the node, and one pod without values costs the others nothing."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,8 +9,11 @@ from cri_api.v1 import api_pb2
 from grpc import StatusCode
 from services.cri.tests.world import Fleet, Kubelet
 
-from virtbus.cri.core.metrics import METRICS, of_sandbox
+from virtbus.cri.core.metrics import METRICS, descriptors, of_sandbox
+from virtbus.cri.core.stats import with_network
+from virtbus.cri.edge.guest_traffic import KINDS, GuestTraffic
 from virtbus.cri.edge.guest_usage import GuestUsage, Usage
+from virtbus.schemas.nic_names import host_link
 
 UID = "019ab000-0000-7000-8000-000000000001"
 
@@ -106,7 +110,8 @@ def test_metrics_are_the_statistics_in_their_units() -> None:
         "cpu": {"timestamp": 7, "usage_core_nano_seconds": {"value": 2_900_000_000}},
         "memory": {"timestamp": 8, "usage_bytes": usage, "working_set_bytes": usage},
     }
-    told = of_sandbox({"attributes": {"id": "s"}, "linux": {"containers": [container]}})
+    about = {"id": "s", "metadata": {"name": "web"}}
+    told = of_sandbox({"attributes": about, "linux": {"containers": [container]}}, [], now_ns=9)
     (inside,) = told["container_metrics"]
     assert {one["name"]: one["value"]["value"] for one in inside["metrics"]} == {
         "container_cpu_usage_seconds_total": 2,
@@ -115,6 +120,69 @@ def test_metrics_are_the_statistics_in_their_units() -> None:
     }
     assert {one["timestamp"] for one in inside["metrics"]} == {8}
     assert len({one.name for one in METRICS}) == len(METRICS)
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    """A host on which a VM has a veth pair of netd, and a link of a CNI plugin."""
+    folder = tmp_path / "net"
+    for name, alias in ((host_link(UID, 0), UID), ("veth7", ""), (host_link(UID, 2), "another")):
+        (folder / name / "statistics").mkdir(parents=True)
+        (folder / name / "ifalias").write_text(f"{alias}\n")
+        for at, counter in enumerate(COUNTERS):
+            (folder / name / "statistics" / counter).write_text(f"{100 + at}\n")
+    return folder
+
+
+COUNTERS = [f"{side}_{kind}" for side in ("rx", "tx") for kind in KINDS]
+RESULT = {"interfaces": [{"name": "cni0"}, {"name": "veth7"}, {"name": "eth1", "sandbox": "/x"}]}
+
+
+@pytest.fixture
+def traffic(tmp_path: Path, links: Path) -> GuestTraffic:
+    """The counters on that host."""
+    (tmp_path / f"blue-{UID}-eth1").write_text(json.dumps({"result": RESULT}))
+    return GuestTraffic(tmp_path, links)
+
+
+def test_what_the_host_sends_is_what_the_guest_receives(traffic: GuestTraffic) -> None:
+    first, second = traffic.of(UID)
+    assert (first.name, second.name) == ("eth0", "eth1")
+    assert first.counters == second.counters
+    assert first.counters["receive_bytes"] == 104
+    assert first.counters["transmit_bytes"] == 100
+    told = with_network({"linux": {}}, (first, second), now_ns=9)["linux"]["network"]
+    assert told["default_interface"]["rx_bytes"] == {"value": 104}
+    assert [one["name"] for one in told["interfaces"]] == ["eth1"]
+    assert traffic.of(UID.replace("1", "2")) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"result": {"interfaces": [{"name": "../veth7"}]}}', "{}"]
+)
+def test_a_result_that_names_no_link_has_no_counters(
+    traffic: GuestTraffic, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / f"blue-{UID}-eth1").write_text(text)
+    assert [one.name for one in traffic.of(UID)] == ["eth0"]
+
+
+def test_the_metrics_of_a_pod_have_the_names_and_labels_of_containerd(
+    traffic: GuestTraffic,
+) -> None:
+    about = {"id": "s", "metadata": {"name": "web"}}
+    stats = {"attributes": about, "linux": {"containers": []}}
+    told = of_sandbox(stats, traffic.of(UID), now_ns=9)["metrics"]
+    keys = {one["name"]: one["label_keys"] for one in descriptors()}
+    assert len(told) == 2 * 8
+    received = next(one for one in told if one["name"] == "container_network_receive_bytes_total")
+    assert dict(zip(keys[received["name"]], received["label_values"], strict=True)) == {
+        "id": "s",
+        "name": "web",
+        "interface": "eth0",
+    }
+    assert (received["value"]["value"], received["metric_type"]) == (104, "COUNTER")
+    assert {one["name"] for one in told} <= set(keys)
 
 
 async def test_statistics_of_nobody_are_not_found(kubelet: Kubelet) -> None:

@@ -11,6 +11,7 @@ from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
 from virtbus.cri.edge.cluster import Cluster
 from virtbus.cri.edge.guest_shell import GuestShell
+from virtbus.cri.edge.guest_traffic import GuestTraffic
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.host_alias_reads import HostAliasReads
 from virtbus.cri.edge.local_agent import LocalAgent
@@ -126,7 +127,12 @@ class Cri:
         sandboxes = Sandboxes(self._pods, self._machines, settings.runtime_handlers)
         containers = Containers(self._pods, self._machines, self._logs, self._images.known)
         folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
-        statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
+        statistics = Statistics(
+            self._pods,
+            GuestUsage(settings.emulators_dir, disks),
+            GuestTraffic(settings.state_dir / "netd" / "cni" / "results"),
+            disks,
+        )
         others = {
             **StatisticsCalls(statistics).handlers,
             **StreamCalls(self._streaming).handlers,

@@ -1,10 +1,12 @@
 """Implements CRI's calls about statistics, from the node's own files. They need no bus."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from virtbus.cri.core import answers, metrics, stats
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.pod import Container, Pod, Sandbox
+from virtbus.cri.edge.guest_traffic import GuestTraffic, NicTraffic
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.pods import Pods, not_found
 
@@ -12,8 +14,9 @@ from virtbus.cri.pods import Pods, not_found
 class Statistics:
     """The calls. `disks` is the folder of all VMs' disks."""
 
-    def __init__(self, pods: Pods, usage: GuestUsage, disks: Path) -> None:
+    def __init__(self, pods: Pods, usage: GuestUsage, traffic: GuestTraffic, disks: Path) -> None:
         self._pods = pods
+        self._traffic = traffic
         self._usage = usage
         self._disks = disks
 
@@ -45,17 +48,20 @@ class Statistics:
 
     def sandboxes(self, wanted: Plain) -> list[Plain]:
         """Return the statistics of the ready sandboxes of a `PodSandboxStatsFilter`."""
+        return [self._of_sandbox(pod, one) for pod, one in self._ready(wanted)]
+
+    def _ready(self, wanted: Plain) -> Iterator[tuple[Pod, Sandbox]]:
         chosen = {one.id for one in answers.sandboxes(self._pods.all, wanted) if one.ready}
-        return [
-            self._of_sandbox(pod, one)
-            for pod in self._pods.all.values()
-            for one in pod.sandboxes
-            if one.id in chosen
-        ]
+        for pod in self._pods.all.values():
+            yield from ((pod, one) for one in pod.sandboxes if one.id in chosen)
 
     def metrics(self) -> list[Plain]:
         """Return the metrics of the ready sandboxes."""
-        return [metrics.of_sandbox(stats) for stats in self.sandboxes({})]
+        now_ns = self._pods.sources.time_ns()
+        return [
+            metrics.of_sandbox(self._of_sandbox(pod, one), self._nics(pod, one), now_ns=now_ns)
+            for pod, one in self._ready({})
+        ]
 
     def _of_container(self, pod: Pod, one: Container) -> Plain:
         now_ns = self._pods.sources.time_ns()
@@ -68,4 +74,12 @@ class Statistics:
 
     def _of_sandbox(self, pod: Pod, one: Sandbox) -> Plain:
         inside = [each for each in pod.containers if each.sandbox_id == one.id and each.up]
-        return stats.sandbox(one, [self._of_container(pod, each) for each in inside])
+        told = stats.sandbox(one, [self._of_container(pod, each) for each in inside])
+        now_ns = self._pods.sources.time_ns()
+        return stats.with_network(told, self._nics(pod, one), now_ns=now_ns)
+
+    def _nics(self, pod: Pod, one: Sandbox) -> tuple[NicTraffic, ...]:
+        """Return the counters of a sandbox's NICs; a stopped sandbox has none."""
+        if pod.machine is None or not one.ready:
+            return ()
+        return self._traffic.of(pod.machine.uid)

@@ -4,7 +4,7 @@ The names and labels are those of containerd, because kubelet has one descriptio
 both runtimes may be behind one proxy. A value that is unknown is left out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Plain = dict[str, Any]
@@ -69,9 +69,26 @@ METRICS = (
 )
 
 
+NETWORK = {
+    f"container_network_{direction}_{kind}_total": (f"{direction}_{counter}", what)
+    for direction in ("receive", "transmit")
+    for kind, counter, what in (
+        ("bytes", "bytes", "Bytes"),
+        ("packets", "packets", "Packets"),
+        ("packets_dropped", "dropped", "Dropped packets"),
+        ("errors", "errors", "Errors"),
+    )
+}
+"""The metrics of a pod's NICs, in the guest's direction: the counter and the unit of each."""
+
+
 def descriptors() -> list[Plain]:
     """Return the descriptions of all metrics, as ListMetricDescriptors has them."""
-    return [
+    network = [
+        {"name": name, "help": f"{what} of a guest's NIC.", "label_keys": [*LABELS, "interface"]}
+        for name, (_, what) in NETWORK.items()
+    ]
+    return network + [
         {
             "name": one.name,
             "help": one.help,
@@ -81,13 +98,30 @@ def descriptors() -> list[Plain]:
     ]
 
 
-def of_sandbox(stats: Plain) -> Plain:
-    """Return the metrics of a sandbox by its statistics, as ListPodSandboxMetrics has them."""
+def of_sandbox(
+    stats: Plain, nics: Sequence[tuple[str, Mapping[str, int]]], *, now_ns: int
+) -> Plain:
+    """Return the metrics of a sandbox by its statistics and the counters of its NICs.
+
+    They have the form of ListPodSandboxMetrics.
+    """
     containers = [
         {"container_id": one["attributes"]["id"], "metrics": list(_metrics(one))}
         for one in stats["linux"]["containers"]
     ]
-    return {"pod_sandbox_id": stats["attributes"]["id"], "container_metrics": containers}
+    about = stats["attributes"]
+    network = [
+        {
+            "name": name,
+            "timestamp": now_ns,
+            "metric_type": COUNTER,
+            "label_values": [about["id"], about["metadata"]["name"], nic],
+            "value": {"value": counters[counter]},
+        }
+        for nic, counters in nics
+        for name, (counter, _) in NETWORK.items()
+    ]
+    return {"pod_sandbox_id": about["id"], "metrics": network, "container_metrics": containers}
 
 
 def _metrics(stats: Plain) -> Iterator[Plain]:

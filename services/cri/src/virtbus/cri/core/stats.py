@@ -4,6 +4,7 @@ The CPU time and memory are those of the guest's emulator. Memory that the guest
 working set, because its node cannot take it back. A value that is unknown is left out.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtbus.cri.core.pod import Container, Sandbox
@@ -45,10 +46,36 @@ def sandbox(one: Sandbox, containers: list[Plain]) -> Plain:
         "labels": one.config.labels,
         "annotations": one.config.annotations,
     }
-    whole = {
+    whole: Plain = {
         kind: stats[kind] for stats in containers for kind in ("cpu", "memory") if kind in stats
     }
+    if "cpu" in whole:  # the emulator runs
+        count = {"timestamp": whole["cpu"]["timestamp"], "process_count": {"value": 1}}
+        whole["process"] = count
     return {"attributes": attributes, "linux": {**whole, "containers": containers}}
+
+
+def with_network(
+    stats: Plain, nics: Sequence[tuple[str, Mapping[str, int]]], *, now_ns: int
+) -> Plain:
+    """Return the statistics of a sandbox with those of its NICs; the first has its address.
+
+    A counter has the guest's direction and its kind, such as `receive_bytes`.
+    """
+    if not nics:
+        return stats
+    first, *more = (
+        {
+            "name": name,
+            "rx_bytes": {"value": counters["receive_bytes"]},
+            "rx_errors": {"value": counters["receive_errors"]},
+            "tx_bytes": {"value": counters["transmit_bytes"]},
+            "tx_errors": {"value": counters["transmit_errors"]},
+        }
+        for name, counters in nics
+    )
+    network = {"timestamp": now_ns, "default_interface": first, "interfaces": more}
+    return stats | {"linux": stats["linux"] | {"network": network}}
 
 
 def _usage(cpu_ns: int | None, memory_bytes: int | None, now_ns: int) -> Plain:

@@ -3,12 +3,13 @@
 import hashlib
 import re
 
+from virtbus.schemas.nic_names import NUMBERS
+from virtbus.schemas.nic_names import host_link as host_link
+
 _NETNS = re.compile(r"^vb-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-9a-v]$")
 _OWN_LINK = re.compile(r"^(vb|vt|vbn|vbx)[0-9a-f]{12}[0-9a-v]?$")
 
-_NUMBERS = "0123456789abcdefghijklmnopqrstuv"
-"""The character for the number of an interface."""
 OWNER_PREFIX = "virtbus:"
 NETWORK_BRIDGES = "vbn"
 """The names of bridges of network objects begin with it."""
@@ -33,15 +34,6 @@ def uid_of_netns(name: str) -> str | None:
     """Return the uid in the name of a namespace; None if virtbus did not make it."""
     match = _NETNS.match(name)
     return match.group(1) if match else None
-
-
-def host_link(uid: str, index: int) -> str:
-    """Return the name of the host's end of interface `index`.
-
-    A link's name has at most 15 bytes, so it contains 48 bits of a hash of the uid. The link's
-    alias is the whole uid, so netd never adopts the link of another VM with this hash (NET-01).
-    """
-    return f"vb{hashlib.sha256(uid.encode()).hexdigest()[:12]}{_NUMBERS[index]}"
 
 
 def network_bridge(uid: str) -> str:
@@ -71,7 +63,7 @@ def _hashed_mac(*parts: str) -> str:
 
 def lent_tap(uid: str, index: int) -> str:
     """Return the name of tap `index` in the host's namespace, from which libvirt opens it."""
-    return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{_NUMBERS[index]}"
+    return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{NUMBERS[index]}"
 
 
 def wire_mac(uid: str, index: int) -> str:
