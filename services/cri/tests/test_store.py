@@ -1,5 +1,7 @@
 """The CRI's files: what an answer says is on disk, and a damaged file costs one pod."""
 
+import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,34 @@ async def test_a_damaged_file_is_set_aside_and_costs_one_pod(tmp_path: Path, fle
     async with cri(tmp_path, fleet) as kubelet:
         assert await listed(kubelet) == {second}
     assert sorted(path.suffix for path in pods.iterdir()) == [".json", ".torn"]
+
+
+async def test_the_vm_of_a_damaged_file_is_reported_until_a_person_deletes_it(
+    tmp_path: Path, fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        await kubelet.container(await kubelet.sandbox())
+        assert await unclaimed(kubelet) == {}
+    lost = fleet.vm
+    (path,) = (tmp_path / "state" / "cri" / "pods").iterdir()
+    path.write_text(path.read_text()[:-20])
+    async with cri(tmp_path, fleet) as kubelet:
+        while await unclaimed(kubelet) != {lost.uid: lost.name}:
+            await asyncio.sleep(0.01)
+        await kubelet.container(await kubelet.sandbox())  # kubelet makes the pod again
+        assert await unclaimed(kubelet) == {lost.uid: lost.name}
+        assert lost.uid in fleet.vms
+        assert f"virtbus vm delete {lost.uid}" in caplog.text
+        fleet.show(lost.uid, deleting=True)
+        while await unclaimed(kubelet):
+            await asyncio.sleep(0.01)
+
+
+async def unclaimed(kubelet: Kubelet) -> dict[str, str]:
+    """Return the VMs that no pod has, as `crictl info` shows them."""
+    info = (await kubelet.call("Status", verbose=True)).info
+    found: dict[str, str] = json.loads(info["vms_without_pod"])
+    return found
 
 
 async def test_a_file_of_a_newer_version_is_refused_and_kept(tmp_path: Path, fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ lock.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,8 @@ from virtbus.cri.core.pod import Pod, Removal
 from virtbus.cri.edge.store import Store
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm_status import VmView
+
+log = logging.getLogger(__name__)
 
 LEAST_PREFIX = 6
 """The least number of characters of an abbreviated id, as crictl shows it."""
@@ -32,6 +35,9 @@ class Pods:
         self.sources = sources
         self.all: dict[str, Pod] = {}
         self.removals: dict[str, Removal] = {}
+        self.unclaimed: dict[str, str] = {}
+        """The names of VMs of this runtime by uid that no pod has: the file of one was damaged.
+        They may be the last trace of a guest's data, so only a person deletes them."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
         """Called with each changed pod, before and after the change; None: it does not exist."""
         self.duties = asyncio.Event()
@@ -117,11 +123,28 @@ class Pods:
     async def saw(self, view: VmView) -> None:
         """Note the current state of a VM (`vm_watch.Observer`)."""
         pod = self.of_vm(view.uid)
+        if pod is None and not view.deleting and view.uid not in self.removals:
+            self.unclaimed[view.uid] = view.name
+        else:
+            self.unclaimed.pop(view.uid, None)
         if pod is not None:
             await self.put(observation.observed(pod, view, self.sources.time_ns()))
 
+    def synced(self) -> None:
+        """Report the VMs that no pod has (`vm_watch.Observer`)."""
+        for uid, name in self.unclaimed.items():
+            log.error(
+                "VM %s (%s) has no pod here: the pod's file is damaged or gone; look at its disks, "
+                "and delete it with `virtbus vm delete %s`",
+                uid,
+                name,
+                uid,
+                extra={"code": "vm_without_pod", "uid": uid},
+            )
+
     async def lost(self, uid: str) -> None:
         """Note that a VM was deleted (`vm_watch.Observer`)."""
+        self.unclaimed.pop(uid, None)
         pod = self.of_vm(uid)
         if pod is not None:
             await self.put(observation.gone(pod, self.sources.time_ns()))

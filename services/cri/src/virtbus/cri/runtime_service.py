@@ -158,7 +158,8 @@ class RuntimeService:
         }
         if call.request.get("verbose", False):
             config = self._settings.model_dump(mode="json", include=SHOWN)
-            told["info"] = {"config": json.dumps(config, sort_keys=True)}
+            info = {"config": config, "vms_without_pod": self._sandboxes.unclaimed}
+            told["info"] = {name: json.dumps(one, sort_keys=True) for name, one in info.items()}
         return told
 
     async def _runtime_config(self, _: Call) -> Plain:

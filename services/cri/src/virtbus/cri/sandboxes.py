@@ -1,5 +1,7 @@
 """Implements CRI's calls about pod sandboxes: a sandbox is one attempt of a pod (ADR 0059)."""
 
+from collections.abc import Mapping
+
 from virtbus.cri.core import answers, vm_request
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import SandboxConfig
@@ -121,6 +123,11 @@ class Sandboxes:
         pod = self._pods.all[key]
         told = answers.sandbox_status(pod, pod.sandbox(sandbox_id))
         return told, answers.machine_info(pod) if verbose else {}
+
+    @property
+    def unclaimed(self) -> Mapping[str, str]:
+        """Return the names of VMs by uid that no pod has."""
+        return self._pods.unclaimed
 
     def listed(self, wanted: Plain) -> list[Plain]:
         """Return the sandboxes of a `PodSandboxFilter`."""

@@ -35,6 +35,9 @@ class Observer(Protocol):
     async def lost(self, uid: str) -> None:
         """Note that a VM was deleted."""
 
+    def synced(self) -> None:
+        """Note that all VMs have been seen once."""
+
 
 class VmWatcher:
     """Runs one watch after another."""
@@ -43,8 +46,6 @@ class VmWatcher:
         self._link = link
         self._observer = observer
         self._deleting: set[str] = set()
-        self.synced = asyncio.Event()
-        """Set after the first complete list."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -83,4 +84,4 @@ class VmWatcher:
             self._deleting.discard(reply.gone)
             await self._observer.lost(reply.gone)
         if reply.synced:
-            self.synced.set()
+            self._observer.synced()
