@@ -86,6 +86,9 @@ CASES: Mapping[str, Case] = {
             f'"public-keys": ["{THEIRS}"]}}'
         }
     ),
+    "meta-data with other keys": Case(
+        {"VirtletCloudInitMetaData": '{"colour": "blue", "local-hostname": "other.shop"}'}
+    ),
     "user data": Case({"VirtletCloudInitUserData": "users: [{name: cloudy}]\nssh_pwauth: true\n"}),
     "environment": Case(config=ContainerConfig(envs=ENVIRONMENT)),
     "environment and the user's write_files": Case(

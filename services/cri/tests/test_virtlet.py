@@ -13,6 +13,7 @@ from virtbus.schemas.vm import CpuFeature
 
 GIB = 1024**3
 UUID = "53008994-44c0-4017-ad44-9c49758083da"
+META = '{"colour": ["blue"], "7": 1}'
 KEY = "ssh-rsa AAAAB3NzaC1yc2E first@example"
 OTHER_KEY = "ssh-rsa AAAAB3NzaC1yc2E second@example"
 VIRTLETS = {"kubernetes.io/target-runtime": "virtlet.cloud"}
@@ -55,6 +56,9 @@ def test_every_annotation_is_known() -> None:
         ("VirtletCloudInitMetaData", "local-hostname: db", "hostname", "db"),
         ("VirtletCloudInitMetaData", f"public-keys: ['{KEY}']", "ssh_keys", (KEY,)),
         ("VirtletCloudInitMetaData", "instance-id: foobar", "hostname", ""),
+        ("VirtletCloudInitMetaData", "local-hostname: db.shop", "hostname", "db.shop"),
+        ("VirtletCloudInitMetaData", "{colour: [blue], 7: 1}", "meta_data", META),
+        ("VirtletCloudInitMetaData", "{instance-id: x, hostname: db}", "meta_data", None),
         ("VirtletCloudInitUserData", "a: [1]", "user_data", '#cloud-config\n{"a": [1]}\n'),
         (
             "VirtletCloudInitUserData",
@@ -90,7 +94,7 @@ def test_an_annotation_has_virtlets_meaning(key: str, text: str, field: str, val
         ("VirtletCloudInitUserData", "x" * 40_000),
         ("VirtletCloudInitMetaData", "{"),
         ("VirtletCloudInitMetaData", "local-hostname: a b"),
-        ("VirtletCloudInitMetaData", "colour: blue"),
+        ("VirtletCloudInitMetaData", "colour: !!binary /w=="),
         ("VirtletCloudInitMetaData", "public-keys: 1"),
         ("VirtletSystemUUID", "mine"),
         ("VirtletCPUModel", "Nehalem"),

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
@@ -77,6 +78,25 @@ def parts(data: bytes) -> list[Message]:
 def test_meta_data_names_the_instance_by_its_uid() -> None:
     meta = yaml.safe_load(files(CloudInitNoCloud(ssh_keys=(KEY,)))["meta-data"])
     assert meta == {"instance-id": UID, "local-hostname": "web", "public-keys": [KEY]}
+
+
+def test_further_meta_data_is_the_guests_but_for_the_platforms_keys() -> None:
+    given = '{"colour": "blue", "instance-id": "mine", "more": {"a": [1]}}'
+    meta = yaml.safe_load(files(CloudInitNoCloud(meta_data=given))["meta-data"])
+    assert meta == {
+        "colour": "blue",
+        "more": {"a": [1]},
+        "instance-id": UID,
+        "local-hostname": "web",
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "1", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 30_000, "{" + " " * 32_768]
+)
+def test_meta_data_that_are_no_json_object_are_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="meta_data"):
+        CloudInitNoCloud(meta_data=text)
 
 
 def test_a_name_with_a_domain_is_that_of_cloud_init() -> None:

@@ -3,7 +3,8 @@
 Their contents are secrets, so they are only in `$KV.sec`, never in a record or status.
 """
 
-from typing import Annotated, Self
+import json
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
@@ -30,7 +31,7 @@ from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
 FILES = 128
 HOST_ALIASES_MAX, HOST_ALIAS_CHARACTERS_MAX = 256, 64 * 1024
-NETWORK_BYTES = 32 * 1024
+NETWORK_BYTES = META_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
 """A validation context for a caller that reads the network data itself: parsing it is slow."""
 PARTS = 32
@@ -43,6 +44,27 @@ SshKey = Annotated[
     str, StringConstraints(min_length=16, max_length=8192, pattern=r"^[^\r\n\x00]*$")
 ]
 """One line of an authorized_keys file (INJ-10)."""
+
+
+def _meta_data(text: str) -> str:
+    try:
+        found = json.loads(text, parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        msg = f"must be a JSON object: {error}"
+        raise ValueError(msg) from None
+    if not isinstance(found, dict):
+        msg = "must be a JSON object"
+        raise ValueError(msg)  # noqa: TRY004  pydantic reports ValueError
+    return text
+
+
+def _no_number(name: str) -> float:
+    msg = f"{name} is no number"
+    raise ValueError(msg)
+
+
+MetaData = Annotated[str, StringConstraints(max_length=META_BYTES), AfterValidator(_meta_data)]
 
 
 class UserDataPart(StrictModel):
@@ -92,6 +114,8 @@ class CloudInit(StrictModel):
     vendor_data_base64: Base64 | None = None
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
+    meta_data: MetaData | None = Field(None, exclude_if=lambda text: text is None)
+    """Further keys of the meta-data, as a JSON object. Keys of the platform win."""
     hostname: HostName | None = None
     fqdn: DomainHostName | None = Field(None, exclude_if=lambda name: name is None)
     """The host name with its domain (`hostname -f`). `hostname` stays the guest's own name."""
@@ -132,13 +156,19 @@ class CloudInit(StrictModel):
         """Return the network data, from text or base64."""
         return bytes_of(self.network_data, self.network_data_base64)
 
+    @property
+    def more_meta(self) -> dict[str, Any]:
+        """Return the further keys of the meta-data."""
+        return dict(json.loads(self.meta_data)) if self.meta_data else {}
+
     def without_secrets(self) -> Self:
         """Return the seed without secrets, for a record.
 
         SSH keys are left out as well, because they can be larger than a record may be.
         """
         texts, lists = dict.fromkeys(_SECRET), dict.fromkeys(_SECRET_LISTS, ())
-        return self.model_copy(update={**texts, **lists, "environment": {}})
+        rest: dict[str, Any] = {"environment": {}, "meta_data": None}
+        return self.model_copy(update={**texts, **lists, **rest})
 
 
 TEXTS = ("user_data", "vendor_data", "network_data")

@@ -353,8 +353,8 @@ HASHED_WHEN_SET = frozenset(
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
         *("volume", "template", "host_device", "links", "make_filesystem"),
-        *("filesystems", "host_disk", "resources", "dns_config", "host_aliases", "fqdn"),
-        "network_state",
+        *("filesystems", "host_disk", "resources", "dns_config"),
+        *("host_aliases", "fqdn", "meta_data", "network_state"),
         *("acpi_index", "mtu", "queues", "state", "publish", "addresses"),
     }
 )

@@ -38,6 +38,7 @@ _FIRST_BOOT = {
     "vendor_data": "#cloud-config\n",
     "environment": {"COLOR": "light blue"},
     "fqdn": "web.shop.example",
+    "meta_data": '{"colour": "blue"}',
     "host_aliases": [{"ip": "192.0.2.7", "hostnames": ["db.example", "db"]}],
     "write_files": [
         {"path": "/etc/app", "content": "a\n", "mode": "0600", "owner": "app:app"},

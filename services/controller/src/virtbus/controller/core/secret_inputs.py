@@ -12,6 +12,7 @@ from virtbus.schemas.wire import encode
 MAX_BYTES = SECRET.written_bytes
 """Size limit of one entry of `$KV.sec`."""
 _TEXTS = (
+    "meta_data",
     *(f"{name}{form}" for name in SEED_TEXTS for form in ("", "_base64")),
     "image_pull_secret",
 )

@@ -20,6 +20,7 @@ from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import check_host_name, check_uid
 from virtbus.schemas.quantity import parse_bytes
+from virtbus.schemas.seed import META_BYTES
 from virtbus.schemas.vm import Cpu, CpuFeature
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
@@ -71,6 +72,7 @@ class Wishes:
     root_bytes: int = 0
     config_drive: bool = False
     user_data: str | None = None
+    meta_data: str | None = None
     ssh_keys: tuple[str, ...] = ()
     hostname: str = ""
     system_uuid: str | None = None
@@ -151,6 +153,7 @@ def wishes(
         user_data=_user_data(reader),
         ssh_keys=(*_ssh_keys(reader), *_public_keys(reader, meta)),
         hostname=_hostname(reader, meta),
+        meta_data=_meta_data(reader, meta),
         system_uuid=_system_uuid(reader),
         files=_files(reader),
     )
@@ -306,17 +309,28 @@ def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
 
 
 def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
-    """Return the host name in the meta-data. The other keys of meta-data cannot be chosen."""
+    """Return the host name in the meta-data."""
     named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
-    meta.pop(INSTANCE_ID, None)
-    if meta:
-        reader.refuse(META_DATA, f"has keys that cannot be set: {', '.join(sorted(meta))[:200]}")
     if not named:
         return ""
     with suppress(ValueError):
         return check_host_name(named[0])
     reader.refuse(META_DATA, "has an invalid host name; use a-z, 0-9 and '-'")
     return ""
+
+
+def _meta_data(reader: _Reader, meta: dict[str, Any]) -> str | None:
+    """Return the other keys of the meta-data, which the guest gets as they are."""
+    more = {key: value for key, value in meta.items() if key not in {*HOSTNAMES, INSTANCE_ID}}
+    try:
+        text = json_text(more) if more else None
+    except ValueError as error:
+        reader.refuse(META_DATA, str(error))
+        return None
+    if text is not None and len(text) > META_BYTES:
+        reader.refuse(META_DATA, f"has more than {META_BYTES} characters as JSON")
+        return None
+    return text
 
 
 def _system_uuid(reader: _Reader) -> str | None:

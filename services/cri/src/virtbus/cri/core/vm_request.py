@@ -327,6 +327,7 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
         **pod_dns.names(sandbox, wanted.hostname, inside.hosts),
         "environment": {pair.key: pair.value for pair in config.envs},
         "user_data": wanted.user_data,
+        "meta_data": wanted.meta_data,
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": (*inside.files, *wanted.files),

@@ -24,7 +24,7 @@ def config_drive_files(
 ) -> dict[str, bytes]:
     """Return the files as path to contents. The guest's instance id is the VM's uid."""
     hostname = seed.hostname or record.name
-    meta: dict[str, Any] = {"uuid": record.uid, "name": record.name}
+    meta = seed.more_meta | {"uuid": record.uid, "name": record.name}
     meta["hostname"] = seed.fqdn or hostname
     if seed.ssh_keys:
         meta["public_keys"] = {f"key-{number}": key for number, key in enumerate(seed.ssh_keys)}

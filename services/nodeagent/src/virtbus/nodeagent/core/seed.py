@@ -16,7 +16,7 @@ def seed_files(
 ) -> dict[str, bytes]:
     """Return the files as name to contents. A YAML dumper writes all values (INJ-10)."""
     hostname = seed.hostname or record.name
-    meta: dict[str, Any] = {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
+    meta = seed.more_meta | {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
     defaults: dict[str, Any] = {"hostname": hostname}
     if seed.fqdn:
         defaults["fqdn"] = seed.fqdn
