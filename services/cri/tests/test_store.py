@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from cri_api.v1 import api_pb2
 from grpc import StatusCode
 from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
 
 from virtbus.schemas.errors import VirtbusError
 
+FIRST_POD = Path(__file__).parent / "golden" / "first-pod.json"
+"""The file of a pod as the first version of the runtime wrote it (2026-11-24)."""
 OTHER = {"name": "db", "uid": "77", "namespace": "default"}
 
 
@@ -71,6 +74,29 @@ async def unclaimed(kubelet: Kubelet) -> dict[str, str]:
     info = (await kubelet.call("Status", verbose=True)).info
     found: dict[str, str] = json.loads(info["vms_without_pod"])
     return found
+
+
+async def test_a_pod_of_the_first_version_keeps_its_vm_and_root_disk(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        await kubelet.running()
+    uid, made = fleet.vm.uid, fleet.asked("vm.create")
+    (path,) = (tmp_path / "state" / "cri" / "pods").iterdir()
+    former = json.loads(FIRST_POD.read_text())
+    former["machine"]["uid"] = uid
+    path.write_text(json.dumps(former))
+    async with cri(tmp_path, fleet) as kubelet:
+        (container,) = (await kubelet.call("ListContainers")).containers
+        assert (container.id, container.state) == ("c0" * 32, api_pb2.CONTAINER_RUNNING)
+        assert container.pod_sandbox_id in await listed(kubelet)
+        fleet.end("crashed")
+        await kubelet.until_state(container.id, api_pb2.CONTAINER_EXITED)
+        second = await kubelet.container(container.pod_sandbox_id, attempt=1)
+        await kubelet.call("StartContainer", container_id=second)
+        assert fleet.vm.uid == uid
+        assert not fleet.asked("vm.delete")
+        assert fleet.asked("vm.create") == made
 
 
 async def test_a_file_of_a_newer_version_is_refused_and_kept(tmp_path: Path, fleet: Fleet) -> None:
