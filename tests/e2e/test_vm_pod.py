@@ -1,6 +1,7 @@
 """A pod that is a VM: kubelet's calls over the socket, a real guest behind them."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -131,6 +132,34 @@ def bus_away(platform: Platform) -> Iterator[None]:
     finally:
         platform.kill("up", signal.SIGCONT)
     platform.wait_back("nats-server", dead)
+
+
+OF_UP = "VIRTBUS_PARENT_FD"
+"""A descriptor that only children of `virtbus up` have."""
+
+
+@contextmanager
+def restarted_agent(platform: Platform) -> Iterator[None]:
+    """Kill the agent, and run it again and again while the bus is away, as systemd does."""
+    process = Path("/proc", str(platform.pid("nodeagent")))
+    argv = (process / "cmdline").read_text().split("\0")[:-1]
+    words = (one.partition("=") for one in (process / "environ").read_text().split("\0"))
+    environ = {name: value for name, _, value in words if name not in {"", OF_UP}}
+    platform.kill("nodeagent")
+    loop = ["sh", "-c", 'while :; do "$@"; sleep 0.5; done', "sh", *argv]
+    with subprocess.Popen(loop, env=environ, start_new_session=True) as running:
+        try:
+            yield
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+
+
+def stopped(runtime: Runtime, container_id: str) -> bool:
+    """Return True once StopContainer has ended a guest; its agent may not serve yet."""
+    with suppress(grpc.RpcError):
+        runtime.call("StopContainer", container_id=container_id, timeout=30)
+        return True
+    return False
 
 
 async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: str) -> None:
@@ -290,7 +319,8 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
         assert_names(runtime, second)
         with bus_away(platform):
             until(lambda: not runtime.bus(), "the runtime has noticed")
-            runtime.call("StopContainer", container_id=second, timeout=30)
+            with restarted_agent(platform):
+                until(lambda: stopped(runtime, second), "an agent without the bus ends the guest")
             ended = runtime.status(second)
             assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)
             runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
@@ -299,7 +329,8 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform, held: 
 
 
 SENT = "container_network_transmit_bytes_total"
-NICS = "for i in eth0 eth1; do ip -4 -o address show $i; done"
+SYSTEM = "53008994-44c0-4017-ad44-9c49758083da"
+NICS = "for i in eth0 eth1; do ip -4 -o address show $i; done; cat /sys/class/dmi/id/product_uuid"
 
 
 def test_a_pod_with_two_networks_has_two_nics(
@@ -313,7 +344,8 @@ def test_a_pod_with_two_networks_has_two_nics(
     sandbox = {"metadata": identity, "log_directory": str(runtime.pods)}
     with runtime.running(killed=False):
         image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
-        sandbox |= {"annotations": {"k8s.v1.cni.cncf.io/networks": "green"}}
+        notes = {"k8s.v1.cni.cncf.io/networks": "green", "VirtletSystemUUID": SYSTEM}
+        sandbox |= {"annotations": notes}
         sandbox_id = runtime.call("RunPodSandbox", config=sandbox).pod_sandbox_id
         container_id = runtime.start(sandbox_id, image, 0)
         (vm,) = platform.vms()
@@ -325,6 +357,7 @@ def test_a_pod_with_two_networks_has_two_nics(
         done = runtime.call("ExecSync", container_id=container_id, cmd=["sh", "-c", NICS])
         assert f"inet {address}/24" in done.stdout.decode()
         assert "inet 10.198.0." in done.stdout.decode()
+        assert SYSTEM in done.stdout.decode().lower()
         (metrics,) = runtime.call("ListPodSandboxMetrics").pod_metrics
         sent = [one for one in metrics.metrics if one.name == SENT]
         assert [one.label_values[2] for one in sent] == ["eth0", "eth1"]

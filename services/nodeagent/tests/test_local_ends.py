@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.nodeagent.edge import local_socket
+from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.local_ends import LocalEnds
 from virtbus.schemas.errors import Code
 from virtbus.schemas.local_end import LocalEnd, LocalEnded
@@ -30,9 +32,25 @@ async def running(tmp_path: Path, owner: str = OWNER) -> AsyncIterator[Node]:
     await node.put(made.model_copy(update={"owner": owner, "spec": spec}))
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
-        ends = LocalEnds(node.domains, node.freezes, agent.vms.actors)
+        ends = LocalEnds(node.domains, node.freezes, node.files)
+        ends.guests = agent.vms.actors
         async with local_socket.serving(tmp_path / "agent.sock", ends.end):
             yield node
+
+
+@asynccontextmanager
+async def restarted_without_the_bus(tmp_path: Path, owner: str = OWNER) -> AsyncIterator[Node]:
+    """The node after its agent was started again: it has only its files and libvirt."""
+    async with running(tmp_path, owner) as node:
+        pass
+    files = AgentFiles(node.settings.state_dir, node.settings.run_dir)
+    files.open(NODE)
+    ends = LocalEnds(node.domains, node.freezes, files)
+    try:
+        async with local_socket.serving(tmp_path / "agent.sock", ends.end):
+            yield node
+    finally:
+        files.close()
 
 
 async def end(tmp_path: Path, grace_s: int = 0, of: str = A) -> LocalEnded:
@@ -66,6 +84,36 @@ async def test_a_guest_that_shuts_down_in_time_is_not_destroyed(tmp_path: Path) 
         done = await ended
         assert done.last_exit is not None
         assert done.last_exit.how == "shut down"
+        assert ("destroy", A) not in node.domains.done
+
+
+@pytest.mark.parametrize("grace_s", [0, 1])
+async def test_an_agent_that_has_not_reached_the_bus_ends_guests_by_its_files(
+    tmp_path: Path, grace_s: int
+) -> None:
+    async with restarted_without_the_bus(tmp_path) as node:
+        done = await end(tmp_path, grace_s=grace_s)
+        assert done.error is None
+        assert done.last_exit is not None
+        assert done.last_exit.how == "ended"
+        assert [("shutdown", A) in node.domains.done, node.domains.done[-1]] == [
+            grace_s > 0,
+            ("destroy", A),
+        ]
+        assert (await end(tmp_path)).error is None
+        unknown = await end(tmp_path, of=uid(2))
+        assert unknown.error is not None
+        assert unknown.error.reason == "vm_not_here"
+    async with node.agent():
+        await eventually(in_state(node, "Succeeded"))
+    assert [what for what, _ in node.domains.done if what == "start"] == ["start"]
+
+
+async def test_such_an_agent_ends_no_vm_of_another_owner(tmp_path: Path) -> None:
+    async with restarted_without_the_bus(tmp_path, owner="client") as node:
+        refused = await end(tmp_path)
+        assert refused.error is not None
+        assert refused.error.reason == "not_its_vm"
         assert ("destroy", A) not in node.domains.done
 
 

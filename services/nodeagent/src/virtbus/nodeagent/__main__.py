@@ -13,6 +13,7 @@ from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import UnavailableError
 from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
@@ -76,7 +77,8 @@ async def serve(settings: Settings) -> None:
         )
         freezes = GuestFreezes(hypervisor.guests, DiskFreezes(files.vms))
         await stack.enter_async_context(freezes.keeping())  # also while the bus is away
-        bus = await stack.enter_async_context(connection.connect(settings.bus(), name="nodeagent"))
+        ends = LocalEnds(hypervisor, freezes, files)
+        bus = await _bus(stack, settings, ends)
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )
@@ -139,9 +141,22 @@ async def serve(settings: Settings) -> None:
                 lambda: devices_with_images(one.vm.record for one in agent.vms.actors.values()),
             )
             group.create_task(door.serve())
-            ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
-            async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
-                await agent.run()
+            ends.guests = agent.vms.actors
+            await agent.run()
+
+
+async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bus:
+    """Serve the node's container runtime, and connect to the bus.
+
+    If the bus is away, the process ends and is started again; ends of guests are completed first.
+    """
+    door = local_socket.serving(settings.run_dir / "agent.sock", ends.end)
+    await stack.enter_async_context(door)
+    try:
+        return await stack.enter_async_context(connection.connect(settings.bus(), name="nodeagent"))
+    except UnavailableError:
+        await ends.idle()
+        raise
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:

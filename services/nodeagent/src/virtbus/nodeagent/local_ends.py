@@ -2,6 +2,9 @@
 
 The record keeps its desired state. So only VMs of the run strategy `Manual` are ended: the agent
 starts no such guest a second time. The runtime changes the record when the bus is back.
+
+An agent that was started while the bus is away has no actors. Then the copies of the records on
+disk say whose a VM is, and libvirt if it runs.
 """
 
 import asyncio
@@ -9,13 +12,15 @@ import logging
 from collections.abc import Mapping
 
 from virtbus.bus.runtime.small_event import SmallEvent
+from virtbus.bus.runtime.sources import REAL
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.freezes import Freezes
-from virtbus.nodeagent.core.ports import Hypervisor
+from virtbus.nodeagent.core.ports import Ending, Hypervisor, RecordFiles
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
 from virtbus.nodeagent.vm.operations.stop import shutdown
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.vm import RunStrategy
 
@@ -27,14 +32,15 @@ DESTROY_S = 20.0
 
 
 class LocalEnds:
-    """Answers requests of the node's container runtime. `guests` is the agent's own map."""
+    """Answers requests of the node's container runtime, also before the agent reaches the bus."""
 
-    def __init__(
-        self, hypervisor: Hypervisor, freezes: Freezes, guests: Mapping[str, VmActor]
-    ) -> None:
+    def __init__(self, hypervisor: Hypervisor, freezes: Freezes, records: RecordFiles) -> None:
         self._hypervisor = hypervisor
         self._freezes = freezes
-        self._guests = guests
+        self._records = records
+        self.guests: Mapping[str, VmActor] = {}
+        """The agent's own map, once there is one."""
+        self._running: set[asyncio.Future[None]] = set()
 
     async def end(self, want: LocalEnd) -> LocalEnded:
         """End a guest: ask it by ACPI, and destroy it after its grace. Repeatable.
@@ -42,44 +48,71 @@ class LocalEnds:
         Raises:
             VirtbusError: 404 `vm_not_here`; 403 `not_its_vm`; 504 `end_slow`; libvirt's refusal.
         """
-        self._check(want)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running.add(done)
+        try:
+            return await self._end(want)
+        finally:
+            self._running.discard(done)
+            done.cancel()
+
+    async def idle(self) -> None:
+        """Wait until no guest is being ended."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _end(self, want: LocalEnd) -> LocalEnded:
+        await self._check(want)
         began_s = asyncio.get_running_loop().time()
-        if want.grace_s and self._up(want.uid):
+        if want.grace_s and await self._up(want.uid):
             ended = SmallEvent()
             async with background() as tasks:
                 tasks.start(self._ask(want.uid, ended))
                 await self._until_down(want.uid, began_s + want.grace_s)
                 ended.set()
-        if self._up(want.uid):
+        if await self._up(want.uid):
             await self._hypervisor.destroy(want.uid)
             now_s = asyncio.get_running_loop().time()
             if not await self._until_down(want.uid, now_s + DESTROY_S):
                 message = f"the guest of {want.uid} has not ended {DESTROY_S:g} s after its destroy"
                 raise VirtbusError(Code.DEADLINE, "end_slow", message)
         log.info("guest ended for the container runtime", extra={"uid": want.uid})
-        guest = self._guests.get(want.uid)
-        return LocalEnded(last_exit=guest.vm.observed.last_exit if guest is not None else None)
+        return LocalEnded(last_exit=await self._last_exit(want.uid))
+
+    async def _last_exit(self, uid: str) -> GuestExit | None:
+        """Return how a guest ended; without an actor by libvirt, which does not know when."""
+        guest = self.guests.get(uid)
+        if guest is not None:
+            return guest.vm.observed.last_exit
+        domain = await self._hypervisor.facts(uid)
+        if domain is None or domain.ending is Ending.UNKNOWN:
+            return None
+        return GuestExit(how=domain.ending.value, asked=True, at_ns=REAL.time_ns())
 
     async def _ask(self, uid: str, ended: SmallEvent) -> None:
         await shutdown(uid, self._hypervisor, self._freezes, ended)
 
-    def _check(self, want: LocalEnd) -> None:
-        guest = self._guests.get(want.uid)
-        if guest is None:
-            message = f"VM {want.uid} is not on this node, or its agent has not read its records"
+    async def _check(self, want: LocalEnd) -> None:
+        guest = self.guests.get(want.uid)
+        record = guest.vm.record if guest else (await self._records.list()).get(want.uid)
+        if record is None:
+            message = f"VM {want.uid} is not on this node"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
-        record = guest.vm.record
         if record.owner != want.owner or record.spec.run_strategy is not RunStrategy.MANUAL:
             message = f"VM {want.uid} is not one of the container runtime; use `virtbus vm stop`"
             raise VirtbusError(Code.DENIED, "not_its_vm", message)
 
-    def _up(self, uid: str) -> bool:
-        guest = self._guests.get(uid)
-        return guest is not None and guest.vm.phase in UP
+    async def _up(self, uid: str) -> bool:
+        guest = self.guests.get(uid)
+        if guest is not None:
+            return guest.vm.phase in UP
+        domain = await self._hypervisor.facts(uid)
+        return domain is not None and domain.active
 
     async def _until_down(self, uid: str, deadline_s: float) -> bool:
         loop = asyncio.get_running_loop()
         while True:
-            if not self._up(uid) or loop.time() >= deadline_s:
-                return not self._up(uid)
+            up = await self._up(uid)
+            if not up or loop.time() >= deadline_s:
+                return not up
             await asyncio.sleep(LOOK_S)
