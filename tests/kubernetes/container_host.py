@@ -164,6 +164,17 @@ class ContainerHost:
             yield
 
     @contextmanager
+    def kubelet_settings(self, **changed: Any) -> Iterator[None]:
+        """Change kubelet's settings, which it reads at its next start, until the end."""
+        config = self.base / "kubelet.yaml"
+        plain = config.read_text()
+        config.write_text(json.dumps(json.loads(plain) | changed))
+        try:
+            yield
+        finally:
+            config.write_text(plain)
+
+    @contextmanager
     def pod_cgroups(self) -> Iterator[None]:
         """Let kubelet make a cgroup for each pod, below one of this node; in-place resizes need it.
 

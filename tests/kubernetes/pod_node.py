@@ -18,7 +18,7 @@ from tests.kubernetes.container_host import BOX, NAME, ContainerHost
 
 BOOT_S = 240.0
 """Time of a boot on a busy machine without KVM."""
-METRICS = "https://127.0.0.1:10250/metrics/resource"
+KUBELET = "https://127.0.0.1:10250"
 NODE_LABEL = "virtbus.io/vm-pods=true"
 CTRL_BRACKET = b"\x1d"
 
@@ -179,11 +179,21 @@ class PodNode:
         self.restart_kubelet()
 
     def measurements(self) -> str:
-        """Return kubelet's `/metrics/resource`; the API server forwards to no loopback address."""
+        """Return kubelet's `/metrics/resource`."""
+        return self._of_kubelet("metrics/resource")
+
+    def summary(self, name: str) -> Json:
+        """Return a pod in kubelet's `/stats/summary`; empty if it is not there."""
+        told = json.loads(self._of_kubelet("stats/summary"))
+        here = {"name": name, "namespace": self.namespace}
+        return next((one for one in told["pods"] if here.items() <= one["podRef"].items()), {})
+
+    def _of_kubelet(self, path: str) -> str:
+        """Return an answer of kubelet; the API server forwards to no loopback address."""
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it signs for itself
         tls.load_cert_chain(*self.cluster.admin)
-        with urllib.request.urlopen(METRICS, timeout=30, context=tls) as answer:
+        with urllib.request.urlopen(f"{KUBELET}/{path}", timeout=30, context=tls) as answer:
             text: bytes = answer.read()
         return text.decode()
 

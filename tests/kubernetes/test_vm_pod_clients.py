@@ -104,6 +104,19 @@ def test_describe_shows_the_state_and_the_events(pods: PodNode) -> None:
         assert re.search(part, told), (part, told)
 
 
+def test_a_digest_of_another_image_is_an_event_and_a_state_of_the_pod(pods: PodNode) -> None:
+    name = f"virtlet.cloud/tiny@sha256:{'b' * 64}"
+    pods.apply(guest("mismatch", vm={"image": name}))
+    until(lambda: "digest_mismatch" in pods.events("mismatch"), lambda: pods.events("mismatch"))
+    assert "ErrImagePull" in pods.events("mismatch")
+
+    def waiting() -> str:
+        return str(pods.container("mismatch").get("state", {}).get("waiting", {}))
+
+    until(lambda: "digest_mismatch" in waiting(), "the state has the text", within_s=60)
+    pods.delete("mismatch")
+
+
 def test_kubelet_measures_pods_of_both_runtimes(pods: PodNode) -> None:
     """Its Prometheus text has the CPU time and the memory of each."""
 
@@ -117,3 +130,14 @@ def test_kubelet_measures_pods_of_both_runtimes(pods: PodNode) -> None:
     measured = [(metric, pod) for metric in (cpu, memory) for pod in ("guest", "box")]
     until(lambda: all(value(*one) > 0 for one in measured), "each is measured")
     assert value(memory, "guest") > 16 * 1024**2
+
+
+def test_kubelet_shows_the_ephemeral_storage_of_a_vm_pod(pods: PodNode) -> None:
+    def used() -> int:
+        return int(pods.summary("guest").get("ephemeral-storage", {}).get("usedBytes", 0))
+
+    with pods.host.kubelet_settings(localStorageCapacityIsolation=True):
+        pods.restart_kubelet()
+        until(lambda: used() > 1024**2, "the disk counts")
+        assert pods.pod("guest")["status"]["phase"] == "Running"
+    pods.restart_kubelet()

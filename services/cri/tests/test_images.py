@@ -157,6 +157,17 @@ async def test_a_failed_pull_says_why(kubelet: Kubelet) -> None:
     assert not (await kubelet.call("ListImages")).images
 
 
+async def test_an_image_without_a_disk_has_its_reason(fleet: Fleet, kubelet: Kubelet) -> None:
+    text = "registry.example/app:1 has no disk in /disk; give a container disk"
+    fleet.errors["image.pull"] = VirtbusError(Code.UNSUPPORTED, "container_disk_missing", text)
+    image = {"image": "registry.example/app:1"}
+    code, told = await kubelet.refused("PullImage", image=image)
+    assert code is StatusCode.FAILED_PRECONDITION
+    assert "container_disk_missing" in told
+    assert text in told
+    assert not (await kubelet.call("ListImages")).images
+
+
 async def test_a_name_of_virtlet_becomes_a_url_only_if_nobody_has_it(
     fleet: Fleet, kubelet: Kubelet
 ) -> None:
