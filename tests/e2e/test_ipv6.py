@@ -49,7 +49,12 @@ def test_guests_use_ipv6_and_keep_claimed_addresses(six: Platform, tmp_path: Pat
 
     def has_address(view: Json, nic: int) -> None:
         has, device = of(view, nic, 6), f"ip -6 addr show eth{nic} scope global"
-        until(lambda: f"{has}/128" in in_guest(device, view), f"{has} by DHCPv6")
+
+        def usable() -> bool:
+            shown = in_guest(device, view)  # a new address is tentative for a second
+            return f"{has}/128" in shown and "tentative" not in shown
+
+        until(usable, f"{has} by DHCPv6")
 
     for view in (one, two):
         for nic in (0, 1):

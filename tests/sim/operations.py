@@ -18,6 +18,8 @@ class OperationObserver:
         self._observer = observer
         self._records: dict[str, OperationRecord] = {}
         self.statuses: dict[str, OperationStatus] = {}
+        self.begun: set[str] = set()
+        """The ids of all operations that were ever on the bus."""
 
     def wrote(self, stream: str, entry: Entry) -> None:
         """An operation or a status was written or purged."""
@@ -27,6 +29,7 @@ class OperationObserver:
         elif stream == "KV_vm":
             record = read_operation(entry.key, entry.value)
             self._records[record.id] = record
+            self.begun.add(record.id)
         else:
             self._status(read_operation_status(entry.key, entry.value))
 

@@ -35,6 +35,8 @@ class SnapshotObserver:
         for record in self._records.values():
             folder = ref_of_snapshot(record).folder
             known.add((record.node, folder))
+            if self._never_began(record):
+                continue
             if record.deleting or not record.ready:
                 yield "I8", f"snapshot {folder} is still being made or deleted"
             elif folder not in self._at(record.node):
@@ -43,6 +45,14 @@ class SnapshotObserver:
             for folder in host.disk.snapshots if not host.copied else ():
                 if (host.node, folder) not in known:
                     yield "I5", f"{host.name} has the data of snapshot {folder}, which is not there"
+
+    def _never_began(self, record: SnapshotRecord) -> bool:
+        """Return True if the controller of a restore died before it wrote the operation.
+
+        The record of the replaced disks then stays until a person deletes it (ADR 0054).
+        """
+        begun = record.uid in self._observer.operations.begun
+        return bool(record.replaced_by) and not record.ready and not begun
 
     def _at(self, node: str) -> set[str]:
         return set(self._observer.hosts[node].disk.snapshots)

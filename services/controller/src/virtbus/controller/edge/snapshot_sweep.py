@@ -33,7 +33,10 @@ ASK_S = 5.0
 AT_ONCE = 16
 """Number of concurrent steps. A node that does not answer occupies one for ASK_S."""
 ALONE_S = 60.0
-"""Age at which a snapshot without an operation is completed or removed by what its node has."""
+"""Time after which a snapshot without an operation is completed or removed by what its node has.
+
+It counts from the leader's first look: the clock of the controller that made it may be wrong.
+"""
 
 
 class SnapshotSweep:
@@ -48,6 +51,8 @@ class SnapshotSweep:
         self._operations = OperationWrites(bus)
         self._orphans = SnapshotOrphans(bus, self._snapshots)
         self._wake = asyncio.Event()
+        self._alone_s: dict[str, float] = {}
+        """By uid of a snapshot without an operation: the loop's time of the first look."""
 
     def wake(self) -> None:
         """Start a round: an operation may have ended, or a snapshot may be deleted."""
@@ -58,6 +63,8 @@ class SnapshotSweep:
         """Sweep while the lease is held."""
         while True:
             due = sorted(self._snapshots.open)
+            if not due:
+                self._alone_s.clear()
             for first in range(0, len(due), AT_ONCE):
                 tenure.check()
                 async with asyncio.TaskGroup() as group:
@@ -83,8 +90,8 @@ class SnapshotSweep:
         """Store the result of the operation. Nothing of a failed one remains."""
         operation = await self._operations.latest(held.record.uid)
         if operation is None:
-            age_s = (self._bus.sources.time_ns() - held.record.created_ns) / 1e9
-            if age_s > ALONE_S:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._alone_s.setdefault(held.record.uid, now_s) > ALONE_S:
                 await self._settle(held)
             return
         status = (await self._operations.status(operation.record)).status
