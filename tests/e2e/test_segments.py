@@ -111,10 +111,14 @@ def test_a_guest_on_each_kind_of_network_has_its_addresses_and_its_crafted_frame
     patient.nothing_left()
 
 
-def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
-    """The guest sends each kind of frame twice on each interface; each rule counts its own.
+SENT, LEAST = 4, 0.8
+"""The frames of each kind, and the share that is counted. No rule has more than five kinds."""
 
-    One frame of a rule may be lost on a busy host. A kind that is not counted fails.
+
+def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
+    """The guest sends each kind of frame on each interface; each rule counts its own.
+
+    A few frames may be lost on a busy host. A kind that is not counted fails.
     """
 
     def refused() -> list[dict[str, int]]:
@@ -127,7 +131,7 @@ def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
     for place, nic in enumerate(nics):
         frames = spoofed(nic, on_segment=nic["network"] in SEGMENTS)
         wanted.append([rule for rule, _ in frames])
-        for _ in range(2):
+        for _ in range(SENT):
             assert crafter.send(f"eth{place}", (frame for _, frame in frames)) == len(frames)
 
     def missing() -> list[object]:
@@ -136,7 +140,7 @@ def each_spoofed_frame_is_counted(platform: Platform, crafter: Crafter) -> None:
             (nic["network"], rule, had, has)
             for nic, had, has, rules in zip(nics, before, refused(), wanted, strict=True)
             for rule in set(rules)
-            if has.get(rule, 0) - had.get(rule, 0) < 2 * rules.count(rule) - 1
+            if has.get(rule, 0) - had.get(rule, 0) <= LEAST * SENT * rules.count(rule)
         ]
 
     until(lambda: not missing(), lambda: f"all frames are counted, but {missing()}")

@@ -226,6 +226,10 @@ class Netd:
 
     async def _traffic(self, uid: str) -> Counters:
         """Return the counters of a VM's interfaces. The kernel counts; only a request reads."""
+        self._attachments.refuse_while_recovering()
+        if uid in self._attachments.begun():
+            message = f"netd is building the network of VM {uid}; try again in a second"
+            raise VirtbusError(Code.UNAVAILABLE, "network_begun", message, after_ms=500)
         found = [each for each in self._attachments.ready() if each.uid == uid]
         if not found:
             message = (
