@@ -1,8 +1,9 @@
 """Translates JetStream's error codes into exceptions (ADR-7)."""
 
-import json
 import re
 from typing import Any
+
+from pydantic_core import from_json
 
 from virtbus.bus.client.link import Raw
 from virtbus.bus.errors import BusError, ConflictError, DeniedError, FullError, UnavailableError
@@ -69,7 +70,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
     if raw.status == "503":
         raise UnavailableError(_NOBODY)
     try:
-        answer: dict[str, Any] = json.loads(raw.body)
+        answer: dict[str, Any] = from_json(raw.body)
     except ValueError as error:
         msg = "JetStream's answer cannot be read"
         raise BusError(msg) from error

@@ -90,22 +90,22 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         with continued(parent or _inbound.get()):
             yield
         return
-    from opentelemetry.trace import Status, StatusCode
+    from opentelemetry import context, trace
 
-    attributes = {UID: uid, **more} if uid else more
-    with _tracers[0].start_as_current_span(
-        name,
-        context=_context(parent),
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as running:
-        try:
-            yield
-        except BaseException as error:
-            reason = getattr(error, "reason", "") or type(error).__name__
-            running.set_status(Status(StatusCode.ERROR, str(reason)))
-            raise
+    # not `start_as_current_span`: its two generators take as long as the span itself
+    running = _tracers[0].start_span(
+        name, context=_context(parent), attributes={UID: uid, **more} if uid else more
+    )
+    token = context.attach(trace.set_span_in_context(running))
+    try:
+        yield
+    except BaseException as error:
+        reason = getattr(error, "reason", "") or type(error).__name__
+        running.set_status(trace.Status(trace.StatusCode.ERROR, str(reason)))
+        raise
+    finally:
+        context.detach(token)
+        running.end()
 
 
 def record_span(
