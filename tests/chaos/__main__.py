@@ -112,7 +112,7 @@ def run(seed: int, minutes: float, *, simulate: bool) -> list[str]:
         with one_node(seed) if simulate else two_hosts(SWEEPS, seed) as ground:
             one._begun = time.monotonic()
             holding = asyncio.run(one.on(ground))
-    except Exception:  # noqa: BLE001  whatever ends a run is a violation, and said
+    except Exception:  # noqa: BLE001  any error that ends a run is reported as a violation
         return [traceback.format_exc()]
     for invariant, looks in sorted(holding.looks.items()):
         held = not any(line.startswith(invariant) for line in holding.broken)

@@ -69,7 +69,7 @@ class Run:
                     self._on(ground)
                 finally:
                     self._keep(ground)
-        except Exception:  # noqa: BLE001  whatever ends a run is a violation, and said
+        except Exception:  # noqa: BLE001  any error that ends a run is reported as a violation
             self.broken.append(traceback.format_exc())
         for line in self.held:
             self.say(f"held: {line}")

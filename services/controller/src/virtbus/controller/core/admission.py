@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from virtbus.controller.core.disk_serials import SEEDS as _SEEDS
-from virtbus.controller.core.disk_serials import mount_problems
+from virtbus.controller.core.disk_serials import SEEDS, mount_problems
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets, text_size
+from virtbus.controller.core.seed_changes import SEED_HOLDERS, network_findings
 from virtbus.controller.core.sysprep import sysprep_problems
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
@@ -26,8 +26,6 @@ from virtbus.schemas.wire import canonical, invalid, problems
 
 Plain = dict[str, Any]
 ROOT, SEED = "root", "cloudinit"
-_ISO = (*_SEEDS, "files", "sysprep")
-"""The sources of a volume that is an ISO (`Volume.is_iso`)."""
 _UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
     "cpus": ("domain", "cpu"),
@@ -101,16 +99,11 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
 
 def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
     """Add the problems of the seeds' network data to `found`; return its unknown keys."""
-    unknown = []
+    unknown: list[Detail] = []
     volumes = create.spec.volumes if create.spec is not None else ()
-    for index, volume in enumerate(volumes):
-        for kind in _SEEDS:
-            seed = getattr(volume, kind)
-            if seed is None:
-                continue
-            path, findings = f"spec.volumes[{index}].{kind}.network_data", seed.network_findings()
-            found += [Detail(path=path, message=one) for one in findings.problems]
-            unknown += [Detail(path=path, message=f"{one}: {_UNKNOWN}") for one in findings.unknown]
+    for path, findings in network_findings(volumes):
+        found += [Detail(path=path, message=one) for one in findings.problems]
+        unknown += [Detail(path=path, message=f"{one}: {_UNKNOWN}") for one in findings.unknown]
     return unknown
 
 
@@ -167,7 +160,7 @@ def complete(create: VmCreate) -> Plain:
 def _disk(volume: Plain) -> Plain:
     if volume.get("sysprep") is not None:
         return {"name": volume["name"], "device": "cdrom", "bus": "sata", "readonly": True}
-    iso = any(volume.get(kind) is not None for kind in _ISO)
+    iso = any(volume.get(kind) is not None for kind in SEED_HOLDERS)
     return {"name": volume["name"], "readonly": iso}
 
 
@@ -176,7 +169,7 @@ def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
     if create.image is not None:
         image = {"ref": create.image, "size": create.disk}
         volumes.insert(0, {"name": ROOT, "image": image})
-    seeds = [v[kind] for v in volumes for kind in _SEEDS if v.get(kind) is not None]
+    seeds = [v[kind] for v in volumes for kind in SEEDS if v.get(kind) is not None]
     state = create.spec.network_state if create.spec is not None else None
     if not (seeds or volumes) and state is not None:
         return []  # its disks follow by another create
@@ -286,7 +279,10 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", "volume", "host_device", "host_disk", *_ISO)
+    kinds = (
+        *("image", "container_disk", "empty_disk", "volume", "host_device", "host_disk"),
+        *SEED_HOLDERS,
+    )
     named: set[str] = set()
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
@@ -332,7 +328,7 @@ def _has_seal(ref: Any) -> bool:
 
 def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
     found = []
-    for kind in _SEEDS:
+    for kind in SEEDS:
         seed = _map(volume.get(kind))
         for name in TEXTS:
             if seed.get(name) is not None and seed.get(f"{name}_base64") is not None:

@@ -25,13 +25,15 @@ def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
 
     Neither its network nor its node changes.
     """
-    about = [
-        (one.namespace, one.name, one.owner, one.spec.networks, one.spec.node_selector)
-        for one in (bare, wanted)
-    ]
-    nics = [one.spec.domain.devices.interfaces for one in (bare, wanted)]
-    if not is_bare(bare) or about[0] != about[1] or nics[0] != nics[1]:
+    if not is_bare(bare) or _fixed(bare) != _fixed(wanted):
         return None
     given = ("labels", "annotations", "spec", "spec_hash", "image_targets", "traceparent")
     update = {field: getattr(wanted, field) for field in given}
     return bare.model_copy(update={**update, "generation": bare.generation + 1})
+
+
+def _fixed(record: VmRecord) -> tuple[object, ...]:
+    """Return the parts of a record that the second create repeats."""
+    spec = record.spec
+    nics = spec.domain.devices.interfaces
+    return record.namespace, record.name, record.owner, spec.networks, spec.node_selector, nics

@@ -1,8 +1,9 @@
 """Separates the secret inputs of a VM from its record."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from virtbus.controller.core.seed_changes import SEED_HOLDERS
 from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.image import is_sealed, sealed_ref
 from virtbus.schemas.seed import TEXTS as SEED_TEXTS
@@ -16,20 +17,16 @@ _TEXTS = (
     *(f"{name}{form}" for name in SEED_TEXTS for form in ("", "_base64")),
     "image_pull_secret",
 )
-_HOLDERS = (
-    *("cloud_init_no_cloud", "cloud_init_config_drive", "files", "sysprep"),
-    *("container_disk", "image"),
-)
+_HOLDERS = (*SEED_HOLDERS, "container_disk", "image")
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
     """Return the spec without its secrets, and the secrets by volume name."""
-    bare = tuple(_bare(volume) for volume in spec.volumes)
-    held = [old for old, new in zip(spec.volumes, bare, strict=True) if old is not new]
+    bare = without_secrets(spec, _HOLDERS)
+    held = [old for old, new in zip(spec.volumes, bare.volumes, strict=True) if old is not new]
     if not held and spec.ignition is None:
         return spec, None
-    ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
-    return spec.model_copy(update={"volumes": bare, "ignition": ignition}), VmSecrets(
+    return bare, VmSecrets(
         uid=uid,
         ignition=spec.ignition,
         cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
@@ -46,10 +43,17 @@ def _of_pull(volume: Volume) -> str:
     return (disk.image_pull_secret or "") if disk is not None else ""
 
 
-def _bare(volume: Volume) -> Volume:
+def without_secrets(spec: VmSpec, holders: Sequence[str] = SEED_HOLDERS) -> VmSpec:
+    """Return the spec without the secrets in these fields of volumes, and in its Ignition."""
+    volumes = tuple(_bare(volume, holders) for volume in spec.volumes)
+    ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
+    return spec.model_copy(update={"volumes": volumes, "ignition": ignition})
+
+
+def _bare(volume: Volume, holders: Sequence[str]) -> Volume:
     """Return the volume without secrets; the same object if it has none."""
     update = {}
-    for kind in _HOLDERS:
+    for kind in holders:
         holder = getattr(volume, kind)
         if holder is not None and (bare := holder.without_secrets()) != holder:
             update[kind] = bare

@@ -1,38 +1,21 @@
 """Computes changes of a VM's first-boot data: its seeds, files and Ignition."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from virtbus.schemas.errors import Detail
+from virtbus.controller.core.disk_serials import SEEDS
+from virtbus.schemas.network_findings import Findings
 from virtbus.schemas.seed import TEXTS, CloudInit, FilesVolume
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 
-OF_A_SEED = re.compile(
-    r"spec\.(volumes\[[0-9]+\]\.(cloud_init_no_cloud|cloud_init_config_drive|files|sysprep)"
-    r"|ignition)[.\[]"
-)
+SEED_HOLDERS = (*SEEDS, "files", "sysprep")
+"""The fields of first-boot data in a volume, which is an ISO then (`Volume.is_iso`)."""
+OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
 """Fields of first-boot data that exists; none comes to a volume of another kind."""
-KINDS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "sysprep")
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)
-
-
-def without_seed_secrets(spec: VmSpec) -> VmSpec:
-    """Return the spec without the secrets of first-boot data. Those of images stay."""
-    volumes = tuple(_bare(volume) for volume in spec.volumes)
-    ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
-    return spec.model_copy(update={"volumes": volumes, "ignition": ignition})
-
-
-def _bare(volume: Volume) -> Volume:
-    update = {
-        kind: holder.without_secrets()
-        for kind in KINDS
-        if (holder := getattr(volume, kind)) is not None
-    }
-    return volume.model_copy(update=update) if update else volume
 
 
 def merged(record: VmRecord, old: VmSecrets | None, spec: VmSpec) -> VmSecrets:
@@ -78,10 +61,10 @@ def _given(seed: BaseModel, name: str) -> bool:
     return plain in TEXTS and getattr(seed, other, None) is not None
 
 
-def network_problems(spec: VmSpec) -> Iterator[Detail]:
-    """Yield the problems of the network data that a spec gives."""
-    for index, volume in enumerate(spec.volumes):
-        for kind in KINDS[:2]:
+def network_findings(volumes: Iterable[Volume]) -> Iterator[tuple[str, Findings]]:
+    """Yield the path of each seed's network data, and what it has wrong."""
+    for index, volume in enumerate(volumes):
+        for kind in SEEDS:
             seed = getattr(volume, kind)
-            for problem in seed.network_findings().problems if seed is not None else ():
-                yield Detail(path=f"spec.volumes[{index}].{kind}.network_data", message=problem)
+            if seed is not None:
+                yield f"spec.volumes[{index}].{kind}.network_data", seed.network_findings()

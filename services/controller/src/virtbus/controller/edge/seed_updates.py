@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus, EntryKind
 from virtbus.controller.core.mutations import changed_paths
-from virtbus.controller.core.secret_inputs import MAX_BYTES
+from virtbus.controller.core.secret_inputs import MAX_BYTES, without_secrets
 from virtbus.controller.core.seed_changes import (
     OF_A_SEED,
     merged,
-    network_problems,
-    without_seed_secrets,
+    network_findings,
 )
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.secrets_in_force import digest_of, in_force, without_replaced
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import encode, invalid
@@ -43,13 +42,18 @@ class SeedUpdates:
             VirtbusError: 400 invalid network data; 503 `secrets_lost`: its secrets are not on the
                 bus, so the others of them would be lost.
         """
-        public = without_seed_secrets(spec)
+        public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))
         shown = any(OF_A_SEED.match(path) for path in changed_paths(before, after, "spec"))
         if not shown and public == spec:
             return SeedChange(public)
-        if problems := tuple(network_problems(spec)):
-            raise invalid(problems)
+        wrong = tuple(
+            Detail(path=path, message=problem)
+            for path, findings in network_findings(spec.volumes)
+            for problem in findings.problems
+        )
+        if wrong:
+            raise invalid(wrong)
         entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
         old: VmSecrets | None = None
         if record.sec_digest is not None:

@@ -33,7 +33,7 @@ class VolumeOrphans:
         return [
             _finding(node, held)
             async for held in self.held(node, "")
-            if not is_recorded(self._fleet.volumes, held, node)
+            if not _is_recorded(self._fleet.volumes, held, node)
         ]
 
     async def find(self, want: VolumeAdopt) -> VolumeRef:
@@ -96,7 +96,7 @@ def _checked(held: HeldVolume) -> HeldVolume:
     return held
 
 
-def is_recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
+def _is_recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
     """Return True if the record of a volume accounts for its data on `node`."""
     nodes = data_nodes(volumes, held.folder)
     return nodes is not None and (not nodes or node in nodes)

@@ -242,7 +242,7 @@ def replaced(attachment: Attachment, nic: Nic) -> Attachment:
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
     """Return 409 `cni_mac`: a plugin chose another MAC than the guest was started with."""
-    path = f"spec.domain.devices.interfaces[{nic.position}].mac_address"
+    path = f"{nic.path}.mac_address"
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",

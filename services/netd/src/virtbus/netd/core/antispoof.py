@@ -244,7 +244,7 @@ def _named(tap: Tap) -> str:
 def _unheard() -> Rules:
     """Return the rules of a `wire`: no router advertisement or DHCP answer of the segment passes.
 
-    A guest that heard of the segment's prefixes would choose an address that nobody assigned.
+    A router of the segment announces prefixes, of which a guest would choose another address.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     ip, ip6 = nft.ether_type(nft.ETHERTYPE_IP), nft.ether_type(nft.ETHERTYPE_IPV6)

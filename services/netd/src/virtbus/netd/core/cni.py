@@ -97,10 +97,9 @@ def _bad(source: str, why: str) -> VirtbusError:
 
 def at_network(error: VirtbusError, nic: Nic) -> VirtbusError:
     """Return an error with the field of the interface's network, if it names no other."""
-    path = f"spec.networks[{nic.position}].network"
     if error.body.details:
         return error
-    detail = Detail(path=path, message=str(error))
+    detail = Detail(path=nic.network_path, message=str(error))
     return VirtbusError.of(error.body.model_copy(update={"details": (detail,)}))
 
 
@@ -217,7 +216,7 @@ def _refuse_static(conflist: dict[str, Any], nic: Nic, *, asks: bool) -> None:
             f"the plugins of '{nic.network}' choose addresses; leave them out, or add the "
             "capability ips to a plugin of its conflist"
         )
-    path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
+    path = f"{nic.path}.addresses"
     detail = Detail(path=path, message=message)
     raise VirtbusError(Code.UNSUPPORTED, "static_address", message, details=(detail,))
 
@@ -232,7 +231,7 @@ def _refuse_ports(conflist: dict[str, Any], nic: Nic, *, asks: bool) -> None:
         else f"no plugin of '{nic.network}' leads ports to a guest; add portmap with the "
         f"capability portMappings to its conflist, or publish on an interface of '{BUILT_IN}'"
     )
-    path = f"spec.domain.devices.interfaces[{nic.position}].publish"
+    path = f"{nic.path}.publish"
     raise invalid((Detail(path=path, message=message),))
 
 

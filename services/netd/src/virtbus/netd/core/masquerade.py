@@ -15,7 +15,7 @@ from virtbus.netd.core.guest_ends import GuestEnds
 from virtbus.netd.core.host_table import ROUTER
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.nft_nat import Address, destination_becomes, source_becomes
-from virtbus.netd.core.routes import KernelRoute
+from virtbus.netd.core.routes import KernelRoute, default_routes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 TABLE = "virtbus_nat"
@@ -28,7 +28,6 @@ _PROTOCOLS = {"tcp": nft.TCP, "udp": nft.UDP}
 _ECHO_REQUEST6 = 128
 _NEIGHBOURS = 135, 136
 """Types of ICMPv6: the solicitations and advertisements of neighbours."""
-_EVERYWHERE = {4: "0.0.0.0/0", 6: "::/0"}
 
 
 def refuse_overlap(nic: Nic) -> Nic:
@@ -45,7 +44,7 @@ def refuse_overlap(nic: Nic) -> Nic:
             message = (
                 f"the network '{nic.network}' has addresses of {inner}; choose another {field}"
             )
-            path = f"spec.domain.devices.interfaces[{nic.position}].{field}"
+            path = f"{nic.path}.{field}"
             detail = Detail(path=path, message=f"overlaps '{nic.network}'")
             raise VirtbusError(Code.UNSUPPORTED, "guest_network_taken", message, details=(detail,))
     return nic
@@ -73,17 +72,13 @@ def guest_side(nic: Nic, *, default: bool = True) -> Nic:
 
 def routes_of(nic: Nic, index: int) -> list[KernelRoute]:
     """Return the routes of the namespace by the link `index` to the network."""
-    defaults = [
-        Route(destination=_EVERYWHERE[ip_address(one).version], gateway=one)
-        for one in (nic.gateway, nic.gateway6)
-        if one
-    ]
-    return [
+    others = [
         KernelRoute(
             ip_network(one.destination), ip_address(one.gateway) if one.gateway else None, index
         )
-        for one in (*nic.routes, *defaults)
+        for one in nic.routes
     ]
+    return others + default_routes((nic.gateway, nic.gateway6), index)
 
 
 # --- rules ------------------------------------------------------------------------------------

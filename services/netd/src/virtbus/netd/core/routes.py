@@ -1,6 +1,7 @@
 """Encodes and decodes netlink messages about routes of the main table."""
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -23,6 +24,7 @@ _EVERYWHERE, _ON_LINK = 0, 253
 _GATEWAY_ON_LINK = 4
 """`RTNH_F_ONLINK`: the gateway is a neighbour, also outside of the link's subnets."""
 _DESTINATION, _LINK, _GATEWAY = 1, 4, 5
+_ALL = {4: "0.0.0.0/0", 6: "::/0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class KernelRoute:
     destination: IPv4Network | IPv6Network
     gateway: IPv4Address | IPv6Address | None
     index: int
+
+
+def default_routes(gateways: Iterable[str], index: int) -> list[KernelRoute]:
+    """Return the route of the link `index` to all addresses by each gateway that is not empty."""
+    found = [ip_address(one) for one in gateways if one]
+    return [KernelRoute(ip_network(_ALL[one.version]), one, index) for one in found]
 
 
 def put_route(route: KernelRoute) -> NetlinkCall:

@@ -57,7 +57,7 @@ def _wrong(rules: Netlink, tap: Tap) -> str:
 
 
 def _is_quiet(rules: Netlink, tap: Tap) -> bool:
-    """Return True if the servers of a segment do not reach a guest that has its address of netd."""
+    """Return True if a guest with an address of netd hears no other DHCP server, and no router."""
     if not tap.wire:
         return True
     listed = [listed_rule(one.message)[1] for one in rules.dump(list_wire_rules(tap))]

@@ -5,14 +5,12 @@ import functools
 import struct
 import sys
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
 from virtbus.netd.core import host_end
 from virtbus.netd.core.netlink import (
     HEADER_BYTES,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
     NetlinkCall,
     Reply,
     attr,
@@ -32,8 +30,6 @@ _AF_BRIDGE = 7
 _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
 """`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
-_RTM_NEWROUTE, _RTA_GATEWAY = 24, 5
-_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNICAST = 254, 4, 1
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
 Interface = IPv4Interface | IPv6Interface
@@ -324,18 +320,6 @@ def delete_address(index: int, interface: Interface) -> NetlinkCall:
     """Return the call that removes an address and its routes from link `index`."""
     attributes, fields = _address(index, interface)
     return ADDRESSES.delete(f"address {interface}", *attributes, gone=errno.EADDRNOTAVAIL, **fields)
-
-
-def default_route(gateway: IPv4Address | IPv6Address) -> NetlinkCall:
-    """Return the call that ensures the default route by a gateway.
-
-    It is hand-written: pyroute2's message of routes takes 20 ms to import.
-    """
-    family = AF_INET if gateway.version == 4 else AF_INET6
-    body = struct.pack("=8BI", family, 0, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, 0, _RTN_UNICAST, 0)
-    body += attr(_RTA_GATEWAY, gateway.packed)
-    flags = NLM_F_CREATE | NLM_F_EXCL
-    return NetlinkCall(f"route by {gateway}", _RTM_NEWROUTE, flags, body, tolerated=(errno.EEXIST,))
 
 
 def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[str, int]]:

@@ -84,5 +84,5 @@ def _taken(nic: Nic, link: str) -> VirtbusError:
         f"the network '{nic.network}' cannot have a further guest on {link} of this node: it is in "
         "use by a bridge, or by a guest in the mode passthru; move the VM, or use another link"
     )
-    detail = Detail(path=f"spec.networks[{nic.position}].network", message=f"{link} is in use")
+    detail = Detail(path=nic.network_path, message=f"{link} is in use")
     return VirtbusError(Code.CONFLICT, "link_in_use", message, details=(detail,))

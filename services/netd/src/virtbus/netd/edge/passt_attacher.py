@@ -8,11 +8,12 @@ between it and the guest is as elsewhere (ADR 0082).
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from ipaddress import ip_address, ip_interface
+from ipaddress import ip_interface
 from pathlib import Path
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.passt import options, process_name
+from virtbus.netd.core.routes import default_routes, put_route
 from virtbus.netd.core.used_nics import UsedNics
 from virtbus.netd.edge import links, passt_processes, taps
 from virtbus.netd.edge.attacher import Attacher
@@ -50,7 +51,7 @@ class PasstAttacher:
                 f"this host has no {self._program}, or the unit of virtbus-netd does not allow it; "
                 "install Debian's package passt, and the unit's passt.conf (docs/howto/nics.md)"
             )
-            path = f"spec.domain.devices.interfaces[{nic.position}].binding"
+            path = f"{nic.path}.binding"
             detail = Detail(path=path, message=message)
             raise VirtbusError(Code.UNSUPPORTED, "passt_missing", message, details=(detail,))
         return self._kinds[nic.kind].plan(nic, vm, used)
@@ -143,5 +144,5 @@ def _address(nic: Nic) -> None:
             return
         inside.do([links.add_address(link.index, ip_interface(one)) for one in nic.addresses])
         inside.do([links.set_link(nic.eth, up=True)])
-        gateways = [ip_address(one) for one in (nic.gateway, nic.gateway6) if one]
-        inside.do([links.default_route(one) for one in gateways])
+        routes = default_routes((nic.gateway, nic.gateway6), link.index)
+        inside.do([put_route(one) for one in routes])

@@ -91,6 +91,7 @@ def _find(host: Netlink, name: str) -> SegmentLink | None:
 
 
 def _refused(nic: Nic, code: Code, reason: str, message: str) -> VirtbusError:
-    path = f"spec.networks[{nic.position}].network"
     text = f"the network '{nic.network}': {message}"
-    return VirtbusError(code, reason, text, details=(Detail(path=path, message=message),))
+    return VirtbusError(
+        code, reason, text, details=(Detail(path=nic.network_path, message=message),)
+    )

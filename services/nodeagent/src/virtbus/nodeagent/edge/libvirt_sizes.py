@@ -70,8 +70,8 @@ class LibvirtSizes:
             late = group.create_task(self._end_late())
             why = await self._answered(question, login)
             late.cancel()
-        whys = [why] * bool(why) + [f"{key}: {why}" for key, why in question.missing.items()]
-        self._say(name, "; ".join(whys)[:MESSAGE_MAX])
+        missing = (f"{key}: {reason}" for key, reason in question.missing.items())
+        self._say(name, "; ".join(filter(None, (why, *missing)))[:MESSAGE_MAX])
         return dict(question.found)
 
     async def _answered(self, question: "_Question", login: Login | None) -> str:
@@ -150,7 +150,7 @@ class _Question:
         if 0 < size_bytes <= DISK_MAX:
             self.found[key] = size_bytes
         else:
-            self.missing[key] = "its size is none that a disk can have"
+            self.missing[key] = f"{size_bytes} bytes is no size of a disk"
 
 
 def _end(connection: libvirt.virConnect, name: str) -> None:
@@ -175,7 +175,7 @@ def _domain(name: str, pool: ServerPool) -> str:
 
 
 def _label(pool: ServerPool) -> Element | None:
-    """Run it as nobody, who may not use the disks of guests.
+    """Return the label that runs it as nobody, a user without access to the disks of guests.
 
     Only QEMU's own user reads the keys of TLS, and only it is known to an NFS server without ids.
     """

@@ -101,7 +101,7 @@ class PoolServers:
 
 
 def tells_sizes(pool: ServerPool) -> bool:
-    """Return True if the server tells the sizes of places in words that need no login and key."""
+    """Return True if the server reports the sizes of its exports without a login or a key."""
     return isinstance(pool, NbdPool) and not pool.tls
 
 
