@@ -58,14 +58,15 @@ def diag(invocation: Invocation, folder: Path, state_dir: Path) -> None:
         message = f"{folder} exists; name a new folder"
         raise CliError(Exit.USAGE, "folder_exists", message) from None
     sources = {"pods.json": _dumped(state_dir), **_commanded(), **_domains(), **_emulator_logs()}
-    failed = []
+    failed = {}
     for name, (text, error) in sources.items():
         (folder / name).write_text(text, encoding="utf-8")
         if error:
-            failed.append(name)
+            failed[name] = error.splitlines()[0]
             (folder / f"{name}.error").write_text(f"{error}\n", encoding="utf-8")
-    value = {"folder": str(folder), "files": sorted(sources), "failed": failed}
-    lines = [f"{folder}: {len(sources)} files", *(f"failed: {name}" for name in failed)]
+    value = {"folder": str(folder), "files": sorted(sources), "failed": list(failed)}
+    lines = [f"{folder}: {len(sources)} files"]
+    lines += [f"failed: {name}: {why}" for name, why in failed.items()]
     invocation.show(value, lambda: "\n".join(lines))
 
 

@@ -73,5 +73,6 @@ class PoolProbes:
         self._reports[report.name] = after
         if before is None or before.state is not after.state:
             extra = {"code": "pool_state"}
-            log.info("pool %s is %s: %s", report.name, report.state, report.message, extra=extra)
+            why = f": {report.message}" if report.message else ""
+            log.info("pool %s is %s%s", report.name, report.state, why, extra=extra)
         self._changed()

@@ -350,7 +350,7 @@ def _partners(
     for index, device in enumerate(devices):
         name = device.get("name")
         if isinstance(name, str) and name not in names and not _empty_drive(device):
-            message = f"no {kind} is named {name!r:.80}"
+            message = f"no {kind} is named {name!r:.80}; add one to spec.{kind}s"
             found.append(Detail(path=f"{path}[{index}].name", message=message))
     return found
 
