@@ -20,6 +20,7 @@ from virtbus.bus.client.ports import (
     Entry,
     EntryKind,
     Gate,
+    Handler,
     Request,
     ServiceInfo,
     WatchMark,
@@ -100,35 +101,26 @@ class Hand:
 
     async def run(self) -> None:
         """Serve until the process dies."""
-        endpoints = [
-            Endpoint(
-                "quarantine",
-                subjects.rpc(self._host.node, self._kind, "quarantine"),
-                self._quarantine,
-            ),
-            Endpoint("ensure", subjects.rpc(self._host.node, self._kind, "ensure"), self._ensure),
-            Endpoint(
-                "inspect", subjects.rpc(self._host.node, self._kind, "inspect"), self._inspect
-            ),
-            Endpoint(
-                "release", subjects.rpc(self._host.node, self._kind, "release"), self._release
-            ),
-        ]
+        answers: dict[str, Handler] = {
+            "quarantine": self._quarantine,
+            "ensure": self._ensure,
+            "inspect": self._inspect,
+            "release": self._release,
+        }
         if self._kind == "imaged":
-            subject = subjects.rpc(self._host.node, "imaged", "volume-release")
-            endpoints.append(Endpoint("volume-release", subject, self._volume_release))
-            subject = subjects.rpc(self._host.node, "imaged", "export")
-            endpoints.append(Endpoint("export", subject, self._export))
-            subject = subjects.rpc(self._host.node, "imaged", "fill")
-            endpoints.append(Endpoint("fill", subject, self._fill))
-            subject = subjects.rpc(self._host.node, "imaged", "snapshot")
-            endpoints.append(Endpoint("snapshot", subject, self._snapshot))
-            subject = subjects.rpc(self._host.node, "imaged", "snapshot-release")
-            endpoints.append(Endpoint("snapshot-release", subject, self._snapshot_release))
-            subject = subjects.rpc(self._host.node, "imaged", "upload")
-            endpoints.append(Endpoint("upload", subject, self._upload))
-            subject = subjects.rpc(self._host.node, "imaged", "delete")
-            endpoints.append(Endpoint("delete", subject, self._forget_image))
+            answers |= {
+                "volume-release": self._volume_release,
+                "export": self._export,
+                "fill": self._fill,
+                "snapshot": self._snapshot,
+                "snapshot-release": self._snapshot_release,
+                "upload": self._upload,
+                "delete": self._forget_image,
+            }
+        endpoints = [
+            Endpoint(verb, subjects.rpc(self._host.node, self._kind, verb), answer)
+            for verb, answer in answers.items()
+        ]
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())

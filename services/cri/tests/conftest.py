@@ -9,6 +9,7 @@ import pytest
 # pytest's importlib mode puts no test folder on the path; shared code is imported from here.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from services.cri.tests.api_server import ApiServer
 from services.cri.tests.world import Fleet, Kubelet, cri
 
 
@@ -21,4 +22,16 @@ async def fleet() -> AsyncIterator[Fleet]:
 @pytest.fixture
 async def kubelet(tmp_path: Path, fleet: Fleet) -> AsyncIterator[Kubelet]:
     async with cri(tmp_path, fleet) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    async with ApiServer().serving() as api:
+        yield api
+
+
+@pytest.fixture
+async def reader(tmp_path: Path, fleet: Fleet, api: ApiServer) -> AsyncIterator[Kubelet]:
+    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)) as kubelet:
         yield kubelet

@@ -1,14 +1,14 @@
 """The DNS settings and the host aliases of pods: those of the VM's guest."""
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grpc import StatusCode
 from services.cri.tests.api_server import ApiServer
-from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
+from services.cri.tests.world import Fleet, Kubelet, sandbox
 
 from virtbus.cri.core.pod_dns import Hosts, of_file
 from virtbus.schemas.dns import DnsConfig
@@ -230,18 +230,6 @@ def pod(uid: str = "0c5f-web", *aliases: dict[str, Any]) -> dict[str, Any]:
     """Return a pod as the API server has it."""
     given = aliases or ({"ip": "192.0.2.7", "hostnames": ["foo.remote", "bar.remote"]},)
     return {"metadata": {"name": "web", "uid": uid}, "spec": {"hostAliases": list(given)}}
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    async with ApiServer().serving() as api:
-        yield api
-
-
-@pytest.fixture
-async def reader(tmp_path: Path, fleet: Fleet, api: ApiServer) -> AsyncIterator[Kubelet]:
-    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)) as kubelet:
-        yield kubelet
 
 
 async def test_the_host_aliases_of_a_pod_without_kubelets_file_are_those_of_the_api_server(

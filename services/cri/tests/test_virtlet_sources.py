@@ -1,13 +1,13 @@
 """Virtlet's annotations that name a ConfigMap or a Secret of the pod's namespace."""
 
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from grpc import StatusCode
 from services.cri.tests.api_server import ApiServer
-from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
+from services.cri.tests.world import Fleet, Kubelet, sandbox
 
 from virtbus.cri.core.virtlet import Wishes, wishes
 from virtbus.cri.core.virtlet_sources import values
@@ -162,18 +162,6 @@ def test_the_values_of_both_kinds_are_bytes() -> None:
     assert values("secrets", {"data": {"a": base64_of("x")}}) == {"a": b"x"}
     config = {"data": {"a": "x"}, "binaryData": {"b": base64_of("y")}}
     assert values("configmaps", config) == {"a": b"x", "b": b"y"}
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    async with ApiServer().serving() as api:
-        yield api
-
-
-@pytest.fixture
-async def reader(tmp_path: Path, fleet: Fleet, api: ApiServer) -> AsyncIterator[Kubelet]:
-    async with cri(tmp_path, fleet, kubeconfig=api.kubeconfig(tmp_path)) as kubelet:
-        yield kubelet
 
 
 async def test_the_guest_gets_what_its_objects_contain(
