@@ -294,6 +294,7 @@ _VALUES: dict[str, Any] = {
     "vendor_data_base64": "I2Nsb3VkLWNvbmZpZwo=",
     "UserDataPart.data_base64": None,  # exclusive with `data`
     "GuestFile.content_base64": None,
+    "meta_data": '{"rack": "b4"}',
     "content_type": "application/x-own",
     "mode": "0600",
     "OverlayPeer.network": UID,
