@@ -45,13 +45,24 @@ def _words(text: str) -> list[str]:
 
 
 def word_in(run_dir: Path) -> Callable[[], str]:
-    """Return a function that returns the text of the local agent's file; empty without a file."""
+    """Return a function that returns the text of the local agent's file; empty without a file.
+
+    The agent replaces the file. So the function, which runs each second, reads only a new one.
+    """
+    path = run_dir / FILE
+    known: tuple[int, ...] = ()
+    text = ""
 
     def read_file() -> str:
+        nonlocal known, text
         try:
-            return (run_dir / FILE).read_text(errors="replace")
+            found = path.stat()
+            if (now := (found.st_ino, found.st_mtime_ns, found.st_size)) != known:
+                text = path.read_text(errors="replace")
+                known = now
         except OSError:
-            return ""
+            known, text = (), ""
+        return text
 
     return read_file
 

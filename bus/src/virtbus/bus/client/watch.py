@@ -29,8 +29,9 @@ BRIEF_EXPIRES_S = 5.0
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
 """Two heartbeats and a margin: after this silence the consumer or the connection is gone."""
-SILENT_PARTS = 3
-"""Number of waits into which SILENCE_S is divided.
+SILENT_PARTS = 2
+"""Number of waits into which SILENCE_S is divided. Each is longer than HEARTBEAT_S, so that an idle
+watch wakes its process for heartbeats only.
 
 After this process was stopped, a timer expires before pending messages are read. With one long
 wait, each watch would then request a full list on a busy machine.

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,6 +28,8 @@ STOP_AGAIN_S = 2.0
 """Time after which a service that is still stopping is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
 TRIM_INTERVAL_S = 30.0
+TRIM_AFTER_CPU_S = 0.3
+"""CPU time since the last trim, below which an idle service has no pages to return."""
 _READY: ContextVar[asyncio.Event] = ContextVar("ready")
 """Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
@@ -61,10 +64,14 @@ async def _trim_memory() -> None:
     A call takes 2 to 13 ms after a burst of requests.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None: not glibc
+    trimmed_s = 0.0
     while trim is not None:
         await asyncio.sleep(TRIM_INTERVAL_S)
+        if time.process_time() - trimmed_s < TRIM_AFTER_CPU_S:
+            continue
         gc.collect(1)  # without old objects, which may be many
         trim(0)
+        trimmed_s = time.process_time()
 
 
 def notify(state: str) -> None:

@@ -56,6 +56,7 @@ from virtbus.schemas.node_rpc import (
     ReleaseReply,
     ServiceReport,
 )
+from virtbus.schemas.overlay import TunnelEnd
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import valid_uid, validate
@@ -267,6 +268,7 @@ class Netd:
             )
             for name, path in self._ports.cni.networks().items()
         ]
+        links, tunnel, addresses = await in_thread(self._offered)
         return ServiceReport(
             service="netd",
             state=ServiceState(
@@ -277,11 +279,16 @@ class Netd:
             ),
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
-            links=await in_thread(self._ports.attachers.segments.offered),
-            tunnel=await in_thread(self._ports.attachers.tunnels.end),
+            links=links,
+            tunnel=tunnel,
             bindings=self._ports.attachers.passt.bindings,
-            addresses=await in_thread(self._ports.attachers.bridges.addresses),
+            addresses=addresses,
         )
+
+    def _offered(self) -> tuple[dict[str, str], TunnelEnd | None, tuple[str, ...]]:
+        """Return the host's links, the end of its tunnels, and its addresses. Blocks."""
+        attachers = self._ports.attachers
+        return attachers.segments.offered(), attachers.tunnels.end(), attachers.bridges.addresses()
 
 
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:

@@ -14,7 +14,8 @@ from virtbus.schemas.ids import is_id
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S, SELDOM_S = 1.0, 4.0
+"""Intervals of the check: SELDOM_S while both streams have less than half of LOOK_AT."""
 POINTS, AT_ONCE = 50, 4
 """Sampled positions in a stream, and messages at each."""
 EVENTS, STATUSES = "virtbus.evt", "$KV.st"
@@ -35,18 +36,20 @@ class StreamTrimmer:
     async def run(self, tenure: LeaderTerm) -> None:
         """Run until cancelled."""
         while True:
+            fullest = 0.0
             for prefix in (STATUSES, EVENTS):
                 try:
-                    await self.look(prefix, tenure)
+                    fullest = max(fullest, await self.look(prefix, tenure))
                 except BusError as error:
                     log.debug("shares of %s unknown: %s", prefix, error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if fullest > LOOK_AT / 2 else SELDOM_S)
 
-    async def look(self, prefix: str, tenure: LeaderTerm) -> None:
-        """Trim nodes that exceed their share of one stream."""
+    async def look(self, prefix: str, tenure: LeaderTerm) -> float:
+        """Trim nodes that exceed their share of one stream; return its fill, 0 to 1."""
         extent = await self._bus.extent(f"{prefix}.>")
-        if extent.max_bytes <= 0 or extent.bytes < LOOK_AT * extent.max_bytes:
-            return
+        fill = extent.bytes / extent.max_bytes if extent.max_bytes > 0 else 0.0
+        if fill < LOOK_AT:
+            return fill
         sample: list[tuple[str, int]] = []
         span = extent.last - extent.first + 1
         for point in range(POINTS):
@@ -57,6 +60,7 @@ class StreamTrimmer:
         for one in excess(sample, extent.bytes, extent.max_bytes, extent.messages, self._nodes()):
             tenure.check()
             await self._trim(prefix, one)
+        return fill
 
     async def _trim(self, prefix: str, one: Excess) -> None:
         keep = one.keep if prefix == EVENTS else 0
