@@ -47,6 +47,9 @@ def refuse_unknown(
         VirtbusError: 404 `network_unknown` with the fields; 503 if no node has reported yet, or if
         nodes that have VMs (`unheard`) have not.
     """
+    wanted = _wanted(spec, targets)
+    if not wanted:
+        return
     there = list(nodes)
     offered = set[str]().union(*(node.networks for node in there))
     details = tuple(
@@ -55,7 +58,7 @@ def refuse_unknown(
             message=f"there is no network {name!r}",
             hint="`virtbus network list` shows what there is; `virtbus network create` makes one",
         )
-        for path, name in _wanted(spec, targets).items()
+        for path, name in wanted.items()
         if name not in offered and name not in known
     )
     if not details:

@@ -76,6 +76,12 @@ class StoredVm(NamedTuple):
     def order(self) -> tuple[str, str, str]:
         return (self.record.namespace, self.record.name, self.record.uid)
 
+    @property
+    def may_release(self) -> bool:
+        """Return True if the node's status may complete a delete or release a part of the VM."""
+        record = self.record
+        return bool(record.deleting or record.detaching or record.address_claims)
+
 
 class Named(Protocol):
     """A record that has a namespace and a name."""

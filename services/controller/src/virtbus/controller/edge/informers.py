@@ -62,7 +62,7 @@ class Informers:
         self.listeners: list[Callable[[], None]] = []
         """Called when anything of the fleet may have changed."""
         self.released: asyncio.Queue[str] = asyncio.Queue()
-        """Uids whose status or record changed: their delete may be complete."""
+        """Uids whose status or record changed, and that may have released something."""
 
     @property
     def listed(self) -> bool:
@@ -196,8 +196,9 @@ class Informers:
 
     def _changed(self, uid: str | None) -> None:
         self._watches.changed(uid)
-        if uid is not None:
-            self.released.put_nowait(uid)
+        held = self._fleet.vms.get(uid) if uid is not None else None
+        if held is not None and held.may_release:
+            self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
         """Return the revisions of the cached values of `vm`; 0 for those that any list replaces."""
