@@ -20,6 +20,9 @@ EXPOSURE = {
 }
 """The highest `systemd-analyze security` score (0 best, 10 worst; a bare unit has 9.6) allowed."""
 
+DROP_INS = {"passt": ("netd", 5.4), "devices": ("nodeagent", 2.5)}
+"""The unit that each drop-in gives further rights, and the score that it has then, at most."""
+
 MOUNT_NAMESPACE = (
     "BindPaths|BindReadOnlyPaths|ExecPaths|InaccessiblePaths|LogNamespace|MountAPIVFS|MountFlags|"
     "NoExecPaths|PrivateDevices|PrivateIPC|PrivateMounts|PrivateTmp|ProcSubset|ProtectControlGroups|"
@@ -40,15 +43,36 @@ def test_every_unit_has_an_exposure_limit() -> None:
     }
 
 
+def test_every_drop_in_has_an_exposure_limit_and_names_its_place() -> None:
+    assert {path.stem for path in UNITS.glob("*.conf")} - {"tmpfiles"} == DROP_INS.keys()
+    for name, (service, _) in DROP_INS.items():
+        place = f"/etc/systemd/system/virtbus-{service}.service.d/{name}.conf"
+        assert place in (UNITS / f"{name}.conf").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("service", EXPOSURE)
 def test_systemd_verifies_the_unit_without_a_message(service: str, tmp_path: Path) -> None:
-    programs = re.findall(rf"^ExecStart={PREFIX}(\S+)", unit(service), re.MULTILINE)
+    verify(service, unit(service), tmp_path)
+
+
+@pytest.mark.parametrize(("drop_in", "of"), DROP_INS.items())
+def test_systemd_verifies_the_drop_in_and_the_sandbox_is_no_weaker_with_it(
+    drop_in: str, of: tuple[str, float], tmp_path: Path
+) -> None:
+    service, limit = of
+    text = unit(service) + (UNITS / f"{drop_in}.conf").read_text(encoding="utf-8")
+    verify(service, text, tmp_path)
+    assert exposure(tmp_path / f"virtbus-{service}.service") <= limit
+
+
+def verify(service: str, text: str, tmp_path: Path) -> None:
+    programs = re.findall(rf"^ExecStart={PREFIX}(\S+)", text, re.MULTILINE)
     assert len(programs) == 1
     for name in programs:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     copy = tmp_path / f"virtbus-{service}.service"
-    copy.write_text(unit(service).replace(PREFIX, f"{tmp_path}/"))
+    copy.write_text(text.replace(PREFIX, f"{tmp_path}/"))
     argv = ["systemd-analyze", "verify", "--man=no", str(copy)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -56,12 +80,15 @@ def test_systemd_verifies_the_unit_without_a_message(service: str, tmp_path: Pat
 
 @pytest.mark.parametrize(("service", "limit"), EXPOSURE.items())
 def test_the_sandbox_is_no_weaker_than_it_was(service: str, limit: float) -> None:
-    path = UNITS / f"virtbus-{service}.service"
+    assert exposure(UNITS / f"virtbus-{service}.service") <= limit
+
+
+def exposure(path: Path) -> float:
     argv = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     score = re.search(r"exposure level for \S+: ([0-9.]+)", done.stdout)
     assert score is not None
-    assert float(score[1]) <= limit
+    return float(score[1])
 
 
 def test_netd_shares_the_mounts_of_the_host() -> None:
