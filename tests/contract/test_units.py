@@ -20,7 +20,7 @@ EXPOSURE = {
 }
 """The highest `systemd-analyze security` score (0 best, 10 worst; a bare unit has 9.6) allowed."""
 
-DROP_INS = {"passt": ("netd", 5.4), "devices": ("nodeagent", 2.5)}
+DROP_INS = {"passt": ("netd", 5.4), "devices": ("nodeagent", 2.5), "lvm": ("nodeagent", 2.8)}
 """The unit that each drop-in gives further rights, and the score that it has then, at most."""
 
 MOUNT_NAMESPACE = (

@@ -178,6 +178,47 @@ async def test_a_volume_without_data_is_not_refused_by_a_full_pool_that_it_does_
     assert (await vm(made, 1, "other")).node == "n2"
 
 
+GROUP = {"size": "1GiB", "pool": "group"}
+
+
+def group(**more: object) -> PoolReport:
+    room = {"size_bytes": 10 * GIB, "free_bytes": 10 * GIB, "overcommit": 1.0}
+    return pool("group", kind=PoolKind.LVM, **room, **more)
+
+
+@played()
+async def test_a_volume_in_a_volume_group_is_prepared_and_grows_and_is_no_snapshot(
+    made: World,
+) -> None:
+    await two_nodes(made)
+    await tell(made, "n2", group(), pool())
+    view = await make(made, spec=GROUP, uid=uid(7))
+    assert (view.node, view.state) == ("n2", "Filling")
+    done = OperationStatus(
+        id=view.fill_operation, node="n2", phase=OperationPhase.SUCCEEDED, ended_ns=1
+    )
+    await made.host.put(subjects.operation_status("n2", done.id), encode(done))
+    await asyncio.sleep(70)
+    assert (await shown(made)).state == "Bound"
+    await made.ask("update", "volume", name="data", size="2GiB")
+    error = await refused(made.ask("update", "volume", name="data", size="22GiB"))
+    assert (error.reason, "overcommit" in str(error)) == ("pool_full", True)
+    ref = (await vm(made, 1, "data")).volume_refs["disk-data"]
+    assert (ref.kind, ref.size_bytes, ref.copied) == (PoolKind.LVM, 2 * GIB, True)
+    error = await refused(made.ask("create", "snapshot", volume="data", name="s"))
+    assert error.reason == "no_snapshots"
+
+
+@played()
+async def test_a_volume_group_and_a_directory_of_one_name_are_not_mixed(made: World) -> None:
+    await two_nodes(made)
+    await tell(made, "n1", group())
+    await tell(made, "n2", pool("group"))
+    for node_ in ("", "n1", "n2"):
+        error = await refused(make(made, spec=GROUP, **({"node": node_} if node_ else {})))
+        assert (error.reason, "another name" in str(error)) == ("pool_kinds_differ", True)
+
+
 def san(*volumes: str, **more: object) -> PoolReport:
     return pool("san", kind=PoolKind.NBD, assigned=volumes, **more)
 

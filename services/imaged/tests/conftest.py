@@ -28,6 +28,7 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.logical_volumes import AskLogical, no_group
 from virtbus.imaged.edge.pools import Pools, no_device
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
@@ -66,7 +67,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
         registries: Registries | None = None, quota_bytes: int = 0,
         wanted: Callable[[], frozenset[str] | None] = frozenset,
         pool_settings: Mapping[str, PoolSettings] | None = None,
-        open_device: OpenDevice = no_device, **limits: Any,
+        open_device: OpenDevice = no_device, ask_logical: AskLogical = no_group, **limits: Any,
     ) -> AsyncIterator[Node]:  # fmt: skip
         bounds = replace(FAST, **limits)
         state = state or tmp_path / "state"
@@ -95,7 +96,8 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
-                pools = Pools(files, pool_settings, SpaceLimits(min_free_bytes, 0.0), open_device)
+                space = SpaceLimits(min_free_bytes, 0.0)
+                pools = Pools(files, pool_settings, space, open_device, ask_logical)
                 disks = Disks(images, store, pools, threads, bounds.max_virtual_bytes, time.time_ns)
                 store.space.make_room_by(Eviction(store, disks.users, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)

@@ -13,7 +13,7 @@ from virtbus.imaged import device_roots
 from virtbus.imaged.core.device_marks import END_BYTES
 from virtbus.imaged.device_roots import DeviceRoots
 from virtbus.imaged.device_volumes import DeviceVolumes
-from virtbus.imaged.edge.devices import Device
+from virtbus.imaged.edge.device_io import Device
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import VirtbusError

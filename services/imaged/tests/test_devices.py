@@ -14,8 +14,8 @@ from services.imaged.tests.site_under_test import FAST, MIB, NodeMaker, Web
 from virtbus.imaged.core.device_marks import END_BYTES, DeviceMark, sealed, unsealed
 from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_jobs import Job
-from virtbus.imaged.edge import devices
-from virtbus.imaged.edge.devices import Device, Devices
+from virtbus.imaged.edge.device_io import Device, extents_of
+from virtbus.imaged.edge.devices import Devices
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.pool import PoolKind
@@ -94,7 +94,7 @@ def fill(of: Devices, content: int, name: str = "data-1") -> None:
 
 
 def release(of: Devices) -> None:
-    room_bytes = of.begin_release(raw())
+    room_bytes = of.begin_release(raw()) or 0
     for at in range(0, room_bytes, 4 * MIB):
         of.zero(raw(), at, min(4 * MIB, room_bytes - at))
     if room_bytes:
@@ -318,4 +318,4 @@ def test_a_real_device_is_cleared_by_its_driver(tmp_path: Path) -> None:
         assert not any(Path(loop).read_bytes())
     finally:
         subprocess.run(["losetup", "--detach", loop], check=True)
-    assert devices.extents_of(source(tmp_path))
+    assert extents_of(source(tmp_path))

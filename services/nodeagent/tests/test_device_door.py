@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -18,18 +19,21 @@ from services.nodeagent.tests.test_network_disks import REF
 from services.nodeagent.tests.test_volume_disks import MADE, SPEC
 
 from virtbus.bus.runtime.device_socket import open_device, open_host_device
-from virtbus.bus.runtime.pool_settings import BlockPool
+from virtbus.bus.runtime.pool_settings import BlockPool, LvmPool
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.disk_sources import devices_with_images
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.core.logical_volumes import lv_name
 from virtbus.nodeagent.edge import device_door
 from virtbus.nodeagent.edge.allowed_devices import open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.device_door import DeviceDoor
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
 from virtbus.nodeagent.edge.pool_devices import measured
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.pool import PoolKind, PoolState
 
 MIB = 1024**2
@@ -133,6 +137,30 @@ async def test_the_guest_sees_the_size_of_the_volume_and_not_the_marks(tmp_path:
         '<driver name="qemu" type="raw" discard="unmap"',
     ):
         assert part in text, text
+
+
+async def test_the_guest_sees_all_of_a_logical_volume_once_imaged_has_made_it_large_enough(
+    tmp_path: Path,
+) -> None:
+    ref = REF.model_copy(update={"pool": "fast", "kind": PoolKind.LVM})
+    of = record(spec=SPEC).model_copy(update={"volume_refs": {"data": ref}})
+    group = LvmPool.model_validate({"kind": PoolKind.LVM, "group": "vg0"})
+    files = HostDiskFiles(tmp_path, {"fast": group})
+    made = {"data": MadeDisk(virtual_size_bytes=ref.size_bytes)}
+    source = (await files.sources(of, made))["data"]
+    disk = of.spec.domain.devices.disks[0]
+    text = to_text(hot_disk(disk, source, assigned(of.spec.domain, {})))
+    name = lv_name(f"fast/{ref.folder}")
+    assert '<disk type="block" device="disk">' in text
+    assert f'<source dev="/dev/vg0/{name}" /><backingStore />' in text
+    assert re.fullmatch(r"virtbus-[0-9a-f]{32}", name)
+    small = {"data": MadeDisk(virtual_size_bytes=ref.size_bytes - 1)}
+    with pytest.raises(VirtbusError, match="as large as its record says") as refused:
+        await files.sources(of, small)
+    assert refused.value.reason == "disk_refused"
+    with pytest.raises(VirtbusError) as unknown:
+        await HostDiskFiles(tmp_path, {"fast": pool("/dev/disk/by-id/a")}).sources(of, made)
+    assert unknown.value.reason == "pool_unknown"
 
 
 class OneFile(DeviceDoor):

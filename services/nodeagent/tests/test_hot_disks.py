@@ -1,6 +1,7 @@
 """The agent brings the volumes of a running guest to its record, also after a kill at any step."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -8,11 +9,14 @@ from xml.etree import ElementTree as ET
 import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
 
+from virtbus.bus.runtime.pool_settings import LvmPool
 from virtbus.nodeagent.core.addresses import assigned
+from virtbus.nodeagent.core.disk_sources import disk_sources
 from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.vm import Domain, VmRecord
 from virtbus.schemas.vm_status import Condition, VmStatus
 from virtbus.simulator.services import SimulatedNode
@@ -279,6 +283,46 @@ async def test_disks_grow_under_a_running_guest(node: Node) -> None:
         await node.put(vm(2, "data", gib=2))
         await eventually(lambda: f"grow {A} {{'vdb': {2 << 30}}}" in node.domains.plugs.done)
         assert f"grow {A} {{'vda': {1 << 30}}}" in node.domains.plugs.done
+
+
+class Lagging(SimulatedNode):
+    """imaged makes the volume `data` larger when the test says so."""
+
+    made_bytes = 1 << 30
+
+    def image(self, want: Ensure) -> ImageReady:
+        ready = super().image(want)
+        size = {"virtual_size_bytes": self.made_bytes}
+        disks = {**ready.disks, "data": ready.disks["data"].model_copy(update=size)}
+        return ready.model_copy(update={"disks": disks})
+
+
+async def test_a_guest_sees_a_larger_logical_volume_when_imaged_has_cleared_its_new_part(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logical(generation: int, gib: int) -> VmRecord:
+        made = vm(generation, "data", gib=gib)
+        ref = made.volume_refs["data"].model_copy(update={"pool": "vg", "kind": PoolKind.LVM})
+        return made.model_copy(update={"volume_refs": {"data": ref}})
+
+    pools = {"vg": LvmPool.model_validate({"kind": PoolKind.LVM, "group": "vg0"})}
+    found = partial(disk_sources, pools=pools)
+    monkeypatch.setattr("virtbus.simulator.memory_files.disk_sources", found)
+    node.services = Lagging
+    await node.put(logical(1, gib=1))
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        await node.put(logical(2, gib=2))
+
+        async def waits() -> bool:
+            return "as large as its record says" in str((await told(node)).conditions)
+
+        await eventually(waits)
+        grown = f"grow {A} {{'vdb': {2 << 30}}}"
+        assert grown not in node.domains.plugs.done
+        monkeypatch.setattr(Lagging, "made_bytes", 2 << 30)
+        await node.put(logical(3, gib=2))
+        await eventually(lambda: grown in node.domains.plugs.done)
 
 
 async def test_addresses_survive_a_restart_of_the_guest_and_of_the_agent(node: Node) -> None:

@@ -26,6 +26,8 @@ class PoolKind(StrEnum):
     """A directory of the host; each volume is a file."""
     BLOCK = "block"
     """Devices of the host; each is assigned to one volume."""
+    LVM = "lvm"
+    """A volume group of the host; each volume is a logical volume that virtbus makes."""
     NBD = "nbd"
     """A server of network block devices; each volume is an export that its operator made."""
     ISCSI = "iscsi"
@@ -34,6 +36,11 @@ class PoolKind(StrEnum):
     """A Ceph cluster; each volume is an image."""
     NFS = "nfs"
     """An NFS server; each volume is a raw file."""
+
+
+ON_DEVICES = frozenset({PoolKind.BLOCK, PoolKind.LVM})
+"""Kinds whose volumes are block devices of the host. The agent opens them, and an operation writes
+their first content."""
 
 
 class Abilities(NamedTuple):
@@ -95,6 +102,18 @@ ABILITIES = {
         copies=True,
         exports=True,
         assigned=True,
+    ),
+    PoolKind.LVM: Abilities(
+        shared=False,
+        snapshots=False,
+        copied_snapshots=False,
+        backups=False,
+        clones=False,
+        grow=True,
+        discard=True,
+        copies=True,
+        exports=True,
+        assigned=False,
     ),
     PoolKind.NBD: _ON_SERVER,
     PoolKind.ISCSI: _ON_SERVER,

@@ -44,6 +44,11 @@ DevicePath = Annotated[
     StringConstraints(pattern=r"^/dev/[0-9A-Za-z._:@+/-]{1,200}$"),
     AfterValidator(_stable_path),
 ]
+LvmName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Za-z_+.][0-9A-Za-z_+.-]{0,99}$"),
+    AfterValidator(_one_spelling),
+]
 ExportName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._:/-]{1,200}$")]
 IscsiUnit = Annotated[
     str, StringConstraints(pattern=r"^(iqn|eui|naa)\.[0-9A-Za-z.:-]{1,200}/[0-9]{1,5}$")
@@ -80,6 +85,24 @@ class BlockPool(StrictModel):
     def _has_one_volume_each(self) -> Self:
         _refuse_twice(self.volumes, "device")
         return self
+
+
+class LvmPool(StrictModel):
+    """A volume group of the host.
+
+    virtbus makes, grows and removes its own logical volumes there, and touches no others.
+    """
+
+    kind: Literal[PoolKind.LVM]
+    group: LvmName
+    """The name of the volume group."""
+    thin_pool: LvmName | None = None
+    """The thin pool of the group that gets the volumes; default: each volume has its extents."""
+    overcommit: float = Field(OVERCOMMIT, ge=0)
+    """With a thin pool: the sum of the sizes that guests see, as a multiple of its size; 0: no
+    limit."""
+    reserve: Bytes = Field(0, ge=0)
+    """Bytes that new data leaves free."""
 
 
 Host = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z.:-]{1,253}$")]
@@ -184,7 +207,7 @@ def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
 
 ServerPool = NbdPool | IscsiPool | RbdPool | NfsPool
 """A pool whose data is on a server that QEMU reaches by itself."""
-PoolSettings = LocalPool | BlockPool | ServerPool
+PoolSettings = LocalPool | BlockPool | LvmPool | ServerPool
 
 
 class _File(StrictModel):
@@ -195,7 +218,8 @@ class _File(StrictModel):
     @model_validator(mode="after")
     def _keeps_reports_small(self) -> Self:
         pools = self.pools.values()
-        if sum(len(one.volumes) for one in pools if not isinstance(one, LocalPool)) > ASSIGNED_MAX:
+        assigned = [one.volumes for one in pools if not isinstance(one, LocalPool | LvmPool)]
+        if sum(map(len, assigned)) > ASSIGNED_MAX:
             msg = f"the pools of a node have at most {ASSIGNED_MAX} volumes in their settings"
             raise ValueError(msg)
         return self

@@ -8,7 +8,8 @@ from pathlib import Path
 from virtbus.imaged.core.device_marks import DeviceMark
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import Job
-from virtbus.imaged.edge.devices import ZERO_BYTES, Devices, raw_file
+from virtbus.imaged.edge.device_io import raw_file
+from virtbus.imaged.edge.devices import ZERO_BYTES, Devices
 from virtbus.imaged.edge.disk_copy import used_bytes
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
@@ -109,6 +110,9 @@ class DeviceVolumes:
         loop = asyncio.get_running_loop()
         until_s, of = loop.time() + RELEASE_S, (ref.pool, ref.folder)
         room_bytes = await self._threads.run(self._devices.begin_release, ref)
+        if room_bytes is None:
+            self._wiped.pop(of, None)
+            return False
         while (at := self._wiped.get(of, 0)) < room_bytes:
             if loop.time() > until_s:
                 message = f"the device of {ref.name} is being cleared: {at} of {room_bytes} bytes"
@@ -116,7 +120,6 @@ class DeviceVolumes:
             count = min(ZERO_BYTES, room_bytes - at)
             await self._threads.run(self._devices.zero, ref, at, count)
             self._wiped[of] = at + count
-        if room_bytes:
-            await self._threads.run(self._devices.end_release, ref)
+        await self._threads.run(self._devices.end_release, ref)
         self._wiped.pop(of, None)
-        return bool(room_bytes)
+        return True

@@ -40,7 +40,7 @@ from virtbus.imaged.snapshot_parts import snapshot_lock
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
-from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.pool import ABILITIES, ON_DEVICES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -291,7 +291,7 @@ class Disks:
         if not ABILITIES[ref.kind].copies:
             return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
-            if ABILITIES[ref.kind].assigned:
+            if ref.kind in ON_DEVICES:
                 if bool(made_by) and await self.devices.has_other(ref, made_by):
                     return False
                 self._released[ref.folder] = 1

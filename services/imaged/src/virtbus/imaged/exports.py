@@ -25,7 +25,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
-from virtbus.schemas.pool import PoolKind
+from virtbus.schemas.pool import ON_DEVICES
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Exports:
             VirtbusError: as `DiskPlaces.of`, `DiskPlace.opened` and `DeviceVolumes.opened`.
         """
         threads, ref = self._parts.threads, want.ref
-        if ref is not None and ref.kind is PoolKind.BLOCK:
+        if ref is not None and ref.kind in ON_DEVICES:
             room = partial(threads.run, self._parts.exports.space.check_room)
             async with self._parts.devices.opened(ref, job, room) as device:
                 yield device

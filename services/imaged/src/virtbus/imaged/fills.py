@@ -30,12 +30,13 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
-from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.pool import LOCAL, ON_DEVICES, PoolKind
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 log = logging.getLogger(__name__)
 
 FETCH, COPY, PUBLISH = (step.name for step in STEPS["fill"])
+_REMOVALS = {PoolKind.BLOCK: "clear its device", PoolKind.LVM: "remove its logical volume"}
 INTO_EXISTING = ("-n", "--target-is-zero")
 """Options of qemu-img: the target is a disk of ours, empty, and maybe larger than the source."""
 
@@ -83,7 +84,7 @@ class Fills:
         if want.do == "cancel":
             await self._jobs.end(want.id)
             state = await self._state(want)
-            if state is None and want.ref.kind is not PoolKind.BLOCK:  # a release clears a device
+            if state is None and want.ref.kind not in ON_DEVICES:  # a release clears a device
                 async with self._parts.disks.locks.of(want.ref.folder):
                     folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
                     await self._parts.threads.run(folders.drop_copy, want.ref.folder)
@@ -94,7 +95,7 @@ class Fills:
     async def _state(self, want: FillWork) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None; 409 `volume_exists`."""
         ref, threads = want.ref, self._parts.threads
-        if ref.kind is PoolKind.BLOCK:
+        if ref.kind in ON_DEVICES:
             mark = await self._parts.disks.devices.filled(ref)
             if mark is None:
                 return None
@@ -129,7 +130,7 @@ class Fills:
                 if not source.moved:  # it may come back to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
-                    on_device = want.ref.kind is PoolKind.BLOCK
+                    on_device = want.ref.kind in ON_DEVICES
                     await (self._fill_device if on_device else self._fill)(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
@@ -210,7 +211,7 @@ class Fills:
         Only the open needs the snapshot's lock: an open file keeps its data when its name goes. So
         linked clones of the snapshot, and its removal, do not wait for the copy.
         """
-        if source.volume is not None and source.volume.kind is PoolKind.BLOCK:
+        if source.volume is not None and source.volume.kind in ON_DEVICES:
             on_disk = source.volume.model_copy(update={"pool": LOCAL})
             room = partial(self._parts.threads.run, self._parts.pools.check_room, on_disk, 0)
             async with self._parts.disks.devices.opened(source.volume, job, room) as device:
@@ -252,9 +253,7 @@ class Fills:
 
 
 def _exists(ref: VolumeRef) -> VirtbusError:
-    step = (
-        "clear its device" if ref.kind is PoolKind.BLOCK else "remove its folder in disks/volumes"
-    )
+    step = _REMOVALS.get(ref.kind, "remove its folder in disks/volumes")
     message = (
         f"this node has data of {ref.name} of an earlier time; compare it with the present data, "
         f"then {step}"

@@ -38,6 +38,7 @@ from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.edge.shared_directories import HostDirectories
+from virtbus.nodeagent.edge.volume_groups import followed_groups
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.local_ends import LocalEnds
@@ -139,6 +140,7 @@ async def serve(settings: Settings) -> None:
                 pools,
                 settings.devices_allowed,
                 lambda: devices_with_images(one.vm.record for one in agent.vms.actors.values()),
+                followed_groups(group, pools, liveness.pools.tell),
             )
             group.create_task(door.serve())
             ends.guests = agent.vms.actors

@@ -97,7 +97,7 @@ class KnownPools:
         found = self._deciding(record)
         kind = found[0].kind if found else PoolKind.LOCAL
         if not ABILITIES[kind].assigned:
-            return record
+            return record.model_copy(update={"pool_kind": kind})
         if not any(key in one.assigned for one in found):
             message = (
                 f"the pool {pool} has nothing for {key}; its operator assigns it in pools.toml "
@@ -119,17 +119,19 @@ class KnownPools:
 
         Raises:
             VirtbusError: 422 `pool_kinds_differ`: another node has another kind of pool by that
-                name, and would read the runtime's volume in another way.
+                name, and would read the volume of a runtime or of a volume group in another way.
         """
         pool, home = record.spec.pool, node_of(record.owner)
         reports = {node: self._of[node][pool] for node in self.with_pool(pool)}
-        if home not in reports:
+        groups = (node for node, one in reports.items() if one.kind is PoolKind.LVM)
+        decides = home if home in reports else next(groups, None)
+        if decides is None:
             return list(reports.values())
-        own = reports[home]
+        own = reports[decides]
         for node, one in reports.items():
             if one.kind is not own.kind:
                 message = (
-                    f"the pool {pool} is of the kind {own.kind} on {home}, and {one.kind} on "
+                    f"the pool {pool} is of the kind {own.kind} on {decides}, and {one.kind} on "
                     f"{node}; give one of them another name in pools.toml"
                 )
                 raise VirtbusError(Code.UNSUPPORTED, "pool_kinds_differ", message)

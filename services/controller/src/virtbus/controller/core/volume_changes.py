@@ -165,6 +165,7 @@ def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
         namespace=ref.namespace,
         name=ref.name,
         spec=plain_spec(ref),
+        pool_kind=ref.kind,
         node=node,
         bound=True,
         fill=fill_of(ref),

@@ -24,7 +24,7 @@ from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
-from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.pool import ON_DEVICES
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
     VolumeAdopt,
@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 
 def _is_prepared(record: VolumeRecord) -> bool:
     """Return True if an operation prepares the volume, also without a source."""
-    abilities = ABILITIES[record.pool_kind]
-    return abilities.assigned and abilities.copies
+    return record.pool_kind in ON_DEVICES
 
 
 class VolumeApi:

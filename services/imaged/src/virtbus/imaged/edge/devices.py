@@ -4,179 +4,62 @@ The agent opens the devices. All methods block on the disk.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
-import struct
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+from typing import Literal
 
-from virtbus.imaged.core.device_marks import (
-    BLOCK_BYTES,
-    END_BYTES,
-    MAGIC,
-    DeviceMark,
-    sealed,
-    unsealed,
-)
-from virtbus.imaged.edge.partial_download import store_error
+from virtbus.imaged.core.device_marks import DeviceMark
+from virtbus.imaged.edge.device_io import CHUNK_BYTES, Device, extents_of
+from virtbus.imaged.edge.logical_volumes import LogicalVolumes
+from virtbus.imaged.edge.partial_download import disk_full, store_error
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume_ref import VolumeRef
 
-CHUNK_BYTES = 4 * 1024**2
 ZERO_BYTES = 64 * 1024**2
+GROW_S = 5.0
+"""A growth works so long for one request, and continues with the next."""
 _ZEROES = bytes(CHUNK_BYTES)
-_BLKZEROOUT = 0x127F
-"""linux/fs.h: the blocks read as zeroes; the device frees them if it can."""
 
 OpenDevice = Callable[[str, str], int]
 """Opens the device of a pool's volume, as `device_socket.open_device`."""
 
 
-class Device:
-    """One open device."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.room_bytes = max(0, os.lseek(descriptor, 0, os.SEEK_END) - END_BYTES)
-
-    # --- marks ------------------------------------------------------------------------------
-    def claim(self) -> DeviceMark | None:
-        """Return the claim."""
-        return self._mark(self.room_bytes)
-
-    def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content."""
-        return self._mark(self.room_bytes + BLOCK_BYTES)
-
-    def put_claim(self, ref: VolumeRef) -> None:
-        """Take the device for a volume, durable on return.
-
-        Raises:
-            VirtbusError: 409 `device_taken`, `device_not_blank`.
-        """
-        there = self.claim()
-        if there is not None and there.ref.folder != ref.folder:
-            message = f"the device has the volume {there.ref.key}; delete that, or correct pools"
-            raise VirtbusError(Code.CONFLICT, "device_taken", message)
-        if there is None and not self._is_blank():
-            message = (
-                "the device is not empty, and no volume has it; if nobody needs its content, clear "
-                "its first and last MiB (blkdiscard, or dd), then `virtbus volume fill`"
-            )
-            raise VirtbusError(Code.CONFLICT, "device_not_blank", message)
-        self._put_mark(self.room_bytes, DeviceMark(kind="claim", ref=ref))
-
-    def put_filled(self, mark: DeviceMark) -> None:
-        """Mark the content as complete, durable on return. The content is durable already."""
-        self._put_mark(self.room_bytes + BLOCK_BYTES, mark)
-
-    def drop_filled(self) -> None:
-        """Remove the mark of complete content, durable on return."""
-        self.write(self.room_bytes + BLOCK_BYTES, bytes(BLOCK_BYTES))
-        self.sync()
-
-    def drop_claim(self) -> None:
-        """Give the device up, durable on return."""
-        self.write(self.room_bytes, bytes(BLOCK_BYTES))
-        self.sync()
-
-    def _mark(self, at: int) -> DeviceMark | None:
-        return unsealed(os.pread(self.descriptor, BLOCK_BYTES, at))
-
-    def _put_mark(self, at: int, mark: DeviceMark) -> None:
-        self.write(at, sealed(mark))
-        self.sync()
-
-    def _is_blank(self) -> bool:
-        """Return True if both ends are empty. A torn claim is ours, and the first write of all."""
-        first = os.pread(self.descriptor, END_BYTES, 0)
-        last = os.pread(self.descriptor, END_BYTES, self.room_bytes)
-        torn = last.startswith(MAGIC)
-        return not any(first) and not any(last[BLOCK_BYTES:] if torn else last)
-
-    # --- content ----------------------------------------------------------------------------
-    def write(self, at: int, data: bytes) -> None:
-        """Write all of `data`."""
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(self.descriptor, left, at)
-            left, at = left[done:], at + done
-
-    def zero(self, at: int, count: int) -> None:
-        """Make `count` bytes zero."""
-        with suppress(OSError):  # no block device, or one without the call
-            fcntl.ioctl(self.descriptor, _BLKZEROOUT, struct.pack("QQ", at, count))
-            return
-        for here in range(at, at + count, CHUNK_BYTES):
-            self.write(here, bytes(min(CHUNK_BYTES, at + count - here)))
-
-    def sync(self) -> None:
-        """Make all writes durable."""
-        os.fsync(self.descriptor)
-
-    def digest_of(self, extents: list[tuple[int, int]]) -> str:
-        """Return the SHA-256 of parts of the device, read from the device itself."""
-        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        found = hashlib.sha256()
-        for at, count in extents:
-            for here in range(at, at + count, CHUNK_BYTES):
-                size = min(CHUNK_BYTES, at + count - here)
-                found.update(os.pread(self.descriptor, size, here))
-        return found.hexdigest()
-
-
-def extents_of(descriptor: int) -> list[tuple[int, int]]:
-    """Return the parts of a file that have data: position and length."""
-    found, at, end = [], 0, os.fstat(descriptor).st_size
-    while at < end:
-        try:
-            data = os.lseek(descriptor, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole follows
-                break
-            raise
-        at = os.lseek(descriptor, data, os.SEEK_HOLE)
-        found.append((data, at - data))
-    return found
-
-
-@contextmanager
-def raw_file(folder: Path) -> Iterator[int]:
-    """Yield an unnamed file in a folder, which no crash leaves behind; raises VirtbusError 503."""
-    try:
-        raw = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise store_error(error) from error
-    try:
-        yield raw
-    finally:
-        os.close(raw)
-
-
 class Devices:
     """The devices of the node's pools."""
 
-    def __init__(self, open_device: OpenDevice) -> None:
+    def __init__(
+        self, open_device: OpenDevice, logical_volumes: LogicalVolumes | None = None
+    ) -> None:
         self._open_device = open_device
+        self._logical_volumes = logical_volumes or LogicalVolumes()
 
     @contextmanager
-    def opened(self, ref: VolumeRef) -> Iterator[Device]:
-        """Open the device of a volume; raises VirtbusError 503 `pool_gone`, `store_error`."""
+    def opened(
+        self, ref: VolumeRef, do: Literal["open", "make", "grow"] = "open", size_bytes: int = 0
+    ) -> Iterator[Device]:
+        """Open the device of a volume. A logical volume is made or grown to `size_bytes` before.
+
+        Raises:
+            VirtbusError: 503 `pool_gone`, `disk_full`, `store_error`.
+        """
         try:
-            descriptor = self._open_device(ref.pool, ref.key)
+            if ref.kind is PoolKind.LVM:
+                device: Device = self._logical_volumes.opened(ref, do, size_bytes)
+            else:
+                device = Device(self._open_device(ref.pool, ref.key))
         except OSError as error:
-            why = error.strerror or "its agent does not answer"
-            message = f"the device of the volume {ref.name} cannot be opened: {why}"
-            raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=5000) from error
+            raise _unopened(ref, error) from error
         try:
-            yield Device(descriptor)
+            yield device
         except OSError as error:
             raise store_error(error) from error
         finally:
-            os.close(descriptor)
+            device.close()
 
     def filled(self, ref: VolumeRef) -> DeviceMark | None:
         """Return the mark of the volume's complete content; None if the device lacks that."""
@@ -188,6 +71,33 @@ class Devices:
         """Return the size of the volume; None if the device lacks its complete content."""
         mark = self.filled(ref)
         return None if mark is None else mark.size_bytes
+
+    def grown_bytes(self, ref: VolumeRef) -> int | None:
+        """Make a logical volume as large as its record says; return the size, as `filled_bytes`.
+
+        The mark has the size that the guest may see. It rises after the new part reads as zeroes,
+        so the guest never sees data that another volume left there.
+
+        Raises:
+            VirtbusError: 503 `volume_growing`: repeat; as `opened`.
+        """
+        mark = self.filled(ref)
+        if mark is None or ref.kind is not PoolKind.LVM or mark.size_bytes >= ref.size_bytes:
+            return None if mark is None else mark.size_bytes
+        with self.opened(ref, "grow", ref.size_bytes) as device:
+            until_s = time.monotonic() + GROW_S
+            at, end = mark.size_bytes, device.room_bytes
+            while at < min(end, device.old_bytes) and time.monotonic() < until_s:
+                count = min(ZERO_BYTES, end - at)
+                device.zero(at, count)
+                at += count
+            at = end if device.old_bytes < end else at
+            device.sync()
+            device.put_filled(mark.model_copy(update={"size_bytes": at}))
+        if at < end:
+            message = f"the volume {ref.name} grows: {at} of {end} bytes"
+            raise VirtbusError(Code.UNAVAILABLE, "volume_growing", message, after_ms=500)
+        return at
 
     def owner(self, ref: VolumeRef) -> VolumeRef | None:
         """Return the volume that the device is claimed for; None for none."""
@@ -201,7 +111,7 @@ class Devices:
         Raises:
             VirtbusError: 400 `disk_too_large`; as `Device.put_claim`.
         """
-        with self.opened(ref) as device:
+        with self.opened(ref, "make", size_bytes) as device:
             if size_bytes > device.room_bytes:
                 message = (
                     f"the volume {ref.name} would have {format_bytes(size_bytes)}; its device has "
@@ -210,7 +120,7 @@ class Devices:
                 raise VirtbusError(Code.INVALID, "disk_too_large", message)
             device.put_claim(ref)
             device.drop_filled()
-            return device.room_bytes
+            return device.old_bytes
 
     def zero(self, ref: VolumeRef, at: int, count: int) -> None:
         """Make a part of the device zero."""
@@ -254,22 +164,31 @@ class Devices:
                     kind="filled",
                     ref=ref,
                     digest=digest,
-                    size_bytes=size_bytes,
+                    size_bytes=device.seen_bytes(size_bytes),
                     operation=operation,
                 )
             )
 
-    def begin_release(self, ref: VolumeRef) -> int:
-        """Return the bytes that must become zero before `end_release`; 0: not our device."""
+    def begin_release(self, ref: VolumeRef) -> int | None:
+        """Return the bytes that must become zero before `end_release`; None: not our device."""
         with self.opened(ref) as device:
             there = device.claim()
             if there is None or there.ref.folder != ref.folder:
-                return 0
+                return None
             device.drop_filled()
-            return device.room_bytes
+            return device.old_bytes
 
     def end_release(self, ref: VolumeRef) -> None:
         """Give the device up: its content is gone."""
         with self.opened(ref) as device:
             device.sync()
             device.drop_claim()
+
+
+def _unopened(ref: VolumeRef, error: OSError) -> VirtbusError:
+    """Return the error for a device that the agent does not open, or not make."""
+    why = error.strerror or "its agent does not answer"
+    if error.errno == errno.ENOSPC:
+        return disk_full(f"the volume {ref.name} has no room: {why}")
+    message = f"the device of the volume {ref.name} cannot be opened: {why}"
+    return VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=5000)

@@ -4,21 +4,33 @@ All methods block on the disk. A pool that hangs is measured in a thread of its 
 else touches it then (`pool_probes.py`).
 """
 
+import logging
 import os
 from collections.abc import Mapping
 
-from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings
+from virtbus.bus.runtime.pool_settings import LocalPool, LvmPool, PoolSettings
 from virtbus.imaged.core.disk_requests import refuse_unfilled
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.devices import Devices, OpenDevice
 from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.logical_volumes import AskLogical, LogicalVolumes, no_group
 from virtbus.imaged.edge.partial_download import disk_full
 from virtbus.imaged.edge.volume_files import DISK, PAGE, VolumeFolders
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import HeldResources, MadeDisk
-from virtbus.schemas.pool import ABILITIES, LOCAL, USABLE, PoolKind, PoolReport, PoolState
+from virtbus.schemas.node_rpc import HeldResources, HeldVolume, MadeDisk
+from virtbus.schemas.pool import (
+    ABILITIES,
+    LOCAL,
+    ON_DEVICES,
+    USABLE,
+    PoolKind,
+    PoolReport,
+    PoolState,
+)
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume_ref import VolumeRef
+
+log = logging.getLogger(__name__)
 
 _STEPS = 256
 """A report's sizes are multiples of a 256th of the pool, so that it changes rarely."""
@@ -39,10 +51,13 @@ class Pools:
         settings: Mapping[str, PoolSettings] | None = None,
         limits: SpaceLimits | None = None,
         open_device: OpenDevice = no_device,
+        ask_logical: AskLogical = no_group,
     ) -> None:
         self.files = files
-        self.devices = Devices(open_device)
         """The folders of VMs, next to those of the pools."""
+        self._logical_volumes = LogicalVolumes(ask_logical)
+        self.devices = Devices(open_device, self._logical_volumes)
+        self._groups = [name for name, one in (settings or {}).items() if isinstance(one, LvmPool)]
         self._settings = {
             name: one
             for name, one in (settings or {LOCAL: LocalPool(kind=PoolKind.LOCAL)}).items()
@@ -86,19 +101,20 @@ class Pools:
         """Return the disk of a volume that has no file on this host: a device, or on a server.
 
         Raises:
-            VirtbusError: 503 `volume_not_filled`; as `Devices.opened`.
+            VirtbusError: 503 `volume_not_filled`; as `Devices.grown_bytes`.
         """
-        abilities = ABILITIES[ref.kind]
-        if not abilities.assigned:
+        if ABILITIES[ref.kind].shared:
+            return MadeDisk(virtual_size_bytes=ref.size_bytes)
+        if ref.kind not in ON_DEVICES:
             return None
-        size_bytes = self.devices.filled_bytes(ref) if abilities.copies else ref.size_bytes
+        size_bytes = self.devices.grown_bytes(ref)
         if size_bytes is None:
             refuse_unfilled(ref)
         return MadeDisk(virtual_size_bytes=size_bytes or ref.size_bytes)
 
     def has_content(self, ref: VolumeRef) -> bool:
         """Return True if the first content of a copied volume is complete."""
-        if ABILITIES[ref.kind].assigned:
+        if ref.kind in ON_DEVICES:
             return self.devices.filled_bytes(ref) is not None
         return self.of(ref).read(ref.folder, DISK) is not None
 
@@ -134,10 +150,22 @@ class Pools:
 
     def page(self, after: str) -> HeldResources:
         """Return the first volumes of all pools whose folder is greater than `after`."""
-        pages = [folders.page(after) for folders in self._folders.values()]
-        found = sorted((one for page in pages for one in page.volumes), key=lambda one: one.folder)
-        more = len(found) > PAGE or any(page.more for page in pages)
+        pages = [
+            (one.volumes, one.more) for one in (of.page(after) for of in self._folders.values())
+        ]
+        pages += [self._logical_page(name, after) for name in self._groups]
+        found = sorted((one for page, _ in pages for one in page), key=lambda one: one.folder)
+        more = len(found) > PAGE or any(more for _, more in pages)
         return HeldResources(volumes=tuple(found[:PAGE]), more=more)
+
+    def _logical_page(self, name: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
+        """Return the volumes of a volume group; none if it is gone, as of a missing directory."""
+        try:
+            return self._logical_volumes.page(name, after)
+        except OSError as error:
+            extra = {"code": "pool_unlisted"}
+            log.warning("the volumes of pool %s are unknown: %s", name, error, extra=extra)
+            return (), False
 
     # --- measures ---------------------------------------------------------------------------
     def unmeasured(self, name: str) -> PoolReport:

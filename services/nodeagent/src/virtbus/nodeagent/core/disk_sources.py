@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtbus.bus.runtime.pool_settings import PoolSettings
-from virtbus.nodeagent.core.network_disks import NetworkDisk, device_of, network_disk
+from virtbus.nodeagent.core.network_disks import ALL_BYTES, NetworkDisk, device_of, network_disk
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import ABILITIES, END_BYTES, LOCAL, PoolKind
+from virtbus.schemas.pool import ABILITIES, END_BYTES, LOCAL, ON_DEVICES, PoolKind
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -59,7 +59,8 @@ class DiskSource:
     network: NetworkDisk | None = None
     """The disk is on a server, and has no file."""
     device_bytes: int = 0
-    """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
+    """The path is a device, of which the guest sees so many bytes, or `ALL_BYTES`; 0: it is a
+    file."""
     device: bool = False
     """The path is a device that the spec names, and it is not checked yet."""
     reserved_bytes: int = 0
@@ -126,8 +127,8 @@ def disk_sources(
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
         ref = record.volume_refs.get(volume.name)
-        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].assigned:
-            sources[volume.name] = _assigned(ref, pools)
+        if volume.volume is not None and ref is not None and _has_no_file(ref):
+            sources[volume.name] = _without_file(volume.name, ref, disk, pools)
             continue
         # text, because pathlib's joins would cost 20 us per volume
         image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
@@ -145,11 +146,21 @@ def disk_sources(
     return sources
 
 
-def _assigned(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> DiskSource:
-    """Return the source of a volume whose place the operator of its pool has assigned."""
-    if ref.kind is PoolKind.BLOCK:
-        path = device_of(ref, pools)
-        return DiskSource(path, ImageFormat.RAW, volume=True, device_bytes=ref.size_bytes)
+def _has_no_file(ref: VolumeRef) -> bool:
+    return ref.kind in ON_DEVICES or ABILITIES[ref.kind].shared
+
+
+def _without_file(
+    name: str, ref: VolumeRef, made: MadeDisk, pools: Mapping[str, PoolSettings]
+) -> DiskSource:
+    """Return the source of a volume on a device or on a server."""
+    if ref.kind in ON_DEVICES:
+        path, size_bytes = device_of(ref, pools), ref.size_bytes
+        if ref.kind is PoolKind.LVM:
+            if made.virtual_size_bytes < size_bytes:  # its end may have data of another volume
+                raise refused(name, "imaged has not made it as large as its record says")
+            size_bytes = ALL_BYTES
+        return DiskSource(path, ImageFormat.RAW, volume=True, device_bytes=size_bytes)
     return DiskSource("", ImageFormat.RAW, volume=True, network=network_disk(ref, pools))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from virtbus.bus.runtime.pool_settings import (
     BlockPool,
     IscsiPool,
+    LvmPool,
     NbdPool,
     NfsPool,
     PoolSettings,
@@ -17,11 +18,13 @@ from virtbus.bus.runtime.pool_settings import (
     ServerPool,
 )
 from virtbus.nodeagent.core.element import Element, el
+from virtbus.nodeagent.core.logical_volumes import device_path
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.pool import ABILITIES, PoolKind
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
+ALL_BYTES = -1
 NO_ROOM = (
     "the disk of its host is full or failing: free space there; the guest then continues by itself"
 )
@@ -113,13 +116,20 @@ def _auth(login: Login | None) -> Element | None:
 def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
     """Return the path of a volume's device; raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
-    if not isinstance(pool, BlockPool) or ref.key not in pool.volumes:
-        raise _unassigned(ref)
-    return pool.volumes[ref.key]
+    if isinstance(pool, LvmPool) and ref.kind is PoolKind.LVM:
+        return device_path(pool, f"{ref.pool}/{ref.folder}")
+    if ref.kind is PoolKind.BLOCK and isinstance(pool, BlockPool) and ref.key in pool.volumes:
+        return pool.volumes[ref.key]
+    raise _unassigned(ref)
 
 
 def device_source(path: str, size_bytes: int) -> Element:
-    """Return the `<source>` of a device. The guest sees its first bytes, and not the marks."""
+    """Return the `<source>` of a device. The guest sees its first bytes, and not the marks.
+
+    `ALL_BYTES` is a device without marks, which may grow.
+    """
+    if size_bytes == ALL_BYTES:
+        return el("source", dev=path)
     part = el("slice", type="storage", offset=0, size=-(-size_bytes // 512) * 512)
     return el("source", el("slices", part), dev=path)
 

@@ -2,10 +2,12 @@
 
 A request names a pool and a volume, or a device. That is one of the setting `devices_allowed`, and
 a VM of this node begins with an image on it. The answer has the open device, or the reason of a
-refusal. Only root and the owner of the disks' folder get an answer.
+refusal. Only root and the owner of the disks' folder get an answer. A request with `do` is for a
+logical volume, which the agent also makes, grows, marks and removes.
 """
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -16,14 +18,25 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from virtbus.bus.client.accept_loop import accepted
-from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
+from virtbus.bus.runtime.device_socket import (
+    FULL,
+    GRANTED,
+    GROUP_S,
+    MAX_BYTES,
+    REFUSED,
+    LogicalRequest,
+)
 from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
 from virtbus.nodeagent.edge.allowed_devices import allowed_device
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.volume_groups import VolumeGroup
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.wire import encode_json, validate
 
 TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
 _PEER = struct.Struct("3i")
-_REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError
+_REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError, VirtbusError
+_NO_GROUPS: Mapping[str, VolumeGroup] = {}
 
 
 class DeviceDoor:
@@ -36,6 +49,7 @@ class DeviceDoor:
         pools: Mapping[str, PoolSettings],
         devices_allowed: Sequence[str] = (),
         wanted: Callable[[], Collection[str]] = tuple,
+        groups: Mapping[str, VolumeGroup] = _NO_GROUPS,
     ) -> None:
         """`wanted` returns the paths of devices that VMs of this node have with an image."""
         self._path = path
@@ -43,10 +57,11 @@ class DeviceDoor:
         self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
         self._devices_allowed = devices_allowed
         self._wanted = wanted
+        self._groups = groups
 
     async def serve(self) -> None:
         """Serve until cancelled. Without any device there is no socket."""
-        if not self._pools and not self._devices_allowed:
+        if not (self._pools or self._devices_allowed or self._groups):
             return
         self._path.unlink(missing_ok=True)
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listening:
@@ -77,16 +92,23 @@ class DeviceDoor:
         devices: list[int] = []
         with closing(peer), suppress(OSError):  # of a peer that has gone
             try:
-                async with asyncio.timeout(TIMEOUT_S):
+                async with asyncio.timeout(TIMEOUT_S) as limit:
                     want = json.loads(await loop.sock_recv(peer, MAX_BYTES))
-                    if "device" in want:
-                        await self._until_wanted(str(want["device"]))
-                    await in_thread(lambda: devices.append(self._opened(peer, want)))
+                    if "do" in want:
+                        limit.reschedule(loop.time() + GROUP_S)
+                        told = await self._logical(peer, validate(LogicalRequest, want), devices)
+                    else:
+                        if "device" in want:
+                            await self._until_wanted(str(want["device"]))
+                        await in_thread(lambda: devices.append(self._opened(peer, want)))
+                        told = b""
                 socket.send_fds(peer, [GRANTED], devices)
+                await loop.sock_sendall(peer, told)
             except _REASONS as error:
                 why = getattr(error, "strerror", None) or str(error) or "it does not answer"
                 text = why.encode(errors="replace")[: MAX_BYTES - 1]
-                await loop.sock_sendall(peer, REFUSED + text)
+                full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+                await loop.sock_sendall(peer, (FULL if full else REFUSED) + text)
             finally:
                 for device in devices:
                     os.close(device)
@@ -104,13 +126,30 @@ class DeviceDoor:
                 raise ValueError(msg)
             await asyncio.sleep(RECORD_S / 40)
 
-    def _opened(self, peer: socket.socket, want: dict[str, str]) -> int:
-        """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
+    async def _logical(
+        self, peer: socket.socket, want: LogicalRequest, devices: list[int]
+    ) -> bytes:
+        """Do a request for a logical volume, whose open device is added to `devices`."""
+        await in_thread(lambda: self._check_peer(peer))
+        group = self._groups.get(want.pool)
+        if group is None:
+            msg = f"this node has no pool {want.pool} of the kind lvm (pools.toml)"
+            raise ValueError(msg)
+        answer, device = await group.do(want)
+        if device is not None:
+            devices.append(device)
+        return encode_json(answer)
+
+    def _check_peer(self, peer: socket.socket) -> None:
         size = _PEER.size
         _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         if user not in {0, self._disks.stat().st_uid}:
             msg = "only imaged may open devices"
             raise ValueError(msg)
+
+    def _opened(self, peer: socket.socket, want: dict[str, str]) -> int:
+        """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
+        self._check_peer(peer)
         if "device" in want:
             path = allowed_device(str(want["device"]), self._devices_allowed)
         else:

@@ -98,7 +98,10 @@ class LibvirtDevices:
 
 
 def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
-    """Raise 409 `layers_differ` if libvirt would grow another file than that of the guest."""
+    """Raise 409 `layers_differ` if libvirt would grow another file than that of the guest.
+
+    A device has no layers.
+    """
     named = named_files(domain.XMLDesc()).get(target)
-    if named not in used_files(domain):
+    if named is not None and named not in used_files(domain):
         raise layers_differ()

@@ -22,6 +22,7 @@ from virtbus.schemas.disk import Disk, DiskBus
 from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
+from virtbus.schemas.pool import ON_DEVICES
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -45,7 +46,7 @@ async def change_disks(
         found = await tools.plugs.devices(record.uid)
         guest = found or GuestDevices()
         gone, waits = await _unplug(record, guest, tools)
-        waits |= await _grow(record, guest, tools, known.addresses)
+        waits |= await _grow(record, guest, image, tools, known.addresses)
     except VirtbusError as error:
         names = {*record.detaching, *known.pending} or {"disks"}
         return replace(known, pending=dict.fromkeys(names, f"tried again: {error}"))
@@ -103,7 +104,11 @@ async def _released(
 
 
 async def _grow(
-    record: VmRecord, guest: GuestDevices, tools: AgentPorts, addresses: Addresses
+    record: VmRecord,
+    guest: GuestDevices,
+    image: Dependency[ImageReady],
+    tools: AgentPorts,
+    addresses: Addresses,
 ) -> dict[str, str]:
     """Grow the disks whose bus tells the guest; return reasons for those that failed."""
     waits = {}
@@ -114,6 +119,9 @@ async def _grow(
         if disk.name not in sizes or not here or fixed or ABILITIES[disk.bus][Verb.GROW].refused:
             continue
         try:
+            ref = record.volume_refs.get(disk.name)
+            if ref is not None and ref.kind in ON_DEVICES:  # imaged makes it larger first
+                await _files(record, image, tools)
             at = target(disk, addresses)
             await tools.plugs.grow(record.uid, {at: sizes[disk.name]})
         except (VirtbusError, KeyError) as error:

@@ -1,0 +1,147 @@
+"""Opens logical volumes as devices whose marks are LVM's tags (ADR 0088).
+
+The agent makes them and writes their tags. A volume that grows keeps its marks, and its guest sees
+all of it. All methods block.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from virtbus.bus.runtime.device_socket import LogicalAnswer, LogicalRequest
+from virtbus.imaged.core.device_marks import DeviceMark
+from virtbus.imaged.edge.device_io import Device
+from virtbus.schemas.node_rpc import HeldVolume
+from virtbus.schemas.pool import PoolKind
+from virtbus.schemas.volume_ref import VolumeRef
+
+AskLogical = Callable[[LogicalRequest], tuple[LogicalAnswer, int | None]]
+"""Asks the agent, as `device_socket.ask_logical`."""
+AT_ONCE, WAIT_S = 2, 5.0
+"""Requests that may wait for the agent. A volume group that hangs keeps no other disk thread."""
+
+
+def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
+    """Raise OSError: the node has no volume group."""
+    raise OSError(0, "this node has no pool of the kind lvm")
+
+
+class LogicalVolume(Device):
+    """One logical volume; without a descriptor there is none."""
+
+    def __init__(
+        self, ref: VolumeRef, ask: AskLogical, answer: LogicalAnswer, descriptor: int | None
+    ) -> None:
+        self._ref = ref
+        self._ask = ask
+        self._answer = answer
+        self.descriptor = -1 if descriptor is None else descriptor
+        self.room_bytes = answer.size_bytes
+
+    def close(self) -> None:
+        """Close it, once."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    @property
+    def old_bytes(self) -> int:
+        """Return the bytes that had other data before, as extents of the group."""
+        return 0 if self._answer.thin else self.room_bytes
+
+    def seen_bytes(self, size_bytes: int) -> int:
+        """Return its whole size, which is that of the volume in whole extents."""
+        return max(size_bytes, self.room_bytes)
+
+    def claim(self) -> DeviceMark | None:
+        """Return the claim, which is its existence."""
+        return DeviceMark(kind="claim", ref=self._ref) if self.room_bytes else None
+
+    def filled(self) -> DeviceMark | None:
+        """Return the mark of complete content."""
+        size_bytes, operation = self._answer.filled_bytes, self._answer.operation
+        if not size_bytes:
+            return None
+        return DeviceMark(kind="filled", ref=self._ref, size_bytes=size_bytes, operation=operation)
+
+    def put_claim(self, ref: VolumeRef) -> None:
+        """Do nothing: the agent has made it for this volume."""
+
+    def put_filled(self, mark: DeviceMark) -> None:
+        """Mark the content as complete, durable on return."""
+        self._tell("mark", mark.size_bytes, mark.operation)
+
+    def drop_filled(self) -> None:
+        """Remove the mark of complete content, durable on return."""
+        if self._answer.filled_bytes:
+            self._tell("unmark")
+
+    def drop_claim(self) -> None:
+        """Remove the logical volume, which nobody may have open then."""
+        self.close()
+        self._tell("remove")
+
+    def _tell(
+        self, do: Literal["mark", "unmark", "remove"], size_bytes: int = 0, operation: str = ""
+    ) -> None:
+        request = _request(self._ref, do, size_bytes)
+        self._ask(request.model_copy(update={"operation": operation}))
+
+
+class LogicalVolumes:
+    """The logical volumes of the node's pools."""
+
+    def __init__(self, ask: AskLogical = no_group) -> None:
+        self._ask_agent = ask
+        self._at_once = threading.BoundedSemaphore(AT_ONCE)
+
+    def opened(
+        self, ref: VolumeRef, do: Literal["open", "make", "grow"], size_bytes: int
+    ) -> LogicalVolume:
+        """Return the logical volume of a volume, made or grown before if `do` says so.
+
+        Raises:
+            OSError: the reason of the agent; ENOSPC if there is no room.
+        """
+        return LogicalVolume(ref, self._ask, *self._ask(_request(ref, do, size_bytes)))
+
+    def page(self, pool: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
+        """Return volumes of a pool whose folder is greater than `after`, and if more follow.
+
+        Raises:
+            OSError: as `opened`.
+        """
+        answer, _ = self._ask(LogicalRequest(pool=pool, volume=after, do="list"))
+        found = tuple(_held(pool, folder, size) for folder, size in answer.volumes.items())
+        return found, answer.more
+
+    def _ask(self, request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
+        if not self._at_once.acquire(timeout=WAIT_S):
+            raise OSError(0, "its agent is busy with other logical volumes")
+        try:
+            return self._ask_agent(request)
+        finally:
+            self._at_once.release()
+
+
+def _request(
+    ref: VolumeRef,
+    do: Literal["open", "make", "grow", "mark", "unmark", "remove"],
+    size_bytes: int,
+) -> LogicalRequest:
+    return LogicalRequest(pool=ref.pool, volume=ref.folder, do=do, size_bytes=size_bytes)
+
+
+def _held(pool: str, folder: str, size_bytes: int) -> HeldVolume:
+    namespace, name, uid = folder.split(".")
+    ref = VolumeRef(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        size_bytes=size_bytes,
+        copied=True,
+        pool=pool,
+        kind=PoolKind.LVM,
+    )
+    return HeldVolume(folder=folder, ref=ref)
