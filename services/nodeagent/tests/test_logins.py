@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 import pytest
 
-from virtbus.nodeagent.core.network_disks import Login
+from virtbus.nodeagent.core.servers.port import Login
 from virtbus.nodeagent.edge import libvirt_logins
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import PREFIX, LibvirtLogins

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from virtbus.nodeagent.core.disk_sources import DiskSource
-from virtbus.nodeagent.core.network_disks import Login
+from virtbus.nodeagent.core.servers.port import Login
 
 
 class Logins(Protocol):

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 from virtbus.bus.runtime.pool_settings import (
     BlockPool,
-    IscsiPool,
     LvmPool,
-    NbdPool,
-    NfsPool,
     PoolSettings,
-    RbdPool,
     ServerPool,
 )
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.logical_volumes import device_path
+from virtbus.nodeagent.core.servers.kinds import server_of
+from virtbus.nodeagent.core.servers.port import Login
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.pool import ABILITIES, PoolKind
 from virtbus.schemas.vm import VmRecord
@@ -35,19 +33,6 @@ NO_SERVER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """A login of a disk at its server. The secret is in a file of the node."""
-
-    kind: str
-    """libvirt's type of the secret: `iscsi`, `ceph`."""
-    user: str
-    secret_file: str
-    id: str
-    """The UUID of libvirt's secret. For a guest it is the volume's own. A volume has one guest, so
-    no two starts share one."""
-
-
-@dataclass(frozen=True, slots=True)
 class NetworkDisk:
     """A volume on a server."""
 
@@ -56,22 +41,12 @@ class NetworkDisk:
     login: Login | None = None
 
 
-_SECRET_KINDS = {PoolKind.ISCSI: "iscsi", PoolKind.RBD: "ceph"}
-
-
 def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDisk:
     """Return the network disk of a volume; raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
     if not isinstance(pool, ServerPool) or ref.key not in pool.volumes:
         raise _unassigned(ref)
-    return NetworkDisk(pool, pool.volumes[ref.key], login_of(pool, ref.uid))
-
-
-def login_of(pool: ServerPool, id_: str) -> Login | None:
-    """Return the login at a pool's server, with the UUID of its secret; None if it needs none."""
-    if isinstance(pool, IscsiPool | RbdPool) and pool.user:
-        return Login(_SECRET_KINDS[pool.kind], pool.user, pool.secret_file, id_)
-    return None
+    return NetworkDisk(pool, pool.volumes[ref.key], server_of(pool).login(ref.uid))
 
 
 def _unassigned(ref: VolumeRef) -> VirtbusError:
@@ -83,34 +58,8 @@ def _unassigned(ref: VolumeRef) -> VirtbusError:
 
 
 def network_source(disk: NetworkDisk) -> Element:
-    """Return the `<source>` of a network disk. Without `tls`, libvirt's default would apply."""
-    pool, name = disk.pool, disk.place
-    match pool:
-        case NbdPool():
-            host = el("host", name=pool.host, port=pool.port)
-            tls = "yes" if pool.tls else "no"
-            return el("source", host, protocol="nbd", name=name, tls=tls)
-        case IscsiPool():
-            host = el("host", name=pool.host, port=pool.port)
-            return el("source", host, _auth(disk.login), protocol="iscsi", name=name)
-        case RbdPool():
-            hosts = [el("host", name=one, port=pool.port) for one in pool.monitors]
-            return el("source", *hosts, _auth(disk.login), protocol="rbd", name=name)
-        case NfsPool():
-            host = el("host", name=pool.host)
-            return el("source", host, _nfs_ids(pool), protocol="nfs", name=name)
-
-
-def _nfs_ids(pool: NfsPool) -> Element | None:
-    if pool.user is None:
-        return None
-    return el("identity", user=f"+{pool.user}", group=f"+{pool.group}")
-
-
-def _auth(login: Login | None) -> Element | None:
-    if login is None:
-        return None
-    return el("auth", el("secret", type=login.kind, uuid=login.id), username=login.user)
+    """Return the `<source>` of a network disk."""
+    return server_of(disk.pool).source(disk.place, disk.login)
 
 
 def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 import libvirt
 
 from virtbus.nodeagent.core.element import el, to_text
-from virtbus.nodeagent.core.network_disks import Login
+from virtbus.nodeagent.core.servers.port import Login
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 import libvirt
 
-from virtbus.bus.runtime.pool_settings import NbdPool, NfsPool, ServerPool
+from virtbus.bus.runtime.pool_settings import ServerPool
 from virtbus.nodeagent.core.element import Element, el, to_text
-from virtbus.nodeagent.core.network_disks import Login, NetworkDisk, login_of, network_source
+from virtbus.nodeagent.core.network_disks import NetworkDisk, network_source
+from virtbus.nodeagent.core.servers.kinds import server_of
+from virtbus.nodeagent.core.servers.port import Login
 from virtbus.nodeagent.edge.libvirt_errors import cause
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_logins import LibvirtLogins
@@ -62,7 +64,7 @@ class LibvirtSizes:
         """
         if not pool.volumes:
             return {}
-        login = login_of(pool, str(uuid.uuid4()))
+        login = server_of(pool).login(str(uuid.uuid4()))
         places = sorted(pool.volumes.items())
         disks = {key: _disk(NetworkDisk(pool, place, login)) for key, place in places}
         question = _Question(self._name, _domain(self._name, pool), disks)
@@ -179,7 +181,7 @@ def _label(pool: ServerPool) -> Element | None:
 
     Only QEMU's own user reads the keys of TLS, and only it is known to an NFS server without ids.
     """
-    if isinstance(pool, NbdPool) or (isinstance(pool, NfsPool) and pool.user is None):
+    if server_of(pool).needs_qemus_user:
         return None
     label = el("label", _NOBODY)
     return el("seclabel", label, type="static", model="dac", relabel="no")

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from virtbus.bus.runtime.pool_settings import PROBE_S, NbdPool, PoolSettings, ServerPool
+from virtbus.bus.runtime.pool_settings import PROBE_S, PoolSettings, ServerPool
 from virtbus.nodeagent.core.away_servers import AwayServers
 from virtbus.nodeagent.core.known_sizes import KnownSizes
-from virtbus.nodeagent.core.server_answers import FirstWords, first_words, hosts
+from virtbus.nodeagent.core.servers.kinds import server_of
+from virtbus.nodeagent.core.servers.port import FirstWords
 from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
@@ -52,7 +53,7 @@ class PoolServers:
         async with asyncio.TaskGroup() as group:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
-                if not tells_sizes(pool):
+                if not server_of(pool).tells_sizes:
                     group.create_task(self._measure(name, pool))
 
     async def _follow(self, name: str, pool: ServerPool) -> None:
@@ -60,7 +61,7 @@ class PoolServers:
         while True:
             self._states[name] = await probed(pool)
             self._away.set(name, away=self._is_away(name))
-            if tells_sizes(pool) and not self._is_away(name) and loop.time() >= due_s:
+            if server_of(pool).tells_sizes and not self._is_away(name) and loop.time() >= due_s:
                 self._sizes[name].confirm(await place_sizes(pool), self._time_ns())
                 due_s = loop.time() + PLACES_S
             self._report()
@@ -100,11 +101,6 @@ class PoolServers:
         )
 
 
-def tells_sizes(pool: ServerPool) -> bool:
-    """Return True if the server reports the sizes of its exports without a login or a key."""
-    return isinstance(pool, NbdPool) and not pool.tls
-
-
 async def place_sizes(pool: ServerPool) -> dict[str, int]:
     """Return the sizes of the places that such a server tells, by volume."""
     sizes = await export_sizes(pool.host, pool.port, sorted(pool.volumes.values()))
@@ -114,7 +110,7 @@ async def place_sizes(pool: ServerPool) -> dict[str, int]:
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:
     """Return the state of a server, and the reason if it is not Ready."""
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(_probed(pool, host)) for host in hosts(pool)]
+        asked = [group.create_task(_probed(pool, host)) for host in server_of(pool).hosts]
     found = [one.result() for one in asked]
     state, message = min(found, key=lambda one: _BEST_FIRST.index(one[0]))
     if state is PoolState.GONE:
@@ -123,7 +119,7 @@ async def probed(pool: ServerPool) -> tuple[PoolState, str]:
 
 
 async def _probed(pool: ServerPool, host: str) -> tuple[PoolState, str]:
-    words, at = first_words(pool), f"{host}:{pool.port}"
+    words, at = server_of(pool).first_words(), f"{host}:{pool.port}"
     began_s = asyncio.get_running_loop().time()
     answer, why = await _answer(words, host, pool.port)
     if answer and not words.is_greeting(answer):

@@ -11,9 +11,9 @@ from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.logins import logins_of
-from virtbus.nodeagent.core.network_disks import Login
 from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
+from virtbus.nodeagent.core.servers.port import Login
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.nodeagent.vm.observation import FOUND

@@ -1,0 +1,1 @@
+"""The servers of pools, one module for each kind, behind one port."""

@@ -1,0 +1,45 @@
+"""NFS servers with version 3 of the protocol. Volumes are raw files."""
+
+import struct
+
+from virtbus.bus.runtime.pool_settings import NfsPool
+from virtbus.nodeagent.core.element import Element, el
+from virtbus.nodeagent.core.servers.port import FirstWords, Login, Server
+
+# RFC 5531: a call of the procedure NULL of NFS (RFC 1813), in one record.
+_NFS_CALL = struct.pack(">11I", 2**31 + 40, 1, 0, 2, 100003, 3, 0, 0, 0, 0, 0)
+_NFS_REPLY = struct.Struct(">7I")
+"""The record's mark; then number, direction, acceptance, verifier (two words) and result."""
+
+
+def _why_not(answer: bytes) -> str:
+    *_, accepted, _flavor, _length, result = _NFS_REPLY.unpack(answer)
+    return "" if accepted == result == 0 else "does not serve version 3 of NFS; enable it"
+
+
+_WORDS = FirstWords(
+    _NFS_CALL,
+    _NFS_REPLY.size,
+    lambda answer: answer[4:12] == struct.pack(">II", 1, 1),
+    _why_not,
+)
+
+
+class NfsServer(Server[NfsPool]):
+    """An NFS server, which knows its users by ids."""
+
+    def __init__(self, pool: NfsPool) -> None:
+        super().__init__(pool)
+        self.needs_qemus_user = pool.user is None
+
+    def source(self, place: str, login: Login | None) -> Element:
+        """Return the `<source>`, with the ids that the server sees."""
+        del login
+        pool, ids = self.pool, None
+        if pool.user is not None:
+            ids = el("identity", user=f"+{pool.user}", group=f"+{pool.group}")
+        return el("source", el("host", name=pool.host), ids, protocol="nfs", name=place)
+
+    def first_words(self) -> FirstWords:
+        """Return a call of the procedure NULL."""
+        return _WORDS

@@ -1,0 +1,78 @@
+"""The port of a pool's server: the agent's view of a protocol. Each kind has one module."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from virtbus.bus.runtime.pool_settings import IscsiPool, NbdPool, NfsPool, RbdPool
+from virtbus.nodeagent.core.element import Element, el
+
+P = TypeVar("P", NbdPool, IscsiPool, RbdPool, NfsPool)
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A login of a disk at its server. The secret is in a file of the node."""
+
+    kind: str
+    """libvirt's type of the secret: `iscsi`, `ceph`."""
+    user: str
+    secret_file: str
+    id: str
+    """The UUID of libvirt's secret. For a guest it is the volume's own. A volume has one guest, so
+    no two starts share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstWords:
+    """The bytes that a client sends first, and the judgement of the answer.
+
+    They need no login and no key. So a probe proves that the server answers, and not that each of
+    its volumes can be opened; QEMU says that at the start of a guest.
+    """
+
+    sent: bytes
+    answer_bytes: int
+    """The bytes of the answer that are read."""
+    is_greeting: Callable[[bytes], bool]
+    """Return True if the bytes, which may be fewer, are of a server with this protocol."""
+    why_not: Callable[[bytes], str]
+    """Return why the pool cannot use a server with this answer; empty if it can."""
+
+
+class Server(ABC, Generic[P]):
+    """The server of one pool."""
+
+    tells_sizes = False
+    """True: it reports the sizes of its places without a login or a key, in NBD's own words."""
+    needs_qemus_user = False
+    """True: it serves only the user that QEMU has for guests."""
+
+    def __init__(self, pool: P) -> None:
+        self.pool: P = pool
+
+    @abstractmethod
+    def source(self, place: str, login: Login | None) -> Element:
+        """Return the `<source>` of a disk at a place."""
+
+    @abstractmethod
+    def first_words(self) -> FirstWords:
+        """Return what a probe sends and expects."""
+
+    def login(self, id_: str) -> Login | None:
+        """Return the login, with the UUID of its secret; None if it needs none."""
+        del id_
+        return None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return its hosts. One that answers is enough."""
+        return (self.pool.host,)
+
+
+def auth(login: Login | None) -> Element | None:
+    """Return the element of a login."""
+    if login is None:
+        return None
+    return el("auth", el("secret", type=login.kind, uuid=login.id), username=login.user)
