@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from virtbus.bus.runtime.recent import Recent
@@ -12,7 +11,6 @@ from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
-    mismatch,
     other_medium,
     overlay_size,
     refuse_unfilled,
@@ -23,6 +21,7 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.device_volumes import DeviceVolumes
+from virtbus.imaged.disk_bases import base_of
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders
@@ -185,7 +184,7 @@ class Disks:
             if found is not None:
                 files.renew_note(*place)
                 layers, lowest = self._layers.chain(found)
-                digest = self._base_of(disk, lowest)
+                digest = base_of(self._store, disk, lowest)
                 if disk.ref is not None and not missing:
                     self._note(record, disk.ref, digest)
                 if found.virtual_size_bytes < (disk.size_bytes or 0):
@@ -241,24 +240,6 @@ class Disks:
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         (files.replace if disk.drive else files.make)(folder, name, layout, made)
-
-    def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
-        """Return the digest of an existing disk's image, empty for an empty disk.
-
-        `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
-        """
-        path = Path(found.backing_path) if found.backing_path else None
-        if (path is not None) != (disk.source is not None):
-            raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
-        if path is None or disk.source is None:
-            return ""
-        if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
-            raise mismatch(disk.volume, "it rests on a file outside the image store")
-        digest = f"sha256:{path.name}"
-        pin = disk.source.file_digest
-        if pin is not None and not self._store.may_be(pin, digest):
-            raise mismatch(disk.volume, f"it was made of {digest}")
-        return digest
 
     # --- release -----------------------------------------------------------------------------
     async def release(self, uid: str, epoch: int, keep: QuarantineRequest | None = None) -> Gone:
