@@ -10,7 +10,8 @@ from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import NodeForgotten, VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.volume import VolumeSpec, VolumeState
-from virtbus.schemas.volume_api import VolumeCreated, VolumePage, VolumeView
+from virtbus.schemas.volume_api import VolumeCreated, VolumeHolder, VolumePage, VolumeView
+from virtbus.schemas.volume_spec import Access
 
 pytestmark = pytest.mark.integration
 
@@ -58,6 +59,29 @@ async def test_create_sends_the_spec_and_shows_the_volume(script: Script, cli: C
         "node": "n1",
     }
     assert (await cli("volume", "create", "data-1")).code == 2
+
+
+async def test_a_shared_volume_is_made_and_shown_with_all_holders(script: Script, cli: Cli) -> None:
+    spec = VolumeSpec(size=10 * 1024**3, access=Access.SHARED, protected=True)
+    holders = (VolumeHolder(uid=UID, name="web"), VolumeHolder(uid=f"{UID[:-1]}0"))
+    held = view(state=VolumeState.IN_USE, node="n1", spec=spec, holder=UID, holders=holders)
+    script.answer("volume", "create", VolumeCreated(volume=held, created=True))
+    ended = await cli("volume", "create", "data-1", "--size", "10GiB", "--access", "shared")
+    assert script.data("volume.create")[0]["spec"] == {"size": "10GiB", "access": "shared"}
+    assert ended.out.splitlines()[1].split()[2:6] == [
+        *("InUse,protected,shared", "10GiB", "n1", f"web,{UID[:-1]}0"),
+    ]
+
+
+async def test_a_detach_from_one_vm_waits_for_that_guest_only(script: Script, cli: Cli) -> None:
+    holders = (VolumeHolder(uid=UID, name="web", detaching=True),)
+    held = view(state=VolumeState.DETACHING, node="n1", holder=UID, holders=holders)
+    script.answer("volume", "detach", held)
+    script.answer("volume", "get", held)
+    assert (await cli("volume", "detach", "data-1", "db")).code == 0
+    assert script.data("volume.detach")[0]["vm"] == "db"
+    ended = await cli("volume", "detach", "data-1", "web", "--timeout", "0.1")
+    assert "is still being detached" in ended.err
 
 
 async def test_list_and_get_show_holders(script: Script, cli: Cli) -> None:

@@ -51,6 +51,10 @@ def test_a_volume_of_an_older_schema_is_refused() -> None:
         {"size": 0, "source": {"volume": "data", "vm": "web"}},
         {"size": 0, "source": {"volume": "data", "disk": "root"}},
         {"size": 0, "source": {"volume": "data", "snapshot": "s1"}},
+        {"size": "1GiB", "access": "many"},
+        {"size": "1GiB", "access": "shared", "source": {"image": "tiny"}},
+        {"size": 0, "access": "shared", "source": {"volume": "data"}},
+        {"size": "1GiB", "access": "shared", "retention": "Delete"},
     ],
 )
 def test_a_bad_spec_is_refused(spec: dict[str, object]) -> None:

@@ -45,6 +45,9 @@ def test_only_commands_that_name_it_remove_a_volume() -> None:
         if Data.VOLUME in one and one[Data.VOLUME].fate in ends
     }
     assert found == {"`volume delete`", "`node forget`"}
+    shared = {one for one, outcomes in FATES.items() if Data.SHARED_VOLUME in outcomes}
+    ends_shared = {one for one in shared if FATES[one][Data.SHARED_VOLUME].fate in ends}
+    assert ends_shared == found
     own = {event for event, one in FATES.items() if one.get(Data.OWN_VOLUME, STAYS).fate in ends}
     end_of_vm = {"`vm delete`", "a namespace of Kubernetes is deleted"}
     assert own == end_of_vm | {"`node forget`"}

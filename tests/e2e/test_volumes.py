@@ -1,4 +1,7 @@
-"""A volume's data outlives its VM, and only a delete of the volume removes it."""
+"""A volume's data outlives its VM, and only a delete of the volume removes it.
+
+Guests see each other's writes to a shared volume.
+"""
 
 import json
 from pathlib import Path
@@ -111,3 +114,63 @@ def _named(volume: str) -> dict[str, object]:
 
 def _root(volume: str) -> dict[str, object]:
     return {"name": "root", "volume": {"name": volume}}
+
+
+# Each guest writes its name to a block of the shared disk, and prints the other's block, both
+# without a page cache. It finds the disk by its size.
+SHARE = """#!/bin/sh
+disk() {
+    while read -r _ _ kib name; do [ "$kib" = 40960 ] && echo "$name"; done </proc/partitions
+}
+while sleep 0.3; do
+    [ "$now" = "$(disk)" ] || { now=$(disk); echo "DISK ${now:-gone}." >/dev/ttyS0; }
+    [ "$now" ] || continue
+    printf %-4096s MINE-{own} | dd of=/dev/$now bs=4096 seek={own} oflag=direct 2>/dev/null
+    text=$(dd if=/dev/$now bs=4096 skip={other} count=1 iflag=direct 2>/dev/null | head -c 16)
+    [ "$text" = "$seen" ] || { seen=$text; echo "SEEN $seen" >/dev/ttyS0; }
+done &
+"""
+
+
+def share(platform: Platform, own: int, other: int, folder: Path, *volume: str) -> str:
+    """Make the VM number `own`, whose guest prints the block of the VM number `other`."""
+    text = SHARE.replace("{own}", str(own)).replace("{other}", str(other))
+    use = ("--image", "tiny", "--memory", "128MiB", "--user-data", script(folder, text))
+    platform.create(f"share-{own}", *use, *volume, wait="ready")
+    return f"share-{own}"
+
+
+def test_guests_write_to_one_shared_volume(platform: Platform, tmp_path: Path) -> None:
+    platform.cli("volume", "create", "both", "--size", "40MiB", "--access", "shared")
+    one = share(platform, 1, 2, tmp_path, "--volume", "both")
+    two = share(platform, 2, 1, tmp_path)
+    platform.cli("volume", "attach", "both", two)
+    said(platform, two, "SEEN MINE-1")
+    said(platform, one, "SEEN MINE-2")
+    for command, reason in (
+        (("volume", "delete", "both"), "volume_in_use"),
+        (("volume", "update", "both", "--size", "48MiB"), "cannot_grow"),
+        (("volume", "move", "both", "--pool", POOL), "volume_shared"),
+        (("snapshot", "create", "s", "--vm", one), "no_snapshots"),
+        (("volume", "detach", "both"), "several_holders"),
+    ):
+        with pytest.raises(Refused) as refused:
+            platform.cli(*command, "-o", "json")
+        assert refused.value.error["reason"] == reason, refused.value.text
+
+    platform.cli("volume", "detach", "both", two)
+    said(platform, two, "DISK gone.")
+    view = json.loads(platform.cli("volume", "get", "both", "-o", "json"))
+    assert [holder["name"] for holder in view["holders"]] == [one]
+    platform.delete(two)
+    three = share(platform, 3, 1, tmp_path, "--volume", "both")  # while another guest has it
+    said(platform, three, "SEEN MINE-1")
+    platform.delete(one)
+    platform.delete(three)
+    (folder,) = (platform.state_dir / "disks" / "volumes").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"disk.raw", "record.json"}
+    blocks = (folder / "disk.raw").read_bytes()[: 4 * 4096].split()
+    assert [one.strip(b"\0") for one in blocks] == [b"MINE-1", b"MINE-2", b"MINE-3"]
+    platform.cli("volume", "delete", "both")
+    assert not folder.exists()
+    platform.nothing_left()

@@ -26,8 +26,12 @@ class SimDisks(NoDisks):
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    async def opened(self, ref: VolumeRef) -> bool:
-        guests = [domain for domain in self._host.domains.values() if domain.active]
+    async def opened(self, uid: str, ref: VolumeRef) -> bool:
+        guests = [
+            domain
+            for other, domain in self._host.domains.items()
+            if domain.active and (other == uid or not ref.shared)
+        ]
         return any(ref.folder in guest.volumes.values() for guest in guests)
 
 

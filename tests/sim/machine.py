@@ -32,7 +32,7 @@ from virtbus.schemas.security_group import NodeGroup
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.vm import VmRecord
 
-_FOLDER = re.compile(r"/volumes/([^/\"]+)/disk\.qcow2")
+_FOLDER = re.compile(r"/volumes/([^/\"]+)/disk\.(?:qcow2|raw)")
 _ALIAS = re.compile(r"<alias name=\"(ua-volume-[^\"]+)\"")
 _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
 

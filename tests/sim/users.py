@@ -34,6 +34,8 @@ EXPLAINED = frozenset(
         *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
         *("detaching", "volume_moving", "volume_exists", "no_pool", "snapshot_not_found"),
         *("snapshot_not_ready", "snapshot_in_use", "snapshot_elsewhere", "source_gone"),
+        *("several_holders", "cannot_grow", "volume_shared", "no_copies", "no_snapshots"),
+        "not_its_holder",
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -41,6 +43,8 @@ UNEXPORTED = frozenset(
     {"vm_runs", "unplaced", "deleting", "no_disk", "vm_not_found", "operation_ended"}
 )
 """Refusals of exports and cancels that other changes explain."""
+SHARES = 0.25
+"""The probability that a volume is shared."""
 RIVALS = 0.3
 """The probability that another user changes the VM at the same time."""
 
@@ -351,12 +355,22 @@ class VolumeUser(User):
                 if rng.random() < 0.5:
                     await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
                 await self._try("fill", about)
+                if spec.get("access"):
+                    await self._share(about)
                 await self._snapshot(about)
                 await self._move(about)
                 if rng.random() < 0.6:
                     await self._delete(about)
         except GaveUpError:
             return
+
+    async def _share(self, about: dict[str, Any]) -> None:
+        """Give the volume to several VMs, and take it from some."""
+        rng = random.Random(f"{self._number} {self._loop.time()} share")
+        for _ in range(rng.randrange(5)):
+            vm = {"vm": f"vm-{rng.randrange(self._plan.vms)}"}
+            await self._try(rng.choice(("attach", "attach", "detach")), about | vm)
+            await asyncio.sleep(rng.uniform(0.0, 15.0))
 
     async def _move(self, about: dict[str, Any]) -> None:
         """Move the volume to another node, and possibly change that meanwhile.
@@ -392,6 +406,8 @@ class VolumeUser(User):
         sources: list[dict[str, Any]] = [{}, {"image": "tiny", "full": True}, {"volume": other}]
         sources.append({"vm": f"vm-{self._rng.randrange(self._plan.vms)}"})
         source = self._rng.choices(sources, (4, 3, 2, 2))[0]
+        if random.Random(f"{self._number} {self._loop.time()} access").random() < SHARES:
+            return {"size": "64MiB", "access": "shared"}
         return {"size": 0 if {"volume", "vm"} & source.keys() else "64MiB", "source": source}
 
     async def _delete(self, about: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Observes volumes: one holder, on the node of the data, until an explicit delete."""
+"""Observes volumes: one holder, on the node of the data, until an explicit delete.
+
+A shared volume has several holders, on that one node.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -44,7 +47,8 @@ class VolumeObserver:
             self._moved(folder, old, record.node)
         if record.is_moving and record.holder:
             self._wrong("I1", f"{folder} is moved while {record.holder} holds it")
-        if old is not None and old.holder and record.holder not in {old.holder, ""}:
+        others = set(record.holders) - set(old.holders) if old is not None else set()
+        if old is not None and old.holders and others and not record.spec.is_shared:
             self._wrong("I1", f"{folder}: {record.holder} takes it from {old.holder}")
         self.records[folder], self._keys[entry.key] = record, folder
 
@@ -78,16 +82,19 @@ class VolumeObserver:
             self.opened(host, uid, folder)
 
     def opened(self, host: Host, uid: str, folder: str) -> None:
-        """A guest gets a volume: its VM holds it, and no other guest has it."""
+        """A guest gets a volume: its VM holds it, and no other guest has one that is not shared."""
         self._observer.note(host.name, "volume opened", uid, folder)
         if folder not in host.disk.volumes:
             self._wrong("I1", f"{uid} runs on {host.name} without its volume {folder}")
         record = self.records.get(folder)
-        if record is None or record.holder != uid:
+        if record is None or uid not in record.holders:
             self._wrong("I1", f"{uid} runs on {host.name} and does not hold {folder}")
         for other, there in self._users(folder):
-            if other != uid:
+            may_share = record is not None and record.spec.is_shared and there == host.name
+            if other != uid and not may_share:
                 self._wrong("I1", f"{uid} and {other} on {there} have {folder}")
+            elif other != uid:
+                self._observer.note("volume shared", folder, other, uid)
 
     def filled(self, host: Host, folder: str) -> None:
         """A volume gets its content on a host: only the one that its record names."""
@@ -150,22 +157,28 @@ class VolumeObserver:
 
     def at_rest(self) -> Iterator[tuple[str, str]]:
         """Yield volumes without their holders, data without a volume, and the reverse."""
-        records = [seen.record for seen in self._observer.vms.values() if seen.record is not None]
-        holders = {
-            ref.folder: record.uid for record in records for ref in record.volume_refs.values()
-        }
+        holders = self._holders()
         for folder, one in self.records.items():
-            if one.holder != holders.pop(folder, ""):
-                yield "I5", f"{folder} is held by {one.holder or 'nobody'}, and its VM differs"
+            if set(one.holders) != holders.pop(folder, set()):
+                yield "I5", f"{folder} is held by {one.holders}, and its VMs differ"
             yield from _left(folder, one)
-        for folder, uid in holders.items():
-            yield "I2", f"{uid} has lost its volume {folder}"
+        for folder, uids in holders.items():
+            yield "I2", f"{uids} have lost their volume {folder}"
         for host in self._hosts():
             for folder in host.disk.volumes:
                 there = self.records.get(folder)
                 if there is None or there.node != host.node:
                     yield "I5", f"{host.name} has the data of {folder}, which is not there"
         yield from self._fills()
+
+    def _holders(self) -> dict[str, set[str]]:
+        """Return the VMs whose records name a volume, by its folder."""
+        holders: dict[str, set[str]] = {}
+        records = (seen.record for seen in self._observer.vms.values())
+        for record in filter(None, records):
+            for ref in record.volume_refs.values():
+                holders.setdefault(ref.folder, set()).add(record.uid)
+        return holders
 
     def _fills(self) -> Iterator[tuple[str, str]]:
         """Yield copies that have not ended, and those whose state differs from their data."""
@@ -185,7 +198,7 @@ class VolumeObserver:
         """
         for folder, one in self.records.items():
             for uid, there in self._users(folder):
-                if uid != one.holder:
+                if uid not in one.holders:
                     yield "I1", f"{uid} on {there} has {folder} without holding it"
         for seen in self._observer.vms.values():
             record = seen.record

@@ -9,15 +9,18 @@ from xml.etree import ElementTree
 
 import pytest
 
+from virtbus.bus.runtime.pool_settings import NbdPool
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import QEMU_NAMESPACE, DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
+from virtbus.nodeagent.core.network_disks import NetworkDisk
 from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk_buses import MAX_DISKS
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Cpu,
@@ -37,6 +40,7 @@ from virtbus.schemas.vm import (
     VmSpec,
     Volume,
 )
+from virtbus.schemas.volume_ref import NamedVolume
 from virtbus.schemas.watchdog import I6300esb, Watchdog
 
 ElementTree.register_namespace("qemu", QEMU_NAMESPACE)
@@ -221,7 +225,46 @@ TUNED = VmSpec(
         ),
     ),
 )
+SHARED = VmSpec(
+    domain=Domain(
+        devices=Devices(
+            disks=tuple(
+                Disk.model_validate({"name": name} | more)
+                for name, more in (
+                    *(("root", {}), ("file", {}), ("direct", {"cache": "directsync"})),
+                    *(("device", {"bus": "scsi"}), ("server", {"bus": "scsi"})),
+                )
+            )
+        )
+    ),
+    volumes=(
+        ROOT,
+        *(
+            Volume(name=name, volume=NamedVolume(name=name))
+            for name in ("file", "direct", "device", "server")
+        ),
+    ),
+)
+
+
+def shared(path: str, **more: Any) -> DiskSource:
+    return DiskSource(path, ImageFormat.RAW, volume=True, shared=True, **more)
+
+
 CASES = {
+    "shared": inputs(
+        SHARED,
+        disks={
+            "root": overlay("root"),
+            "file": shared(f"/var/lib/virtbus/vms/{UID}/disk-file.raw"),
+            "direct": shared(f"/var/lib/virtbus/vms/{UID}/disk-direct.raw"),
+            "device": shared("/dev/disk/by-id/one", device_bytes=2**30),
+            "server": shared(
+                "",
+                network=NetworkDisk(NbdPool(kind=PoolKind.NBD, host="192.0.2.9"), "export"),
+            ),
+        },
+    ),
     "tuned": inputs(TUNED),
     "every-bus": inputs(EVERY_BUS),
     "kubevirt-smoke": inputs(SMOKE),

@@ -69,7 +69,7 @@ class Guest:
     def path(self, name: str) -> Path:
         return self.host.folder / f"{self.record.uid}-{name}.qcow2"
 
-    async def opened(self, ref: VolumeRef) -> bool:
+    async def opened(self, _uid: str, ref: VolumeRef) -> bool:
         with self.path(ref.name).open("rb") as file:
             return locked(file.fileno())
 

@@ -1,5 +1,8 @@
 """The disk of a volume: the agent derives its path, and no VM keeps it after its release."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,59 @@ async def test_another_volume_under_the_name_of_a_disk_takes_its_place(
     other = {"data": ref().model_copy(update={"uid": B})}
     drop_pins(tmp_path, holding(A, volume_refs=other), running=True)
     assert not pin.exists()
+
+
+# --- shared volumes ----------------------------------------------------------------------------
+SHARED = {"data": ref().model_copy(update={"shared": True})}
+QEMU_PROCESS = """
+import sys
+held = open(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def raw(disk: Path) -> Path:
+    """The file of a shared volume: its guests wrote what looks like a qcow2 file there."""
+    path = disk.with_name("disk.raw")
+    path.write_bytes(qcow2(backing="/etc/shadow"))
+    disk.unlink()
+    return path
+
+
+async def test_each_vm_has_its_own_name_of_a_shared_volume(tmp_path: Path, raw: Path) -> None:
+    files = HostDiskFiles(tmp_path)
+    for uid in (A, B, A):
+        source = (await files.sources(holding(uid, volume_refs=SHARED), MADE))["data"]
+        assert source.path == str(tmp_path / "vms" / uid / "disk-data.raw")
+        assert (source.format, source.shared) == (ImageFormat.RAW, True)
+        assert Path(source.path).samefile(raw)
+    assert raw.stat().st_nlink == 3
+    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}), running=True)
+    assert raw.stat().st_nlink == 2
+    (tmp_path / "foreign").hardlink_to(raw)
+    with pytest.raises(VirtbusError, match="3 names instead of 2"):
+        await files.sources(holding(A, volume_refs=SHARED), MADE)
+
+
+async def test_only_the_vms_own_qemu_keeps_it_from_giving_up_a_shared_volume(
+    tmp_path: Path, raw: Path
+) -> None:
+    files = HostDiskFiles(tmp_path)
+    arguments = ("-c", QEMU_PROCESS, str(raw), "-name", f"guest=vb-{A},debug", "-uuid", A)
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        assert await files.opened(A, SHARED["data"])
+        assert not await files.opened(B, SHARED["data"])
+        assert process.stdin is not None
+        process.stdin.close()
+    assert not await files.opened(A, SHARED["data"])
+    os.unlink(raw)
+    assert not await files.opened(A, SHARED["data"])
 
 
 async def test_the_last_name_of_a_file_is_never_removed(tmp_path: Path, disk: Path) -> None:

@@ -14,7 +14,7 @@ from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
-from virtbus.schemas.volume_spec import Retention
+from virtbus.schemas.volume_spec import Access, Retention
 
 _HERE = "virtbus.cli.volume"
 POLL_S = 0.5
@@ -50,8 +50,9 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
 def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
-    One VM at a time holds a volume, from its create or an attach to its delete or a detach. The
-    data is on one node, and VMs that use the volume are placed there.
+    One VM at a time holds a volume, from its create or an attach to its delete or a detach; several
+    hold one with `--access shared`. The data is on one node, and VMs that use the volume are placed
+    there.
     """
 
 
@@ -185,7 +186,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     epilog=examples(
         """
         virtbus volume detach data-1
-        virtbus volume detach data-1 web     only if web holds it
+        virtbus volume detach data-1 web     only if web holds it; of several holders: from web
         virtbus volume detach data-1 --no-wait
         virtbus volume detach data-1 --force also if the guest has mounted it
         virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
@@ -224,7 +225,7 @@ def detach(
     asked = {"name": name, "namespace": namespace}
     view = invocation.call("volume", "detach", asked | given)
     until = time.monotonic() + timeout
-    while wait and view.get("state") == "Detaching":
+    while wait and _leaves(view, given.get("vm")):
         if time.monotonic() > until:
             why = view.get("message") or "its guest has not released it yet"
             raise unknown(
@@ -234,6 +235,12 @@ def detach(
         time.sleep(POLL_S)
         view = invocation.call("volume", "get", asked)
     invocation.show(view, lambda: table([view]))
+
+
+def _leaves(view: Mapping[str, Any], vm: str | bool | None) -> bool:
+    """Return True until the guest of the VM, or of any VM, has released the volume."""
+    leaving = {one.get("name") for one in view.get("holders") or () if one.get("detaching")}
+    return view.get("state") == "Detaching" and (vm is None or not leaving or vm in leaving)
 
 
 @click.command(
@@ -269,17 +276,25 @@ def table(views: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
     spec = view.get("spec") or {}
-    state = str(view.get("state") or "-")
+    marks = [str(view.get("state") or "-"), "protected" if spec.get("protected") else ""]
+    marks.append("shared" if spec.get("access") == Access.SHARED else "")
     return (
         str(view.get("namespace", "")),
         str(view.get("name", "")),
-        f"{state},protected" if spec.get("protected") else state,
+        ",".join(filter(None, marks)),
         units.size(spec.get("size")) if spec.get("size") else "-",
         str(view.get("node") or "-"),
-        str(view.get("holder_name") or view.get("holder") or "-"),
+        _holders(view),
         units.ago(view.get("held_since_ns")),
         _source(spec.get("source") or {}),
     )
+
+
+def _holders(view: Mapping[str, Any]) -> str:
+    """Return the names of the VMs that hold a volume; the uid of one without a record."""
+    first = {"name": view.get("holder_name"), "uid": view.get("holder")}
+    holders = view.get("holders") or (first,)
+    return ",".join(str(one.get("name") or one.get("uid") or "-") for one in holders)
 
 
 def _source(source: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_option
 from virtbus.cli.volume import table
 from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.volume_spec import Access
 
 POLL_S = 0.5
 CONTAINER_SCHEME = "docker://"
@@ -33,6 +34,7 @@ _WAIT = click.option(
         """
         virtbus volume create data-1 --size 10GiB
         virtbus volume create root-1 --size 20GiB --from-image debian/12 --node n2 --protected
+        virtbus volume create cluster --size 50GiB --access shared
         virtbus volume create data-2 --from-volume data-1
         virtbus volume create root-2 --from-vm web
         virtbus volume create root-3 --from-snapshot before-upgrade
@@ -101,6 +103,11 @@ _WAIT = click.option(
     metavar="POOL",
     help="The pool of its data, see `virtbus pool list`.  [default: local]",
 )
+@click.option(
+    "--access",
+    type=click.Choice([str(one) for one in Access]),
+    help="The VMs that hold it; `shared` needs a cluster file system.  [default: one]",
+)
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option(
@@ -127,8 +134,9 @@ def command(
     spec: dict[str, Any] = {"size": flags["size"] or 0}
     if source:
         spec["source"] = source
-    if flags["pool"]:
-        spec["pool"] = flags["pool"]
+    for name_of_field in ("pool", "access"):
+        if flags[name_of_field]:
+            spec[name_of_field] = flags[name_of_field]
     copied = {"full", "volume", "vm", "snapshot"} | (
         {"image"} if flags["pool"] not in {None, LOCAL} else set()
     )

@@ -43,7 +43,7 @@ SMALL = Bound("small value", 20 * KIB, 32 * KIB)
 node, operations.
 """
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
-"""Writes after admission add the node, the holder and request ids: less than 2 of the 4 KiB."""
+"""Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses. Also the
 guests of an overlay on one host."""

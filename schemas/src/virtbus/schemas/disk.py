@@ -73,6 +73,10 @@ class CacheMode(StrEnum):
     """Flushes are ignored: a crash of the host destroys the disk."""
 
 
+UNBUFFERED = frozenset({None, CacheMode.NONE, CacheMode.DIRECTSYNC})
+"""The cache modes of a shared volume's disk. Without one, its mode is none."""
+
+
 class IoMode(StrEnum):
     """The host's interface for reads and writes."""
 

@@ -187,7 +187,7 @@ class HeldResources(LenientModel):
 
 
 class MadeDisk(LenientModel):
-    """A disk of a VM, a qcow2 file. `digest` and `image_format` describe its image, if it has one.
+    """A disk of a VM. `digest` and `image_format` describe its image, if it has one.
 
     There is no field for a path: the agent derives the paths of disks and images (ADR 0030).
     """

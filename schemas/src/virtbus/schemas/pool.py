@@ -122,11 +122,16 @@ ABILITIES = {
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 """The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""
+_NOT_SHARED = dict.fromkeys(
+    ("snapshots", "copied_snapshots", "backups", "clones", "grow", "exports"), False
+)
+"""Each of them needs one QEMU that knows all writes to the volume (ADR 0086)."""
 
 
-def abilities_of(name: str, kind: PoolKind) -> Abilities:
-    """Return the abilities of a pool."""
-    return BUILT_IN if name == LOCAL else ABILITIES[kind]
+def abilities_of(name: str, kind: PoolKind, *, shared: bool = False) -> Abilities:
+    """Return the abilities of a pool; `shared`: those of a shared volume in it."""
+    able = BUILT_IN if name == LOCAL else ABILITIES[kind]
+    return able._replace(**_NOT_SHARED) if shared else able
 
 
 class PoolState(StrEnum):

@@ -7,7 +7,7 @@ from pydantic import Field
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.pool import LOCAL, Abilities, PoolKind, abilities_of
 from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.volume_spec import Retention as Retention
 from virtbus.schemas.volume_spec import VolumeSource as VolumeSource
@@ -63,6 +63,14 @@ class VolumeMove(LenientModel):
     """The kinds of both."""
 
 
+class VolumeHold(LenientModel):
+    """The hold of a shared volume by one VM (ADR 0086)."""
+
+    since_ns: int
+    node: str = ""
+    """The node of that VM; empty while it has none."""
+
+
 class VolumeRecord(LenientModel):
     """`$KV.vm._vol.<namespace>.<token>`: a volume. The key is also the claim of its name.
 
@@ -80,16 +88,19 @@ class VolumeRecord(LenientModel):
     node: str = ""
     """The node of its data; empty until a VM uses it, unless its creator chose the node.
 
-    A volume that several hosts reach has a node only while a VM holds it.
+    A volume that several hosts reach has a node only while a VM holds it, and none if it is shared.
     """
     bound: bool = False
     """True since a VM used it: its node may have its data."""
     lost: bool = False
     """True if a person gave up its data together with its node (`node.forget`)."""
     holder: str = ""
-    """The uid of the VM that may write to it; empty if there is none."""
+    """The uid of the VM that may write to it; empty if there is none. Of a shared volume: the first
+    of its holders."""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    holds: dict[str, VolumeHold] = Field(default_factory=dict, exclude_if=lambda holds: not holds)
+    """All holders of a shared volume, by uid; empty for other volumes."""
     made_for: str = ""
     """The uid of the VM whose spec made it; empty if `volume.create` did (ADR 0072)."""
     target: ImageTarget | None = None
@@ -106,6 +117,16 @@ class VolumeRecord(LenientModel):
     """The bridge that created it, or empty, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it. A repeat changes nothing."""
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Return the uids of the VMs that may write to it."""
+        return tuple(self.holds) or ((self.holder,) if self.holder else ())
+
+    @property
+    def abilities(self) -> Abilities:
+        """Return what can be done with the volume."""
+        return abilities_of(self.spec.pool, self.pool_kind, shared=self.spec.is_shared)
 
     @property
     def ends_with(self) -> str:

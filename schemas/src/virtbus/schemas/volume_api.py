@@ -94,7 +94,8 @@ class VolumeDetach(VolumeAsk):
     """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
     A running guest must release the disk: until then the volume is Detaching. With `vm`, another
-    holder is refused. A volume without a holder is not changed. `gone` is the uid of a holder
+    holder is refused; a shared volume with several holders needs it. A volume that the VM does not
+    hold is not changed. `gone` is the uid of a holder
     without a record, of which a person knows that it has no guest. A disk that is mounted in the
     guest is refused without `force`, if the guest agent can tell.
     """
@@ -113,6 +114,17 @@ class VolumeList(StrictModel):
     continue_: str | None = Field(None, alias="continue", max_length=256)
 
 
+class VolumeHolder(LenientModel):
+    """A VM that holds a volume."""
+
+    uid: Uid
+    name: str = ""
+    since_ns: int = 0
+    node: str = ""
+    detaching: bool = False
+    """True: it holds the volume only until its guest has released the disk."""
+
+
 class VolumeView(LenientModel):
     """A volume as the API shows it."""
 
@@ -128,10 +140,12 @@ class VolumeView(LenientModel):
     node: str = ""
     """The node of its data; empty until a VM uses it."""
     holder: str = ""
-    """The uid of the VM that may write to it."""
+    """The uid of the VM that may write to it; of a shared volume the first of its `holders`."""
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    holders: tuple[VolumeHolder, ...] = ()
+    """All VMs that hold it: at most one, unless its access is `shared`."""
     made_for: str = ""
     """The uid of the VM whose spec made it; empty if `volume.create` did."""
     fill_operation: str = ""

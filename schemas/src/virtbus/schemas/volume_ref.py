@@ -9,7 +9,7 @@ from virtbus.schemas.filesystem import HostPath
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
-from virtbus.schemas.pool import LOCAL, PoolKind
+from virtbus.schemas.pool import LOCAL, Abilities, PoolKind, abilities_of
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.snapshot_ref import SnapshotRef
 from virtbus.schemas.volume_spec import VolumeSpec
@@ -80,6 +80,13 @@ class VolumeRef(LenientModel):
     """The pool of the node that has the data."""
     kind: PoolKind = PoolKind.LOCAL
     """The kind of that pool."""
+    shared: bool = Field(False, exclude_if=lambda shared: not shared)
+    """True: other VMs may hold it at the same time, so its data is raw (ADR 0086)."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """Return what can be done with the volume."""
+        return abilities_of(self.pool, self.kind, shared=self.shared)
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""The specification of a volume: its size, first content, pool and retention (ADR 0045)."""
+"""The specification of a volume: its size, first content, pool, access and retention (ADR 0045)."""
 
 from enum import StrEnum
 from typing import Annotated, Self
@@ -33,6 +33,18 @@ class Retention(StrEnum):
     RETAIN = "Retain"
     DELETE = "Delete"
     """The volume is deleted, unless it is protected. Only for volumes that a VM's spec makes."""
+
+
+class Access(StrEnum):
+    """The VMs that may hold a volume at a time (ADR 0086)."""
+
+    ONE = "one"
+    SHARED = "shared"
+    """Up to `SHARED_MAX` VMs, whose guests have a cluster file system. The data is raw."""
+
+
+SHARED_MAX = 16
+"""Limit of VMs that hold a shared volume."""
 
 
 class VolumeSource(StrictModel):
@@ -89,6 +101,23 @@ class VolumeSpec(StrictModel):
     retention: Retention = Retention.RETAIN
     protected: bool = False
     """True: a delete is refused until this is cleared."""
+    access: Access = Field(Access.ONE, exclude_if=lambda access: access is Access.ONE)
+    """It never changes."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True if several VMs may hold the volume."""
+        return self.access is Access.SHARED
+
+    @model_validator(mode="after")
+    def _is_shareable(self) -> Self:
+        if self.is_shared and self.source != VolumeSource():
+            msg = "access: a shared volume begins empty; leave the source out"
+            raise ValueError(msg)
+        if self.is_shared and self.retention is Retention.DELETE:
+            msg = "access: a shared volume has no VM that it ends with; leave the retention out"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _has_size(self) -> Self:

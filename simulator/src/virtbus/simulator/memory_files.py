@@ -115,9 +115,9 @@ class NoDisks:
         del running
         return disk_sources(Path("/simulated"), record, made)
 
-    async def opened(self, ref: VolumeRef) -> bool:
+    async def opened(self, uid: str, ref: VolumeRef) -> bool:
         """Return False."""
-        del ref
+        del uid, ref
         return False
 
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:

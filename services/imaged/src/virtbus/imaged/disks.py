@@ -38,7 +38,7 @@ from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.imaged.snapshot_parts import snapshot_lock
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
 from virtbus.schemas.pool import ABILITIES, ON_DEVICES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
@@ -166,8 +166,8 @@ class Disks:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
-            if disk.ref is not None and (there := self.pools.elsewhere(disk.ref)) is not None:
-                made[disk.volume] = EnsuredDisk(there, "", made=False)
+            if (raw := self._raw(record, disk.ref)) is not None:
+                made[disk.volume] = raw
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
@@ -192,6 +192,26 @@ class Disks:
                 file = made_disk(found, digest, lowest.backing_format, layers)
                 made[disk.volume] = EnsuredDisk(file, digest, missing)
         return made
+
+    def _raw(self, record: VmRecord, ref: VolumeRef | None) -> EnsuredDisk | None:
+        """Return the disk of a volume that is no qcow2 file; None for any other disk.
+
+        The file of a shared volume is made, unless an earlier VM has it.
+        """
+        if ref is not None and (there := self.pools.elsewhere(ref)) is not None:
+            return EnsuredDisk(there, "", made=False)
+        if ref is None or not ref.shared:
+            return None
+        files = self.pools.of(ref)
+        size_bytes = files.shared_bytes(ref.folder)
+        missing = size_bytes is None
+        if missing:
+            self.refuse_released(ref)
+            self.pools.check_room(ref, ref.size_bytes)
+        self._note(record, ref, "")
+        if size_bytes is None:
+            size_bytes = files.make_shared(ref.folder, ref.size_bytes)
+        return EnsuredDisk(MadeDisk(virtual_size_bytes=size_bytes), "", missing)
 
     def _grown(
         self, files: DiskFolders, place: tuple[str, str], disk: DiskRequest, found: Overlay

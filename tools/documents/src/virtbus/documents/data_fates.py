@@ -5,6 +5,7 @@ that.
 """
 
 from virtbus.documents.fates import Data, Fate, Outcome
+from virtbus.documents.shared_fates import SHARED_FATES
 
 _VOLUMES = "services/controller/tests/test_volume_holders.py"
 _HELD = "services/imaged/tests/test_volumes.py"
@@ -383,3 +384,5 @@ FATES: dict[str, dict[Data, Outcome]] = {
     },
 }
 """By event. A kind of data that an event does not touch has no outcome, and stays."""
+for _event, _outcome in SHARED_FATES.items():
+    FATES[_event][Data.SHARED_VOLUME] = _outcome

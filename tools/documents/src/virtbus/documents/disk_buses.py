@@ -36,7 +36,8 @@ def page() -> str:
             "",
             "This page lists what works on each bus. *Refused* is refused by admission, because"
             " the bus cannot do it. The reasons are below."
-            " ../howto/disks.md describes the fields, and ADR 0044 the measurements.",
+            " ../howto/disks.md describes the fields, and ADR 0044 the measurements. The disk of a"
+            " shared volume (ADR 0086) starts on each bus, and its size never changes.",
             "",
             *table(
                 ("Verb", *(str(bus) for bus in DiskBus), "Meaning"),

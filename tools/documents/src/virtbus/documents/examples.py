@@ -198,6 +198,7 @@ _VALUES: dict[str, Any] = {
     "FillWork.id": OTHER_UID,
     "VolumeFill.operation": OTHER_UID,
     "fill_operation": OTHER_UID,
+    "VolumeSpec.access": "one",  # a shared volume has no source
     "VolumeSource.volume": None,  # exclusive with `image`
     "VolumeSource.vm": None,
     "VolumeSource.snapshot": None,

@@ -10,6 +10,7 @@ class Data(StrEnum):
     DISK = "a VM's own disk"
     VOLUME = "a volume"
     OWN_VOLUME = "a volume with retention `Delete`"
+    SHARED_VOLUME = "a shared volume"
     QUARANTINE = "a disk in quarantine"
     EXPORT = "an export"
     SNAPSHOT = "a snapshot"

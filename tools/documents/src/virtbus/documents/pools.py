@@ -1,7 +1,7 @@
 """Generates docs/reference/pools.md: the table of pools and abilities."""
 
 from virtbus.documents.kubevirt_fields import table
-from virtbus.schemas.pool import ABILITIES, BUILT_IN, Abilities
+from virtbus.schemas.pool import ABILITIES, BUILT_IN, LOCAL, Abilities, PoolKind, abilities_of
 
 ABOUT = {
     "shared": "several hosts reach the same data; the volume goes with its VM",
@@ -34,8 +34,21 @@ def page() -> str:
             " ADR 0060 their limits.",
             "",
             *table(("Ability", *pools, "Meaning"), rows),
+            "## Shared volumes",
+            "",
+            "A volume of each kind of pool may be shared (`access: shared`, ADR 0086). It has"
+            f" none of these abilities, also where its pool has: {', '.join(_lacking())}. In a pool"
+            " that several hosts reach, its VMs may be on several hosts.",
+            "",
         ]
     )
+
+
+def _lacking() -> list[str]:
+    """Return the abilities of `local` that a shared volume there does not have."""
+    able, shared = BUILT_IN, abilities_of(LOCAL, PoolKind.LOCAL, shared=True)
+    names = Abilities._fields
+    return [f"`{name}`" for name in names if getattr(able, name) and not getattr(shared, name)]
 
 
 def _all(about: dict[str, str]) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.operation_api import OperationExport
-from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -30,8 +29,8 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
     fields = resting.of_vm(vm, state)
     disk = _disk(want, vm)
     ref = vm.volume_refs.get(disk)
-    if ref is not None and not ABILITIES[ref.kind].exports:
-        raise no_copies(ref.pool)
+    if ref is not None and not ref.abilities.exports:
+        raise no_copies(ref.pool, ref.name if ref.shared else "")
     return {**fields, "disk": disk, "ref": ref}
 
 

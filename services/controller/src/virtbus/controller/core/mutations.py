@@ -8,6 +8,7 @@ from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.controller.core.seed_changes import OF_A_SEED
+from virtbus.controller.core.volume_holds import refuse_buffered
 from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -114,7 +115,9 @@ def updated(
         update["annotations"] = dict(annotations)
     if spec is not None:
         update |= _of_spec(record, spec, reseeded=reseeded)
-    return refuse_released(record.model_copy(update=update))
+    changed = record.model_copy(update=update)
+    refuse_buffered(changed.spec, changed.volume_refs)
+    return refuse_released(changed)
 
 
 def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any]:

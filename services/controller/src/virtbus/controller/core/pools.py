@@ -146,6 +146,12 @@ class KnownPools:
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
         """Raise 429 `pool_full` if the volume's pool cannot promise the larger size."""
         more_bytes = size_bytes - record.spec.size
+        if more_bytes > 0 and record.spec.is_shared:
+            message = (
+                "a shared volume keeps its size, because no guest learns of a growth by another; "
+                "create another volume and copy the files"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "cannot_grow", message)
         if more_bytes > 0 and not ABILITIES[record.pool_kind].grow:
             message = (
                 f"a volume in a pool of kind {record.pool_kind} has the size that the pool's "
@@ -168,8 +174,14 @@ def _key(record: VolumeRecord) -> str:
     return f"{record.namespace}.{record.name}"
 
 
-def no_copies(pool: str) -> VirtbusError:
-    """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write."""
+def no_copies(pool: str, shared: str = "") -> VirtbusError:
+    """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write.
+
+    Or the volume named `shared` is a shared one, whose guests alone know what is written.
+    """
+    if shared:
+        message = f"virtbus does not copy the shared volume {shared}; copy its files in a guest"
+        return VirtbusError(Code.UNSUPPORTED, "no_copies", message)
     message = (
         f"virtbus does not copy data to or from the pool {pool}: its operator makes "
         "the content; or copy the files in a guest"

@@ -5,7 +5,6 @@ from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmView
@@ -77,8 +76,8 @@ def refuse_unready(record: VolumeRecord, running: str) -> None:
     """
     refuse_deleting(record)
     name = record.name
-    if not ABILITIES[record.pool_kind].exports:
-        raise no_copies(record.spec.pool)
+    if not record.abilities.exports:
+        raise no_copies(record.spec.pool, name if record.spec.is_shared else "")
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)

@@ -10,7 +10,6 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.node_rpc import HeldSnapshot
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
-from virtbus.schemas.pool import abilities_of
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef, SnapshotState
 from virtbus.schemas.snapshot_api import (
     SnapshotAdopt,
@@ -39,9 +38,16 @@ Need = Literal["snapshots", "copied_snapshots", "backups"]
 def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
     """Raise 422 if the pool of a volume lacks an ability."""
     for ref in refs:
-        able = abilities_of(ref.pool, ref.kind)
+        able = ref.abilities
         if getattr(able, need):
             continue
+        what = "backups" if need == "backups" else "such snapshots"
+        if ref.shared:
+            message = (
+                f"the volume {ref.name} is shared, and has no snapshots and no backups; back up "
+                "its files in a guest, and detach it for those of the other disks"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
         step = "use those of its storage"
         if able.exports:
             step = f"copy it with `virtbus volume create NAME --from-volume {ref.name}`"
@@ -50,7 +56,6 @@ def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
                 "stop its VM, and take one without --layered; a new volume restores it "
                 "(`virtbus volume create NAME --from-snapshot`)"
             )
-        what = "backups" if need == "backups" else "such snapshots"
         message = f"the volume {ref.name} is in the pool {ref.pool}, which has no {what}; {step}"
         raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 

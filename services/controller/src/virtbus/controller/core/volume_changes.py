@@ -7,13 +7,13 @@ from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_holds import fill_of, plain_spec
+from virtbus.controller.core.volume_holds import fill_of, hold_node, plain_spec
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import DISK_MIN
 from virtbus.schemas.volume import FillState, Retention, VolumeRecord, VolumeSpec, VolumeState
-from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
+from virtbus.schemas.volume_api import VolumeAsk, VolumeHolder, VolumeUpdate, VolumeView
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, invalid
 
@@ -62,6 +62,7 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
     if want.retention is not None:
         spec = spec.model_copy(update={"retention": want.retention})
         refuse_made_for_none(record.model_copy(update={"spec": spec}))
+        _refuse_end_of_shared(spec)
     labels = record.labels if want.labels is None else dict(want.labels)
     if spec == record.spec and labels == record.labels:
         return record
@@ -75,6 +76,14 @@ def refuse_made_for_none(record: VolumeRecord) -> None:
         message = "is only for volumes that a VM's spec makes: no VM's delete would remove it"
         hint = "leave it out; `virtbus volume delete` removes the volume"
         raise invalid((Detail(path="spec.retention", message=message, hint=hint),))
+
+
+def _refuse_end_of_shared(spec: VolumeSpec) -> None:
+    """Raise 400 if a shared volume would be deleted with one of its VMs."""
+    if spec.is_shared and spec.retention is Retention.DELETE:
+        message = "a shared volume has no VM that it ends with"
+        hint = "leave it out; `virtbus volume delete` removes the volume"
+        raise invalid((Detail(path="retention", message=message, hint=hint),))
 
 
 def refuse_shrink(record: VolumeRecord, size_bytes: int) -> None:
@@ -111,10 +120,17 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
     return record.model_copy(update={"deleting": True})
 
 
+def held_by(record: VolumeRecord) -> str:
+    """Return the holders of a volume in words."""
+    first, *more = record.holders
+    return f"VMs {', '.join((first, *more))} hold" if more else f"VM {first} holds"
+
+
 def _in_use(record: VolumeRecord) -> VirtbusError:
-    """Return 409 with the holder."""
+    """Return 409 with the holders."""
+    of = " VM" if len(record.holders) > 1 else ""
     message = (
-        f"VM {record.holder} holds {record.name}; `virtbus volume detach {record.name} "
+        f"{held_by(record)} {record.name}; `virtbus volume detach {record.name}{of} "
         f"-n {record.namespace}` frees it, then repeat"
     )
     return VirtbusError(Code.CONFLICT, "volume_in_use", message)
@@ -138,9 +154,9 @@ def mended(
         refuse_other(want, known)
         if known.holder:
             message = (
-                f"VM {known.holder} held {want.name}, whose record cannot be read; once no guest "
-                f"of that VM runs: `virtbus volume detach {want.name} -n {want.namespace} --gone "
-                f"{known.holder}`"
+                f"{held_by(known)} {want.name}, whose record cannot be read; once no guest of "
+                f"VM {known.holder} runs: `virtbus volume detach {want.name} -n {want.namespace} "
+                f"--gone {known.holder}`"
             )
             raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
         return deleting(known)
@@ -230,22 +246,23 @@ def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
 
 
-def hold_remains(record: VolumeRecord, unreadable: Iterable[Unreadable]) -> str:
+def hold_remains(record: VolumeRecord, vm: str, unreadable: Iterable[Unreadable]) -> str:
     """Return why a VM without a cached record still holds the volume, and the next step."""
     for one in unreadable:
-        return f"VM {record.holder} holds it, and its {one.kind} cannot be read: {one.way_out}"
+        return f"VM {vm} holds it, and its {one.kind} cannot be read: {one.way_out}"
     return (
-        f"VM {record.holder} holds it and has no record; the hold ends when "
-        f"{record.node or 'a controller'} has confirmed that nothing is left of that VM. "
+        f"VM {vm} holds it and has no record; the hold ends when "
+        f"{hold_node(record, vm) or 'a controller'} has confirmed that nothing is left of that VM. "
         "If it cannot, and no guest of it runs: `virtbus volume detach "
-        f"{record.name} -n {record.namespace} --gone {record.holder}`"
+        f"{record.name} -n {record.namespace} --gone {vm}`"
     )
 
 
 def shown(
-    held: StoredVolume, holder_name: str, message: str = "", *, leaving: bool = False
+    held: StoredVolume, holders: Sequence[VolumeHolder] = (), message: str = ""
 ) -> VolumeView:
-    """Return the volume as the API shows it. `leaving`: its VM should release it."""
+    """Return the volume as the API shows it, with its `holders`."""
+    leaving = any(one.detaching for one in holders)
     record, state = held.record, state_of(held.record, leaving=leaving)
     return VolumeView(
         uid=record.uid,
@@ -258,8 +275,9 @@ def shown(
         message=message,
         node=record.node,
         holder=record.holder,
-        holder_name=holder_name,
+        holder_name=holders[0].name if holders else "",
         held_since_ns=record.held_since_ns,
+        holders=tuple(holders),
         made_for=record.made_for,
         fill_operation=_open_fill(record),
         moving_to=record.move.target if state is VolumeState.MOVING and record.move else "",

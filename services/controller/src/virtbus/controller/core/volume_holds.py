@@ -1,16 +1,27 @@
-"""Decides which VM holds a volume: one at a time, from the commit to the end (ADR 0045)."""
+"""Decides which VM holds a volume: from the commit to the end, one at a time (ADR 0045).
+
+Several VMs hold a shared volume at the same time (ADR 0086).
+"""
 
 import uuid
 from collections.abc import Iterator, Mapping
 
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.schemas.disk import UNBUFFERED
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import DISK_MIN, VmRecord, VmSpec
-from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord, VolumeSpec
+from virtbus.schemas.volume import (
+    FillState,
+    VolumeFill,
+    VolumeHold,
+    VolumeRecord,
+    VolumeSpec,
+)
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
-from virtbus.schemas.wire import validate
+from virtbus.schemas.volume_spec import SHARED_MAX, Access
+from virtbus.schemas.wire import invalid, validate
 
 NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
 """The place of a volume that several nodes reach, without a VM on a node."""
@@ -45,6 +56,7 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         copied=record.fill is not None,
         pool=record.spec.pool,
         kind=record.pool_kind,
+        shared=record.spec.is_shared,
     )
 
 
@@ -66,7 +78,10 @@ def plain_spec(ref: VolumeRef) -> VolumeSpec:
     """Return the specification of a volume from its reference; a copy's source is unknown."""
     size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
     source = {"image": ref.image or None}
-    return validate(VolumeSpec, {"size": size, "pool": ref.pool, "source": source})
+    spec = {"size": size, "pool": ref.pool, "source": source}
+    if ref.shared:
+        spec["access"] = str(Access.SHARED)
+    return validate(VolumeSpec, spec)
 
 
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
@@ -80,22 +95,19 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     spec = plain_spec(ref)
     if template is not None and is_made and ABILITIES[ref.kind].shared:
         spec = spec.model_copy(update={"retention": template.retention})
-    return VolumeRecord(
+    volume = VolumeRecord(
         uid=ref.uid,
         namespace=ref.namespace,
         name=ref.name,
         spec=spec,
         fill=fill_of(ref),
         pool_kind=ref.kind,
-        node="" if vm.node == UNPLACED else vm.node,
-        bound=vm.node != UNPLACED,
-        holder=vm.uid,
-        held_since_ns=now_ns,
         made_for=vm.uid if is_made else "",
         target=ref.target,
         created_ns=now_ns,
         owner=vm.owner,
     )
+    return on_node_of(vm, holding(volume, vm, now_ns))
 
 
 def sized(record: VolumeRecord, size_bytes: int) -> VolumeRecord:
@@ -128,13 +140,88 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
     if record.is_moving:
         message = f"the volume {name} is being moved to another node; repeat after the move"
         raise VirtbusError(Code.CONFLICT, "volume_moving", message, details=(detail,))
-    if record.holder not in {"", vm}:
+    if record.spec.is_shared and vm not in record.holds and len(record.holds) >= SHARED_MAX:
+        message = (
+            f"{SHARED_MAX} VMs hold the volume {name}, which is the limit; `virtbus volume get "
+            f"{name} -n {namespace} -o yaml` lists them; detach it from one"
+        )
+        raise VirtbusError(Code.CONFLICT, "too_many_holders", message, details=(detail,))
+    if not record.spec.is_shared and record.holder not in {"", vm}:
         message = (
             f"VM {record.holder} holds the volume {name}; `virtbus volume detach {name} "
             f"-n {namespace}` frees it, or use another"
         )
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message, details=(detail,))
     return record
+
+
+def holding(record: VolumeRecord, vm: VmRecord, now_ns: int) -> VolumeRecord:
+    """Return the volume with the VM as its holder, or among its holders if it is shared."""
+    if not record.spec.is_shared:
+        since_ns = record.held_since_ns if record.holder == vm.uid else now_ns
+        return record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
+    before = record.holds.get(vm.uid, VolumeHold(since_ns=now_ns))
+    hold = before.model_copy(update={"node": "" if vm.node == UNPLACED else vm.node})
+    return _with_holds(record, {**record.holds, vm.uid: hold})
+
+
+def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> VolumeRecord:
+    """Return a shared volume with these holders. On a server, it is on no node of its own."""
+    first = next(iter(holds), "")
+    update: dict[str, object] = {
+        "holds": dict(holds),
+        "holder": first,
+        "held_since_ns": holds[first].since_ns if first else 0,
+    }
+    if _on_server(record):
+        update |= {"node": "", "bound": any(hold.node for hold in holds.values())}
+    return record.model_copy(update=update)
+
+
+def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
+    """Return the volume on the node of its holder, if that has one."""
+    if _on_server(record) and record.spec.is_shared:
+        return record
+    if vm.node == UNPLACED:
+        return record.model_copy(update=NOWHERE) if _on_server(record) else record
+    return record.model_copy(update={"node": vm.node, "bound": True})
+
+
+def hold_node(record: VolumeRecord, vm: str) -> str:
+    """Return the node on which a holder may use the volume; empty if there is none."""
+    if record.lost or not record.bound:
+        return ""
+    return record.holds[vm].node if vm in record.holds else record.node
+
+
+def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
+    """Return a volume that has no data on `node`, after that node was forgotten."""
+    if not record.spec.is_shared:
+        return record.model_copy(update=NOWHERE)
+    holds = {
+        vm: hold.model_copy(update={"node": "" if hold.node == node else hold.node})
+        for vm, hold in record.holds.items()
+    }
+    there = record.model_copy(update=NOWHERE) if record.node == node else record
+    return _with_holds(there, holds)
+
+
+def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
+    """Raise 400 if a disk of a shared volume has a cache of its host.
+
+    Another host, and a QEMU with a cache of its own, would not see the writes in it.
+    """
+    details = tuple(
+        Detail(
+            path=f"spec.domain.devices.disks[{index}].cache",
+            message=f"{disk.cache} keeps writes in a cache, and {refs[disk.name].name} is shared",
+            hint="use none or directsync, or leave it out",
+        )
+        for index, disk in enumerate(spec.domain.devices.disks)
+        if disk.name in refs and refs[disk.name].shared and disk.cache not in UNBUFFERED
+    )
+    if details:
+        raise invalid(details)
 
 
 def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
@@ -150,14 +237,10 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
     if not _is_same(ref_of(record), ref):
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
-    since_ns = record.held_since_ns if record.holder else now_ns
-    record = record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
-    if vm.node == UNPLACED:
-        return record.model_copy(update=NOWHERE) if _is_shared(record) else record
-    if record.node not in {"", vm.node} and not _is_shared(record):
+    if record.node not in {"", vm.node} and vm.node != UNPLACED and not _on_server(record):
         message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
-    return record.model_copy(update={"node": vm.node, "bound": True})
+    return on_node_of(vm, holding(record, vm, now_ns))
 
 
 def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
@@ -166,7 +249,7 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
     Raises:
         VirtbusError: 503 `contended` the VM does not hold it any more.
     """
-    if there is None or there.record.uid != ref.uid or there.record.holder != vm:
+    if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
     record = there.record
@@ -176,20 +259,24 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
 def freed(
     there: StoredVolume | None, ref: VolumeRef, vm: str, *, ended: bool = False
 ) -> VolumeRecord | None:
-    """Return the volume without its holder; None if the VM does not hold it (any more).
+    """Return the volume without this holder; None if the VM does not hold it (any more).
 
     `ended`: the VM was deleted, and nothing is left of it. A volume that was made for it and is not
     retained begins its delete. A hold that ends in any other way never removes data.
     """
-    if there is None or there.record.uid != ref.uid or there.record.holder != vm:
+    if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         return None
+    if there.record.spec.is_shared:
+        holds = {uid: hold for uid, hold in there.record.holds.items() if uid != vm}
+        return _with_holds(there.record, holds)
     free: dict[str, object] = {"holder": "", "held_since_ns": 0}
     if ended and there.record.ends_with == vm:
         return there.record.model_copy(update=free | {"deleting": True})
-    if _is_shared(there.record):
+    if _on_server(there.record):
         free |= NOWHERE  # the next VM may be on any node with the pool
     return there.record.model_copy(update=free)
 
 
-def _is_shared(record: VolumeRecord) -> bool:
+def _on_server(record: VolumeRecord) -> bool:
+    """Return True if several nodes reach the data."""
     return ABILITIES[record.pool_kind].shared

@@ -81,6 +81,12 @@ def _here(record: VolumeRecord) -> Goal:
 
 def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
     """Raise an error if the data cannot leave its pool."""
+    if record.spec.is_shared:
+        message = (
+            f"{record.name} is shared, and stays in its place: several guests write to it; make "
+            "another volume there, and copy the files in a guest"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "volume_shared", message)
     if not ABILITIES[record.pool_kind].copies:
         message = (
             f"the data of {record.name} is on the server of the pool {record.spec.pool}, which "

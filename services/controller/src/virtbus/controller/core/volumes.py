@@ -66,11 +66,12 @@ class Volumes(NamedRecords[VolumeRecord]):
         """Return a volume by uid."""
         return self.at(self._keys.get(uid, ""))
 
-    def held_outside(self, vms: Container[str]) -> Iterator[StoredVolume]:
-        """Yield the volumes with a holder that is not among the uids `vms`."""
+    def held_outside(self, vms: Container[str]) -> Iterator[tuple[str, StoredVolume]]:
+        """Yield the holders that are not among the uids `vms`, each with its volume."""
         for held in self._stored.values():
-            if held.record.holder and held.record.holder not in vms:
-                yield held
+            for vm in held.record.holders:
+                if vm not in vms:
+                    yield vm, held
 
     def listed(
         self, namespace: str | None, labels: Mapping[str, str] | None = None

@@ -12,8 +12,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_changes import has_data
-from virtbus.controller.core.volume_holds import freed, ref_of
+from virtbus.controller.core.volume_holds import freed, hold_node, ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import ended
 from virtbus.controller.edge.lease import LeaderTerm
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 30.0
 ASK_S = 5.0
+Hold = tuple[str, StoredVolume]
+"""A VM, and a volume that it holds."""
 
 
 class HoldSweep:
@@ -53,28 +54,27 @@ class HoldSweep:
                     extra = {"code": "holds_remain", "node": node}
                     log.info("%d hold(s) will be checked again: %s", len(holds), error, extra=extra)
 
-    def _suspects(self) -> dict[str, list[StoredVolume]]:
-        """Return the volumes whose holder has no cached record, by the node of their data.
+    def _suspects(self) -> dict[str, list[Hold]]:
+        """Return the holders that have no cached record, with their volumes, by their node.
 
         The node is empty for a volume without data: no guest ever had it, or its node is forgotten.
         """
-        found: dict[str, list[StoredVolume]] = {}
-        for held in self._fleet.volumes.held_outside(self._fleet.vms):
-            node = held.record.node if has_data(held.record) else ""
-            found.setdefault(node, []).append(held)
+        found: dict[str, list[Hold]] = {}
+        for vm, held in self._fleet.volumes.held_outside(self._fleet.vms):
+            found.setdefault(hold_node(held.record, vm), []).append((vm, held))
         return found
 
-    async def _sweep(self, node: str, holds: list[StoredVolume], tenure: LeaderTerm) -> None:
+    async def _sweep(self, node: str, holds: list[Hold], tenure: LeaderTerm) -> None:
         """End the holds of VMs that are gone; raises BusError, VirtbusError.
 
         A create of the VM in between would write the volume, so that our write fails.
         """
-        gone = [held for held in holds if await self._gone(held.record.holder)]
-        left = await self._left(node) if gone and node else {one.record.holder for one in gone}
-        for held in gone:
-            if held.record.holder in left:
+        gone = [(vm, held) for vm, held in holds if await self._gone(vm)]
+        left = await self._left(node) if gone and node else {vm for vm, _ in gone}
+        for vm, held in gone:
+            if vm in left:
                 tenure.check()
-                await self._free(held)
+                await self._free(held, vm)
 
     async def _gone(self, uid: str) -> bool:
         return ended(await self._bus.get(subjects.vm_anywhere(uid)))
@@ -85,8 +85,7 @@ class HoldSweep:
         answer = await self._bus.request(subject, RecordsRead(limit=1), timeout_s=ASK_S)
         return validate(KnownRecords, answer).removed
 
-    async def _free(self, held: StoredVolume) -> None:
-        vm = held.record.holder
+    async def _free(self, held: StoredVolume, vm: str) -> None:
         record = freed(held, ref_of(held.record), vm)
         if record is None:
             return

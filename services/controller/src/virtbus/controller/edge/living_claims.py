@@ -78,7 +78,7 @@ class LivingClaims:
         """Return True if the bus names the VM as the holder of that volume."""
         namespace, name, uid = folder.split(".")
         known = self._fleet.volumes.get(namespace, name)
-        return known is not None and (known.record.uid, known.record.holder) == (uid, vm)
+        return known is not None and known.record.uid == uid and vm in known.record.holders
 
     async def _hear(self, what: str) -> None:
         """Ask all hosts that are due; raise 503 if a living one has not answered."""

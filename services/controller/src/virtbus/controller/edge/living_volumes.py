@@ -37,10 +37,11 @@ class LivingVolumes:
         """Raise an error if the VM must not hold the volume, whose node is `home` on the bus.
 
         Raises:
-            VirtbusError: 409 `held_on_node` another VM has it on its host; 409 `data_elsewhere` its
-                data is on another node; 503 `volumes_unheard` a living host did not answer.
+            VirtbusError: 409 `held_on_node` it is not shared, and another VM has it on its
+                host; 409 `data_elsewhere` its data is on another node; 503
+                `volumes_unheard` a living host did not answer.
         """
-        other = await self.claims.holder(ref.folder)
+        other = None if ref.shared else await self.claims.holder(ref.folder)
         if other is not None and other.vm != vm:
             known = known_of(await self._bus.get(subjects.vm_anywhere(other.vm)))
             if known.record is None or age(known.record) < other.age:

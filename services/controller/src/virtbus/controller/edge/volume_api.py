@@ -14,7 +14,7 @@ from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import disks_of, disks_pending
-from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.core.volume_holds import hold_node, holding, ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
@@ -25,6 +25,7 @@ from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.pool import ON_DEVICES
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
     VolumeAdopt,
@@ -33,6 +34,7 @@ from virtbus.schemas.volume_api import (
     VolumeCreated,
     VolumeDelete,
     VolumeFillAgain,
+    VolumeHolder,
     VolumeList,
     VolumePage,
     VolumeUpdate,
@@ -121,8 +123,8 @@ class VolumeApi:
         ref = await self._orphans.find(want)
         record = volume_changes.adopted(ref, node, self._sources.time_ns())
         users = self._users(record, ref.uid)
-        if users:  # its VM has kept its record
-            record = record.model_copy(update={"holder": users[0]})
+        for vm in users if ref.shared else users[:1]:  # it has kept its record
+            record = holding(record, vm, record.created_ns)
         self.room.refuse_more(record)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
@@ -198,7 +200,8 @@ class VolumeApi:
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
         last = known.record if known else None
-        record = volume_changes.mended(want, last, self._users(want, None), NO_UID)
+        users = [vm.uid for vm in self._users(want, None)]
+        record = volume_changes.mended(want, last, users, NO_UID)
         held = await self._writes.mend(error, record)
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
@@ -216,10 +219,10 @@ class VolumeApi:
         check_owner(account, known.record.owner)
         return StoredVolume(known.record, error.found.revision)
 
-    def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[str]:
-        """Return the uids of VMs whose records name the volume; `uid` None: with any uid."""
+    def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[VmRecord]:
+        """Return the VMs whose records name the volume; `uid` None: with any uid."""
         return [
-            vm.record.uid
+            vm.record
             for vm in self._fleet.vms.values()
             for ref in vm.record.volume_refs.values()
             if (ref.namespace, ref.name) == (volume.namespace, volume.name)
@@ -269,14 +272,18 @@ class VolumeApi:
 
     def show(self, held: StoredVolume) -> VolumeView:
         """Return the volume as the API shows it."""
-        vm = self._fleet.vms.get(held.record.holder)
-        message = self._waits(held.record)
-        if vm is None:
-            return volume_changes.shown(held, "", message)
-        disks = disks_of(vm.record, ref_of(held.record))
-        message = message or disks_pending(self._fleet.last_status(vm.record), disks)
-        leaving = bool(disks & vm.record.detaching.keys())
-        return volume_changes.shown(held, vm.record.name, message, leaving=leaving)
+        record, message, holders = held.record, self._waits(held.record), []
+        for uid in record.holders:
+            since_ns = record.holds[uid].since_ns if uid in record.holds else record.held_since_ns
+            one = VolumeHolder(uid=uid, since_ns=since_ns, node=hold_node(record, uid))
+            vm = self._fleet.vms.get(uid)
+            if vm is not None:
+                disks = disks_of(vm.record, ref_of(record))
+                message = message or disks_pending(self._fleet.last_status(vm.record), disks)
+                leaving = bool(disks & vm.record.detaching.keys())
+                one = one.model_copy(update={"name": vm.record.name, "detaching": leaving})
+            holders.append(one)
+        return volume_changes.shown(held, holders, message)
 
     def _waits(self, record: VolumeRecord) -> str:
         """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
@@ -284,8 +291,9 @@ class VolumeApi:
             return copying
         if moving := volume_moves.shown(record, self._fills.moving(record)):
             return moving
-        if record.holder and record.holder not in self._fleet.vms:
-            return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
+        for vm in record.holders:
+            if vm not in self._fleet.vms:
+                return volume_changes.hold_remains(record, vm, self._fleet.damaged.of(vm))
         node, now_s = record.node, asyncio.get_running_loop().time()
         waits = record.deleting and volume_changes.has_data_on_node(record)
         if not waits or not self._fleet.silent(node, now_s):

@@ -8,7 +8,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import UnreadableValueError
-from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.vm_keys import StoredVm, StoredVolume
 from virtbus.controller.core.volume_attachment import (
     attached,
     detached,
@@ -17,7 +17,7 @@ from virtbus.controller.core.volume_attachment import (
     is_off,
     refuse_mounted,
 )
-from virtbus.controller.core.volume_changes import refuse_deleting, refuse_shrink
+from virtbus.controller.core.volume_changes import held_by, refuse_deleting, refuse_shrink
 from virtbus.controller.core.volume_holds import freed, ref_of
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.key_states import ended
@@ -85,10 +85,9 @@ class VolumeAttachments:
             return await self._answer(
                 want, request, f"a person confirmed that VM {want.gone} is gone"
             )
-        vm = await self._vms.find(VmRef(uid=held.record.holder), request.account)
-        if want.vm not in {None, vm.record.name}:
-            message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
-            raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        vm = await self._holder(want, held.record, request.account)
+        if vm is None:
+            return self._volumes.show(held)
         if not want.force:
             await self._refuse_mounted(vm.record, held.record, request.deadline_s)
         view = await self._vms.change(
@@ -99,6 +98,30 @@ class VolumeAttachments:
         leaves = f"waits until the guest of {view.name} has released it"
         still = held.record.uid in {ref.uid for ref in await self._refs(vm.record.uid)}
         return await self._answer(want, request, leaves if still else f"detached from {view.name}")
+
+    async def _holder(
+        self, want: VolumeDetach, record: VolumeRecord, account: str
+    ) -> StoredVm | None:
+        """Return the holder that gives up the volume; None if the named VM does not share it.
+
+        Raises:
+            VirtbusError: 404; 409 `several_holders`, `not_its_holder`.
+        """
+        if record.spec.is_shared and want.vm is not None:
+            of_vm = VmRef(name=want.vm, namespace=want.namespace)
+            vm = await self._vms.find(of_vm, account)
+            return vm if vm.record.uid in record.holders else None
+        if len(record.holders) > 1:
+            message = (
+                f"{held_by(record)} {want.name}; name the VM that gives it up: `virtbus volume "
+                f"detach {want.name} VM -n {want.namespace}`"
+            )
+            raise VirtbusError(Code.CONFLICT, "several_holders", message)
+        vm = await self._vms.find(VmRef(uid=record.holder), account)
+        if want.vm not in {None, vm.record.name}:
+            message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
+            raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        return vm
 
     async def update(self, request: Request) -> VolumeView:
         """Grow the volume together with the record of its VM; then make all other changes."""
@@ -150,7 +173,7 @@ class VolumeAttachments:
         record, node = held.record, self._fleet.holding.node_of(vm)
         free = freed(held, ref_of(record), vm)
         if free is None:
-            message = f"VM {record.holder} holds {record.name}, not {vm}"
+            message = f"{held_by(record)} {record.name}, not {vm}"
             raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
         if node or not ended(await self._bus.get(subjects.vm_anywhere(vm))):
             there = f"is held on {node}" if node else "has a record"

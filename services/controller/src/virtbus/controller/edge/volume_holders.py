@@ -15,6 +15,7 @@ from virtbus.controller.core.volume_holds import (
     grown,
     held,
     ref_of,
+    refuse_buffered,
     refuse_hold,
     wanted_volumes,
 )
@@ -64,7 +65,8 @@ class VolumeHolders:
         """Return the volumes that the VM's spec names, if the VM may hold all of them.
 
         Raises:
-            VirtbusError: as `refuse_hold` and `home_of`; 403 `not_owner`; 422 `unreadable`.
+            VirtbusError: as `refuse_hold`, `refuse_buffered` and `home_of`; 403 `not_owner`; 422
+                `unreadable`.
         """
         found: dict[str, VolumeRecord] = {}
         for disk, name in wanted_volumes(vm.spec).items():
@@ -77,6 +79,7 @@ class VolumeHolders:
                 message = f"the volume {name} does not belong to {vm.owner}; use one that it owns"
                 raise VirtbusError(Code.DENIED, "not_owner", message)
         refs = {disk: ref_of(record) for disk, record in found.items()}
+        refuse_buffered(vm.spec, refs)
         return Resolved(refs, home_of(found.values()))
 
     async def writes(self, before: VmRecord | None, after: VmRecord | None) -> list[Write]:

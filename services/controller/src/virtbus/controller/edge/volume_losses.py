@@ -7,11 +7,12 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import has_data_on_node
-from virtbus.controller.core.volume_holds import NOWHERE
+from virtbus.controller.core.volume_holds import without_node
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.api import NodeForget
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.volume import VolumeRecord
 
 SHOWN = 20
 
@@ -26,7 +27,11 @@ class VolumeLosses:
 
     def check(self, want: NodeForget) -> None:
         """Raise 409 while the node has objects that the request does not name."""
-        held = [one for one in self._of(want.node) if has_data_on_node(one.record)]
+        held = [
+            one
+            for one in self._of(want.node)
+            if one.record.node == want.node and has_data_on_node(one.record)
+        ]
         volumes = ["/".join(one.order()) for one in held]
         _refuse("volume", want.node, volumes, want.lose_volumes)
         snapshots = ["/".join(held.order()) for held in self._fleet.volumes.snapshots.on(want.node)]
@@ -39,10 +44,12 @@ class VolumeLosses:
         """
         lost = 0
         for held in self._of(node):
-            data = has_data_on_node(held.record)
-            change = {"lost": True} if data else NOWHERE
+            data = held.record.node == node and has_data_on_node(held.record)
+            now = without_node(held.record, node)
+            if data:
+                now = held.record.model_copy(update={"lost": True})
             try:
-                await self._writes.replace(held, held.record.model_copy(update=change))
+                await self._writes.replace(held, now)
             except ConflictError:
                 message = f"the volume {held.record.name} changed meanwhile; repeat"
                 raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from None
@@ -57,7 +64,12 @@ class VolumeLosses:
 
     def _of(self, node: str) -> list[StoredVolume]:
         found = self._fleet.volumes.listed(None)
-        return [one for one in found if one.record.node == node and not one.record.lost]
+        return [one for one in found if _is_on(node, one.record) and not one.record.lost]
+
+
+def _is_on(node: str, record: VolumeRecord) -> bool:
+    """Return True if the node has the data, or a holder of a shared volume on a server."""
+    return record.node == node or any(hold.node == node for hold in record.holds.values())
 
 
 def _refuse(what: str, node: str, there: Collection[str], named: Collection[str]) -> None:

@@ -16,10 +16,11 @@ from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume_ref import NamedVolume
 from virtbus.schemas.volume_spec import Retention, VolumeSource, VolumeSpec
 
 Planned = Callable[[VolumeRecord, str], Awaitable[VolumeRecord]]
@@ -63,6 +64,7 @@ class VolumeTemplates:
         for one in named if makes and not is_repeat else ():
             there = await self._writes.latest(vm.namespace, one.name)
             if there is not None:
+                _refuse_other_access(one, there.record)
                 node = node or there.record.node
             elif one.template is not None:
                 new[one.name] = await self._new(vm, one.name, one.template)
@@ -110,6 +112,20 @@ class VolumeTemplates:
             return False
         ends = spec.retention is Retention.DELETE and not spec.protected
         return ends and f"{vm.namespace}.{name}" in pool.assigned
+
+
+def _refuse_other_access(wanted: NamedVolume, there: VolumeRecord) -> None:
+    """Raise 409 if a template is for one VM, and the volume of its name is shared, or vice versa.
+
+    A guest with an ordinary file system would destroy what others write.
+    """
+    if wanted.template is not None and wanted.template.access is not there.spec.access:
+        message = (
+            f"the volume {there.name} exists, and its access is {there.spec.access}; use another "
+            "name, or that access in the template"
+        )
+        detail = Detail(path=f"volume/{there.name}", message="has another access")
+        raise VirtbusError(Code.CONFLICT, "access_differs", message, details=(detail,))
 
 
 def _denied(vm: VmRecord, name: str, pool: str) -> VirtbusError:

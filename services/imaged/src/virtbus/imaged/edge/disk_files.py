@@ -160,7 +160,7 @@ class DiskFolders:
                 if self._notes:
                     note = encode_json(dataclasses.asdict(overlay))
                     openat2.replace(volume + NOTE_SUFFIX, note, directory)
-                _write_disk(volume + SUFFIX, layout, directory)
+                write_disk(volume + SUFFIX, layout, directory)
         except OSError as error:
             raise store_error(error) from error
 
@@ -170,7 +170,7 @@ class DiskFolders:
             with self._open_root() as root:
                 os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
             with self._open(uid) as directory:
-                _write_disk(volume + SUFFIX, layout, directory, instead=True)
+                write_disk(volume + SUFFIX, layout, directory, instead=True)
                 if self._notes:
                     note = encode_json(dataclasses.asdict(overlay))
                     openat2.replace(volume + NOTE_SUFFIX, note, directory)
@@ -302,7 +302,7 @@ def write_layout(layout: Layout, descriptor: int) -> None:
     os.ftruncate(descriptor, layout.length_bytes)
 
 
-def _write_disk(final: str, layout: Layout, directory: int, *, instead: bool = False) -> None:
+def write_disk(final: str, layout: Layout, directory: int, *, instead: bool = False) -> None:
     """Write a disk under its final name; `instead`: in place of another."""
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.

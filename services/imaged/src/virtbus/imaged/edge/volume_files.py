@@ -1,7 +1,8 @@
 """Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
-Other pools than `local` are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). A folder is
-named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
+Other pools than `local` are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). A shared
+volume is `disk.raw` there (ADR 0086): nobody but its guests reads it. A folder is named by
+`VolumeRef.folder`. It is below the directory of the disks, because a sandbox
 may mount sibling directories separately. Only an explicit release removes it.
 """
 
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from virtbus.imaged.core import overlay
-from virtbus.imaged.core.overlay import HEAD_BYTES, read_overlay
+from virtbus.imaged.core.overlay import HEAD_BYTES, Layout, read_overlay
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import (
     NOTE_SUFFIX,
     SUFFIX,
+    TEMPORARY,
     DiskFolders,
+    write_disk,
     write_layout,
 )
 from virtbus.imaged.edge.export_files import NEW
@@ -35,6 +38,7 @@ from virtbus.schemas.wire import decode, encode_json, validate
 
 FOLDER, POOLS = "volumes", "pools"
 DISK = "disk"
+SHARED = "disk.raw"
 PART = "part"
 """The disk while it is copied. The rename to its final name is the last step (ADR 0053)."""
 RECORD = "record.json"
@@ -101,7 +105,37 @@ class VolumeFolders(DiskFolders):
             found = self.read(folder, DISK)
         except VirtbusError:
             return None
-        return found.virtual_size_bytes if found is not None else None
+        return found.virtual_size_bytes if found is not None else self.shared_bytes(folder)
+
+    def shared_bytes(self, folder: str) -> int | None:
+        """Return the size of a shared volume; None if it has no file yet.
+
+        Raises:
+            VirtbusError: 503 `store_error`.
+        """
+        try:
+            with self._open(folder) as directory:
+                openat2.remove(TEMPORARY + SHARED, directory)  # as in `read`
+                return os.stat(SHARED, dir_fd=directory, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error) from error
+
+    def make_shared(self, folder: str, size_bytes: int) -> int:
+        """Write the empty file of a shared volume, in whole sectors; return its size.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        size_bytes = -(-size_bytes // 512) * 512
+        try:
+            with self._open(folder) as directory:
+                write_disk(SHARED, Layout((), size_bytes), directory)
+                os.fsync(directory)
+        except OSError as error:
+            raise store_error(error) from error
+        return size_bytes
 
     def note(self, note: VolumeNote) -> None:
         """Write the copy of a volume's identity, unless it is there; make its folder if needed.
@@ -213,14 +247,17 @@ class VolumeFolders(DiskFolders):
 
     def refuse_used(self, folder: str) -> None:
         """Raise 409 if a VM of this host still has the disk: the agent's link is a second name."""
-        try:
-            with self._open(folder) as directory:
-                found = os.stat(DISK + SUFFIX, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise store_error(error) from error
-        if found.st_nlink > 1:
+        names = 1
+        for file in (DISK + SUFFIX, SHARED):
+            try:
+                with self._open(folder) as directory:
+                    found = os.stat(file, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise store_error(error) from error
+            names = max(names, found.st_nlink)
+        if names > 1:
             message = (
                 f"a VM of this node still has the volume {folder}; its agent gives it up after a "
                 "detach or the delete of that VM"

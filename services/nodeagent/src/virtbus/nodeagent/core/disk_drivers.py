@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from virtbus.nodeagent.core.element import Element, el
-from virtbus.schemas.disk import BlockSize, Discard, Disk, DiskLimits, Rates
+from virtbus.schemas.disk import BlockSize, CacheMode, Discard, Disk, DiskLimits, Rates
 from virtbus.schemas.disk_buses import ABILITIES, Verb
 
 _TAGS = {
@@ -18,12 +18,12 @@ _TAGS = {
 
 
 def driver_element(
-    disk: Disk, image_format: str, thread: int | None, *, stops: bool = False
+    disk: Disk, image_format: str, thread: int | None, *, stops: bool = False, shared: bool = False
 ) -> Element:
     """Return `<driver>`; `thread` is the number of the disk's I/O thread.
 
     With `stops`, the guest pauses at an error unless the disk has another policy: a server that is
-    away comes back.
+    away comes back. A `shared` disk has no cache of the host.
     """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][
@@ -33,7 +33,7 @@ def driver_element(
     chosen = {
         "error_policy": None if reports else disk.error_policy or stop,
         "rerror_policy": None if reports else disk.read_error_policy or stop,
-        "cache": disk.cache,
+        "cache": disk.cache or (CacheMode.NONE if shared else None),
         "io": disk.io,
         "detect_zeroes": disk.detect_zeroes,
         "iothread": thread,

@@ -24,8 +24,11 @@ class DiskFiles(Protocol):
             VirtbusError: 409 `disk_refused`.
         """
 
-    async def opened(self, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open."""
+    async def opened(self, uid: str, ref: VolumeRef) -> bool:
+        """Return True if any QEMU of this host has the volume's disk open.
+
+        Of a shared volume, only the QEMU of the VM counts: those of its other holders have it, too.
+        """
 
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
         """Return the agent's name of the new file of a disk, while a snapshot is taken."""

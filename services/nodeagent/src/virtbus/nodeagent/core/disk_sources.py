@@ -6,7 +6,7 @@ header of each file before libvirt gets its path.
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from virtbus.bus.runtime.pool_settings import PoolSettings
@@ -24,8 +24,10 @@ HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
 DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
-`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`;
+`disk.raw` for a shared volume."""
 
+SHARED_SUFFIX = ".raw"
 _NO_POOLS: Mapping[str, PoolSettings] = {}
 _DIGITS = 12
 """Digits of an image's digest in the name of a medium."""
@@ -65,6 +67,8 @@ class DiskSource:
     """The path is a device that the spec names, and it is not checked yet."""
     reserved_bytes: int = 0
     """The end of such a device that its guest does not see."""
+    shared: bool = False
+    """True for a volume that other guests may write to, now. The file is raw."""
     lent: bool = False
     """The agent opens the file for each start, and libvirt gets its descriptor by this name."""
 
@@ -128,20 +132,24 @@ def disk_sources(
             raise refused(volume.name, "it is not made of the image that the spec names")
         ref = record.volume_refs.get(volume.name)
         if volume.volume is not None and ref is not None and _has_no_file(ref):
-            sources[volume.name] = _without_file(volume.name, ref, disk, pools)
+            sources[volume.name] = _without_file(record.uid, volume.name, ref, disk, pools)
             continue
         # text, because pathlib's joins would cost 20 us per volume
         image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         place = _place(record, volume)
+        shared = ref is not None and ref.shared
+        pin = disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name)
         sources[volume.name] = DiskSource(
             path="/".join((str(state_dir), DISKS, *place)),
+            format=ImageFormat.RAW if shared else ImageFormat.QCOW2,
             backing_path=below,
             backing_format=disk.image_format,
             layers=tuple(f"{state_dir}/{DISKS}/{LAYERS}/{name}" for name in disk.layers),
             place=place,
-            pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
+            pin=f"{volume.name}{SHARED_SUFFIX}" if shared else pin,
             volume=volume.volume is not None,
+            shared=shared,
         )
     return sources
 
@@ -151,17 +159,18 @@ def _has_no_file(ref: VolumeRef) -> bool:
 
 
 def _without_file(
-    name: str, ref: VolumeRef, made: MadeDisk, pools: Mapping[str, PoolSettings]
+    vm: str, name: str, ref: VolumeRef, made: MadeDisk, pools: Mapping[str, PoolSettings]
 ) -> DiskSource:
-    """Return the source of a volume on a device or on a server."""
-    if ref.kind in ON_DEVICES:
-        path, size_bytes = device_of(ref, pools), ref.size_bytes
-        if ref.kind is PoolKind.LVM:
-            if made.virtual_size_bytes < size_bytes:  # its end may have data of another volume
-                raise refused(name, "imaged has not made it as large as its record says")
-            size_bytes = ALL_BYTES
-        return DiskSource(path, ImageFormat.RAW, volume=True, device_bytes=size_bytes)
-    return DiskSource("", ImageFormat.RAW, volume=True, network=network_disk(ref, pools))
+    """Return the source of a volume of a VM on a device or on a server."""
+    source = DiskSource("", ImageFormat.RAW, volume=True, shared=ref.shared)
+    if ref.kind not in ON_DEVICES:
+        return replace(source, network=network_disk(ref, pools, vm))
+    size_bytes = ref.size_bytes
+    if ref.kind is PoolKind.LVM:
+        if made.virtual_size_bytes < size_bytes:  # its end may have data of another volume
+            raise refused(name, "imaged has not made it as large as its record says")
+        size_bytes = ALL_BYTES
+    return replace(source, path=device_of(ref, pools), device_bytes=size_bytes)
 
 
 def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
@@ -177,11 +186,16 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
 def volume_place(ref: VolumeRef) -> tuple[str, ...]:
     """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
     pool = (VOLUMES,) if ref.pool == LOCAL else (POOLS, ref.pool)
-    return (*pool, ref.folder, disk_name("disk"))
+    return (*pool, ref.folder, f"disk{SHARED_SUFFIX}" if ref.shared else disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Raise `disk_refused` unless the disk is qcow2, on exactly what `source` says."""
+    """Raise `disk_refused` unless the disk is qcow2, on exactly what `source` says.
+
+    A raw file has no header. Guests may write anything there, also one of qcow2.
+    """
+    if source.shared:
+        return
     check_backing(volume, head, below(source, 0))
 
 

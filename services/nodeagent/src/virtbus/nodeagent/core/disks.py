@@ -145,18 +145,22 @@ def _disk(
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
     remote = file is not None and file.network is not None
+    shared = file is not None and file.shared
     bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
-        driver_element(disk, str(file.format) if file else "raw", thread, stops=remote),
+        driver_element(
+            disk, str(file.format) if file else "raw", thread, stops=remote, shared=shared
+        ),
         *_source(file),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
         el("target", dev=target(disk, addresses), bus=str(bus)),
         el("serial", disk.guest_serial),
         el("readonly") if readonly else None,
+        el("shareable") if shared else None,
         el("boot", order=order) if order else None,
         _address(disk, addresses),
         _alias(disk, file),

@@ -4,6 +4,7 @@ QEMU connects to the server by its own driver, so the host needs none. The messa
 its pool only; server, place and login are settings of the node (ADR 0060).
 """
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,12 +42,13 @@ class NetworkDisk:
     login: Login | None = None
 
 
-def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDisk:
-    """Return the network disk of a volume; raises VirtbusError 409 `pool_unknown`."""
+def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings], vm: str) -> NetworkDisk:
+    """Return the network disk of a volume of a VM; raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
     if not isinstance(pool, ServerPool) or ref.key not in pool.volumes:
         raise _unassigned(ref)
-    return NetworkDisk(pool, pool.volumes[ref.key], server_of(pool).login(ref.uid))
+    id_ = str(uuid.uuid5(uuid.UUID(ref.uid), vm)) if ref.shared else ref.uid
+    return NetworkDisk(pool, pool.volumes[ref.key], server_of(pool).login(id_))
 
 
 def _unassigned(ref: VolumeRef) -> VirtbusError:

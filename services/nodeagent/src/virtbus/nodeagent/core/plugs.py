@@ -12,7 +12,6 @@ from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.metadata import nics_at_start
-from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import MIB, VmRecord
 
 
@@ -52,7 +51,7 @@ def wanted_sizes(record: VmRecord) -> dict[str, int]:
     sizes = {}
     for volume in record.spec.volumes:
         ref = record.volume_refs.get(volume.name)
-        if ref is not None and not ABILITIES[ref.kind].grow:
+        if ref is not None and not ref.abilities.grow:
             continue
         if ref is not None:
             sizes[volume.name] = _sectors(ref.size_bytes)

@@ -21,6 +21,7 @@ from virtbus.nodeagent.core.disk_sources import (
     DISKS,
     HEAD_BYTES,
     IMAGES,
+    SHARED_SUFFIX,
     DiskSource,
     below,
     check_backing,
@@ -34,6 +35,7 @@ from virtbus.nodeagent.core.disk_sources import (
 from virtbus.nodeagent.edge import layer_files
 from virtbus.nodeagent.edge.allowed_devices import allowed_device, open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.lost_guests import qemus
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS, STAGED, layer_name
@@ -53,6 +55,7 @@ BACKUP_PIN = "backup-"
 BACKUPS = "backups"
 """`<state_dir>/disks/backups/<id>/`: where imaged stages these files."""
 _READABLE = 0o444
+RECOUNTS = 5
 LAYER_PIN = "layer-"
 """`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
 
@@ -183,14 +186,20 @@ class HostDiskFiles:
         """Remove layers by their file names; raises OSError."""
         await in_thread(lambda: layer_files.remove(self._state / DISKS / LAYERS, names))
 
-    async def opened(self, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open."""
+    async def opened(self, uid: str, ref: VolumeRef) -> bool:
+        """Return True if any QEMU of this host has the volume's disk open.
+
+        Of a shared volume, only the QEMU of the VM counts: those of its other holders have it, too.
+        """
 
         def ask() -> bool:
             try:
                 *folders, name = volume_place(ref)
                 with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
-                    return locked(descriptor)
+                    if not ref.shared:
+                        return locked(descriptor)
+                    qemu = qemus().get(uid)
+                    return qemu is not None and qemu.has_open(os.fstat(descriptor))
             except FileNotFoundError:
                 return False
 
@@ -228,7 +237,7 @@ class HostDiskFiles:
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
-                path = self._pinned(uid, volume, source.pin, descriptor)
+                path = self._pinned(uid, volume, source, descriptor)
         except OSError as error:
             raise refused(volume, f"it cannot be opened: {error.strerror}") from error
         return dataclasses.replace(source, path=path or source.path)
@@ -254,21 +263,38 @@ class HostDiskFiles:
             raise refused(volume, f"{path} has no medium")
         return dataclasses.replace(source, path=path, device_bytes=size_bytes)
 
-    def _pinned(self, uid: str, volume: str, pin: str, descriptor: int) -> str:
+    def _pinned(self, uid: str, volume: str, source: DiskSource, descriptor: int) -> str:
         """Return the path of our hard link to an open disk.
 
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
-        path = self._state / "vms" / uid / f"{PINNED}{pin}"
+        path = self._state / "vms" / uid / f"{PINNED}{source.pin}"
         found = os.fstat(descriptor)
-        known = [path, *path.parent.glob(f"{LAYER_PIN}{volume}.*")]
-        ours = [one for one in known if os.path.lexists(one)]
-        ours = [one for one in ours if os.path.samestat(one.lstat(), found)]
-        _check_file(volume, descriptor, names=2 if ours else 1)
+        if source.shared:
+            self._check_shared(volume, descriptor)
+            known = [path]
+        else:
+            known = [path, *path.parent.glob(f"{LAYER_PIN}{volume}.*")]
+        ours = [one for one in known if _is_file(one, found)]
+        if not source.shared:
+            _check_file(volume, descriptor, names=2 if ours else 1)
         if ours:
             return str(ours[0])
         path.unlink(missing_ok=True)
         return self._link(descriptor, path)
+
+    def _check_shared(self, volume: str, descriptor: int) -> None:
+        """Raise `disk_refused` if a shared file has a name besides those of its VMs.
+
+        Another VM may come or go meanwhile, so the names are counted again.
+        """
+        found, names = _check_regular(volume, descriptor), 0
+        for _ in range(RECOUNTS):
+            pins = (self._state / "vms").glob(f"*/{PINNED}*{SHARED_SUFFIX}")
+            names = 1 + sum(_is_file(pin, found) for pin in pins)
+            if os.fstat(descriptor).st_nlink == names:
+                return
+        _check_file(volume, descriptor, names=names)
 
     def _link(self, descriptor: int, path: Path) -> str:
         """Give an open file the name `path`; return it, empty on another filesystem."""
@@ -314,6 +340,14 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
 def _disk_of(path: Path, prefix: str) -> str:
     """Return the name of the disk in one of our names."""
     return path.name.removeprefix(prefix).partition(".")[0]
+
+
+def _is_file(path: Path, found: os.stat_result) -> bool:
+    """Return True if a path is a name of the file `found`."""
+    try:
+        return os.path.samestat(path.lstat(), found)
+    except FileNotFoundError:
+        return False
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -39,6 +39,19 @@ class Qemu:
         """Return True if it was started with files below `folder`."""
         return os.fsencode(f"{folder}/") in self.arguments
 
+    def has_open(self, file: os.stat_result) -> bool:
+        """Return True if it has a file open, or if that cannot be read."""
+        try:
+            for name in (PROC / str(self.pid) / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(name.stat(), file):
+                        return True
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # it has ended
+        except OSError:
+            return True
+        return False
+
     @property
     def alive(self) -> bool:
         """Return True while this process runs. Its number may be another's meanwhile."""

@@ -131,7 +131,11 @@ DISK = (
         f"{TO_DISK}.dedicated_io_thread",
         "true only on the bus virtio",
     ),
-    refused(f"{DISKS}.shareable", "a disk belongs to one VM", "leave it out"),
+    refused(
+        f"{DISKS}.shareable",
+        "only a volume of the bus can be shared (ADR 0086), and no disk of a VMI is one",
+        "leave it out",
+    ),
     below(f"{DISKS}.blockSize"),
     below(f"{DISKS}.blockSize.custom", to=f"{TO_DISK}.block_size"),
     mapped(

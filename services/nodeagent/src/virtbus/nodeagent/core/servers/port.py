@@ -20,8 +20,8 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret. For a guest it is the volume's own. A volume has one guest, so
-    no two starts share one."""
+    """The UUID of libvirt's secret. For a guest it is the volume's own, and for a shared volume one
+    of the VM and the volume. So no two starts share one."""
 
 
 @dataclass(frozen=True, slots=True)

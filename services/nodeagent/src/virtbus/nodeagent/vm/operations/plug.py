@@ -97,10 +97,10 @@ async def _released(
                 break
         else:
             return PAUSED if record.paused else BUSY
-    if not await tools.disks.opened(ref):
+    if not await tools.disks.opened(record.uid, ref):
         return ""
     await tools.plugs.close_left(record.uid)
-    return OPEN if await tools.disks.opened(ref) else ""
+    return OPEN if await tools.disks.opened(record.uid, ref) else ""
 
 
 async def _grow(

@@ -132,4 +132,5 @@ async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
     facts = await tools.hypervisor.facts(record.uid)
     if facts is not None and facts.active:
         return frozenset()
-    return frozenset([name for name, ref in leaving.items() if not await tools.disks.opened(ref)])
+    asked = tools.disks.opened
+    return frozenset([name for name, ref in leaving.items() if not await asked(record.uid, ref)])
