@@ -22,6 +22,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
 IMAGE = "/state/images/data/i"
@@ -343,6 +344,16 @@ def test_the_files_below_a_disk_are_those_of_libvirts_xml() -> None:
     assert files_below(xml) == {"vda": ("/x/layers/a", "/image"), "sda": ()}
 
 
+class Sharing(Running):
+    """Its volume is shared."""
+
+    @property
+    def record(self) -> VmRecord:
+        found = super().record
+        shared = found.volume_refs["data"].model_copy(update={"shared": True})
+        return found.model_copy(update={"volume_refs": {"data": shared}})
+
+
 def test_media_and_disks_elsewhere_are_left_out() -> None:
     vm: Any = Running()
     op = OperationRecord(
@@ -351,3 +362,6 @@ def test_media_and_disks_elsewhere_are_left_out() -> None:
     )  # fmt: skip
     names = [disk.name for disk in flatten_work(op, "ensure", [vm]).disks]
     assert names == ["root", "data"]
+    assert [disk.name for disk in flatten_work(op, "ensure", [cast("Any", Sharing())]).disks] == [
+        "root"
+    ]

@@ -10,7 +10,6 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.flattening import FlattenWork
 from virtbus.schemas.host_paths import of_host
 from virtbus.schemas.operation import OperationRecord
-from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
@@ -158,7 +157,7 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
 
 
 def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
-    """Return imaged's part of a merge of layers, by the VM's present disks in the pool `local`."""
+    """Return imaged's part of a merge of layers, by the VM's present disks that may have any."""
     found = list(vms)
     disks = [SnapshotDisk(name="disk", ref=op.ref)]
     if op.resource == "vm":
@@ -169,7 +168,7 @@ def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Fla
             for volume in record.spec.volumes
             if not volume.is_iso and not of_host(volume)
         ]
-    local = [disk for disk in disks if disk.ref is None or disk.ref.pool == LOCAL]
+    local = [disk for disk in disks if disk.ref is None or disk.ref.abilities.snapshots]
     may = before(op, found) == GO
     fields = op.model_dump(include={"id", "uid", "name"})
     return FlattenWork.model_validate({**fields, "do": do, "disks": local, "may_begin": may})
