@@ -19,7 +19,15 @@ import pytest
 
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
-from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import (
+    Endpoint,
+    Entry,
+    EntryKind,
+    Handler,
+    Request,
+    ServiceInfo,
+    WatchMark,
+)
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import server, stream_setup
 from virtbus.bus.runtime.ids import uuid7
@@ -28,7 +36,9 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeRecord, NodeState
+from virtbus.schemas.node_rpc import HeldResources, KnownRecords
 from virtbus.schemas.states import VmState
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import decode, encode, validate
@@ -53,6 +63,29 @@ class Fleet:
         self.sums: dict[str, dict[str, Any]] = {}
         self.placed: Counter[str] = Counter()
         self.problems: list[str] = []
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return what controllers ask hosts before a VM gets a volume."""
+
+        def records(node: str) -> Handler:
+            async def handle(_request: Request) -> KnownRecords:
+                there = [one for one in self.records.values() if one.node == node]
+                there.sort(key=lambda one: one.uid)
+                return KnownRecords(node=node, records=tuple(there))
+
+            return handle
+
+        async def volumes(_request: Request) -> HeldResources:
+            return HeldResources()
+
+        return [
+            endpoint
+            for node in NODES
+            for endpoint in (
+                Endpoint("records", subjects.rpc(node, "agent", "records"), records(node)),
+                Endpoint("inspect", subjects.rpc(node, "imaged", "inspect"), volumes),
+            )
+        ]
 
     async def beat(self) -> None:
         while True:
@@ -151,7 +184,8 @@ async def stage(
         await stream_setup.ensure(admin)
         fleet, processes = Fleet(admin), Controllers(files, tmp_path, controllers)
         try:
-            async with background() as tasks:
+            info = ServiceInfo("nodes", VERSION, "stand-ins")
+            async with admin.serve(info, fleet.endpoints()), background() as tasks:
                 tasks.start(fleet.beat())
                 tasks.start(fleet.follow())
                 yield fleet, processes, client
