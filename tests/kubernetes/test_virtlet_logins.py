@@ -86,7 +86,7 @@ def node(pod_node: PodNode) -> Iterator[PodNode]:
     mapping = {**MAPPING, "spec": {"translations": translations}}
     (platform.base / "images.d" / "virtlet.yaml").write_text(yaml.safe_dump(mapping))
     for subnet, name in enumerate(CNI):
-        words = ("--kind", "nat", "--subnet", f"10.20{subnet}.0.0/24")
+        words = ("--kind", "isolated", "--subnet", f"10.20{subnet}.0.0/24")
         platform.cli("network", "create", name, *words)
     labels = [f"{key}={value}" for key, value in LABELS.items()]
     pod_node.cluster.kubectl("label", "node", NAME, *labels, "--overwrite")
