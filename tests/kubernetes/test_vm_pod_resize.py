@@ -32,7 +32,7 @@ LOOK_S = 5.0
 SPARE = 1.25
 """The autoscaler gives a guest that much more memory than it uses."""
 SPENT, MEMORY = "container_cpu_usage_seconds_total", "container_memory_working_set_bytes"
-BUSY = "nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $! >/run/busy"
+BUSY = "setsid sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $! >/run/busy"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_resize_limits_the_running_guest(own: PodNode, pod: str) -> None:
     assert slow["quota"] / slow["period"] == pytest.approx(0.2)
     assert slow["shares"] > first["shares"]
     counted = limits.periods()
-    assert _used(own, pod)[0] < 0.25, "the busy guest has its quota only"
+    assert 0.1 < _used(own, pod)[0] < 0.25, "the busy guest has its quota, and no more"
     assert limits.periods() > counted, "the kernel counts periods of the quota"
 
     _patch(own, pod, requests={"memory": "768Mi"}, limits={"cpu": "1", "memory": "768Mi"})
@@ -94,7 +94,8 @@ def test_an_autoscaler_resizes_a_guest_by_what_it_uses(own: PodNode, pod: str) -
         assert limits.memory_bytes() == pytest.approx(memory_mib * MIB, rel=0.02)
         asked.append(cpu_m)
         given.append(limits.now()["shares"])
-    assert (asked[0] < asked[1]) == (given[0] < given[1]), (asked, given)
+    assert asked[0] < asked[1], asked
+    assert given[0] < given[1], given
     assert own.pods()[pod] == before
     assert limits.same_emulator()
 
