@@ -17,40 +17,42 @@ HOST = f"{SERVICE}.{NAMESPACE}.svc"
 
 
 @contextmanager
-def registered(cluster: Cluster, port: int, *versions: str) -> Iterator[None]:
+def registered(
+    cluster: Cluster, port: int, *versions: str, group: str = GROUP, service: str = SERVICE
+) -> Iterator[None]:
     """Wait until the API server has discovered the port's resources."""
     ca = base64.b64encode(cluster.authority.certificate.read_bytes()).decode()
-    service = {
+    target = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+        "metadata": {"name": service, "namespace": NAMESPACE},
         "spec": {"type": "ExternalName", "externalName": "localhost"},
     }
     apis = [
         {
             "apiVersion": "apiregistration.k8s.io/v1",
             "kind": "APIService",
-            "metadata": {"name": f"{version}.{GROUP}"},
+            "metadata": {"name": f"{version}.{group}"},
             "spec": {
-                "group": GROUP,
+                "group": group,
                 "version": version,
                 "groupPriorityMinimum": 1000,
                 "versionPriority": 15 - place,
-                "service": {"name": SERVICE, "namespace": NAMESPACE, "port": port},
+                "service": {"name": service, "namespace": NAMESPACE, "port": port},
                 "caBundle": ca,
             },
         }
         for place, version in enumerate(versions)
     ]
-    all_of_it = "\n---\n".join(json.dumps(each) for each in (service, *apis))
+    all_of_it = "\n---\n".join(json.dumps(each) for each in (target, *apis))
     cluster.kubectl("apply", "-f", "-", stdin=all_of_it)
     try:
         for version in versions:
-            until(partial(_answers, cluster, version), version)
+            until(partial(_answers, cluster, f"/apis/{group}/{version}"), version)
         yield
     finally:
         cluster.kubectl("delete", "-f", "-", stdin=all_of_it)
 
 
-def _answers(cluster: Cluster, version: str) -> bool:
-    return cluster.try_kubectl("get", "--raw", f"/apis/{GROUP}/{version}").returncode == 0
+def _answers(cluster: Cluster, path: str) -> bool:
+    return cluster.try_kubectl("get", "--raw", path).returncode == 0
