@@ -39,6 +39,7 @@ from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.living_volumes import LivingVolumes
+from virtbus.controller.edge.moved_files import MovedFiles
 from virtbus.controller.edge.names_api import NamesApi
 from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
 from virtbus.controller.edge.network_removals import NetworkRemovals
@@ -126,8 +127,9 @@ class ControllerService:
 
     def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
         """Return the leader tasks that move and remove volumes."""
-        moves = VolumeMoves(bus, self._fleet, events)
-        removals = VolumeRemovals(bus, self._fleet, events, moves)
+        files = MovedFiles(bus, self._fleet)
+        moves = VolumeMoves(bus, self._fleet, events, files)
+        removals = VolumeRemovals(bus, self._fleet, events, files)
         wakes = (self._placing.wake, self._fills.wake, moves.wake, removals.wake)
         self._feeds.listeners += wakes
         return moves, removals

@@ -1,8 +1,7 @@
 """Moves volumes between nodes: run by the leader (ADR 0063).
 
 The volume's record and two operations are the whole state. Each round compares them, so a crash at
-any point is continued by the next leader. No node has a right on another: the controller carries
-the bytes, from a stream of the source to an upload of the target.
+any point is continued by the next leader.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import logging
 from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus
-from virtbus.bus.client.streams import opening
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import Background, background, wait_for_event
 from virtbus.controller.core import volume_moves
@@ -19,22 +17,15 @@ from virtbus.controller.core.operations import StoredOperation
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.moved_files import MovedFiles
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
-from virtbus.schemas.node_rpc import ForgetImage, VolumeRelease
-from virtbus.schemas.operation import (
-    ExportResult,
-    OperationPhase,
-    OperationRecord,
-    OperationStatus,
-)
-from virtbus.schemas.streams import ExportRead
+from virtbus.schemas.node_rpc import VolumeRelease
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.volume import VolumeMove, VolumeRecord
-from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +33,19 @@ ROUND_S = 2.0
 SETTLE_S = 0.1
 """Delay after `wake`, so that one round handles concurrent changes."""
 ASK_S = 5.0
-ANSWER_S = 30.0
-"""Time for an answer of an upload. imaged waits up to 20 s for its checks of a whole file."""
 RESTORED = "a restore changed the volume meanwhile"
-CARRIED_AT_ONCE = 2
-"""Files that this controller carries at a time. Each needs 0.5 MiB of memory."""
 
 
 class VolumeMoves:
     """The moves of volumes, one task for each."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus
         self._fleet = fleet
         self._events = events
+        self._files = files
         self._volumes = VolumeWrites(bus)
         self._operations = OperationWrites(bus)
-        self._carriers = asyncio.Semaphore(CARRIED_AT_ONCE)
         self._wake = asyncio.Event()
         self._busy: set[str] = set()
 
@@ -113,7 +100,7 @@ class VolumeMoves:
             if error.reason == "export_not_here":
                 raise  # its agent has just started
             if error.code == Code.GONE:  # the volume was deleted while its bytes were carried
-                await self.drop_file(record, move)
+                await self._files.drop(record, move)
             after = volume_moves.failed(record, error.body.message)
         if after is not None:
             tenure.check()
@@ -139,7 +126,7 @@ class VolumeMoves:
             return volume_moves.failed(record, RESTORED)
         wanted = volume_moves.fill_of(record, move, status.result, now_ns)
         if await self._operations.latest(move.fill) is None:
-            await self._carry(record, move, status.result)
+            await self._files.carry(record, move, status.result)
         _, made = await self._operation(wanted)
         return self._end_of(record, move, export, made)
 
@@ -173,49 +160,6 @@ class VolumeMoves:
         later = (one for one in self._fleet.operations.all() if one.revision > export.revision)
         return any(one.record.uid == uid and one.record.kind == "restore" for one in later)
 
-    # --- the bytes --------------------------------------------------------------------------
-    async def _carry(self, record: VolumeRecord, move: VolumeMove, file: ExportResult) -> None:
-        """Bring the file to the target, from the byte at which it has stopped."""
-        name = volume_moves.image_name(record, move)
-        first = UploadImage(name=name, digest=file.digest, size_bytes=file.size_bytes)
-        async with self._carriers:
-            answer = await self._upload(move.target, first)
-            if answer.image is None and answer.offset_bytes < file.size_bytes:
-                await self._stream(record, move, first, answer.offset_bytes)
-            if answer.image is None:
-                whole = first.model_copy(update={"at": file.size_bytes})
-                answer = await self._upload(move.target, whole)
-            if answer.image is None:
-                message = f"{move.target} has not stored all bytes"
-                raise VirtbusError(Code.UNAVAILABLE, "upload_open", message, after_ms=500)
-
-    async def _stream(
-        self, record: VolumeRecord, move: VolumeMove, upload: UploadImage, at: int
-    ) -> None:
-        """Send the bytes from `at` on. The target confirms each piece before the next one."""
-        subject = subjects.rpc(move.source, "agent", "export")
-        want = ExportRead(uid=move.export, offset=at, owner="volume move")
-        async with opening(self._bus, subject, want) as stream:
-            while data := await stream.read():
-                for start in range(0, len(data), PIECE_BYTES):
-                    piece = data[start : start + PIECE_BYTES]
-                    sent = upload.model_copy(update={"at": at, "data": piece})
-                    at += len(piece)
-                    if (await self._upload(move.target, sent)).offset_bytes < at:
-                        return  # the target lost bytes: the next attempt asks where to continue
-                await self._refuse_given_up(record, move)
-
-    async def _refuse_given_up(self, record: VolumeRecord, move: VolumeMove) -> None:
-        known = self._fleet.volumes.get(record.namespace, record.name)
-        if known is None or known.record.deleting or known.record.move != move:
-            msg = f"the move of {record.name} has ended"
-            raise ConflictError(msg)
-
-    async def _upload(self, node: str, want: UploadImage) -> UploadedImage:
-        subject = subjects.rpc(node, "imaged", "upload")
-        answer = await self._bus.request(subject, want, timeout_s=ANSWER_S)
-        return validate(UploadedImage, answer)
-
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
         """Remove what the move has left: files on both nodes, and data that does not count."""
@@ -230,23 +174,11 @@ class VolumeMoves:
             ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
-        await self.drop_file(record, move)
+        await self._files.drop(record, move)
         export = await self._operations.latest(move.export)
         if export is not None:
             await self._operations.remove(export)  # and its file
         await self._replace(held, volume_moves.cleaned(record))
-
-    async def drop_file(self, record: VolumeRecord, move: VolumeMove) -> None:
-        """Remove the uploaded file from the target, unless that node is forgotten."""
-        if move.source == move.target or not self._fleet.has_node(move.target):
-            return
-        subject = subjects.rpc(move.target, "imaged", "delete")
-        ask = ForgetImage(ref=volume_moves.image_name(record, move))
-        try:
-            await self._bus.request(subject, ask, timeout_s=ASK_S)
-        except VirtbusError as error:
-            if error.code != Code.NOT_FOUND:
-                raise
 
     async def _ended(self, id_: str) -> bool:
         """Return True if an operation has ended; otherwise cancel it."""

@@ -14,8 +14,8 @@ from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.core.volume_moves import left_behind
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.moved_files import MovedFiles
 from virtbus.controller.edge.operation_writes import OperationWrites
-from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -37,9 +37,9 @@ AT_ONCE = 16
 class VolumeRemovals:
     """Completes deletes of volumes. A crash at any point leaves a `deleting` volume, as before."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, moves: VolumeMoves) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus
-        self._moves = moves
+        self._files = files
         self._fleet = fleet
         self._events = events
         self._writes = VolumeWrites(bus)
@@ -126,7 +126,7 @@ class VolumeRemovals:
         if move is not None:
             other = left_behind(record, move)
             places += [other] if self._fleet.has_node(other[0]) else []
-            await self._moves.drop_file(record, move)
+            await self._files.drop(record, move)
         for node, ref in places:
             subject = subjects.rpc(node, "imaged", "volume-release")
             ask = VolumeRelease(ref=ref)

@@ -1,0 +1,90 @@
+"""Carries the exported file of a volume from node to node, and removes it there (ADR 0063).
+
+No node has a right on another: the controller carries the bytes, from a stream of the source to an
+upload of the target.
+"""
+
+import asyncio
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.streams import opening
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core import volume_moves
+from virtbus.controller.core.fleet import Fleet
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
+from virtbus.schemas.node_rpc import ForgetImage
+from virtbus.schemas.operation import ExportResult
+from virtbus.schemas.streams import ExportRead
+from virtbus.schemas.volume import VolumeMove, VolumeRecord
+from virtbus.schemas.wire import validate
+
+ASK_S = 5.0
+ANSWER_S = 30.0
+"""Time for an answer of an upload. imaged waits up to 20 s for its checks of a whole file."""
+CARRIED_AT_ONCE = 2
+"""Files that this controller carries at a time. Each needs 0.5 MiB of memory."""
+
+
+class MovedFiles:
+    """The files of moves. A crash at any byte is continued at that byte."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._carriers = asyncio.Semaphore(CARRIED_AT_ONCE)
+
+    async def carry(self, record: VolumeRecord, move: VolumeMove, file: ExportResult) -> None:
+        """Bring the file to the target, from the byte at which it has stopped."""
+        name = volume_moves.image_name(record, move)
+        first = UploadImage(name=name, digest=file.digest, size_bytes=file.size_bytes)
+        async with self._carriers:
+            answer = await self._upload(move.target, first)
+            if answer.image is None and answer.offset_bytes < file.size_bytes:
+                await self._stream(record, move, first, answer.offset_bytes)
+            if answer.image is None:
+                whole = first.model_copy(update={"at": file.size_bytes})
+                answer = await self._upload(move.target, whole)
+            if answer.image is None:
+                message = f"{move.target} has not stored all bytes"
+                raise VirtbusError(Code.UNAVAILABLE, "upload_open", message, after_ms=500)
+
+    async def _stream(
+        self, record: VolumeRecord, move: VolumeMove, upload: UploadImage, at: int
+    ) -> None:
+        """Send the bytes from `at` on. The target confirms each piece before the next one."""
+        subject = subjects.rpc(move.source, "agent", "export")
+        want = ExportRead(uid=move.export, offset=at, owner="volume move")
+        async with opening(self._bus, subject, want) as stream:
+            while data := await stream.read():
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = data[start : start + PIECE_BYTES]
+                    sent = upload.model_copy(update={"at": at, "data": piece})
+                    at += len(piece)
+                    if (await self._upload(move.target, sent)).offset_bytes < at:
+                        return  # the target lost bytes: the next attempt asks where to continue
+                await self._refuse_given_up(record, move)
+
+    async def _refuse_given_up(self, record: VolumeRecord, move: VolumeMove) -> None:
+        known = self._fleet.volumes.get(record.namespace, record.name)
+        if known is None or known.record.deleting or known.record.move != move:
+            msg = f"the move of {record.name} has ended"
+            raise ConflictError(msg)
+
+    async def _upload(self, node: str, want: UploadImage) -> UploadedImage:
+        subject = subjects.rpc(node, "imaged", "upload")
+        answer = await self._bus.request(subject, want, timeout_s=ANSWER_S)
+        return validate(UploadedImage, answer)
+
+    async def drop(self, record: VolumeRecord, move: VolumeMove) -> None:
+        """Remove the uploaded file from the target, unless that node is forgotten."""
+        if move.source == move.target or not self._fleet.has_node(move.target):
+            return
+        subject = subjects.rpc(move.target, "imaged", "delete")
+        ask = ForgetImage(ref=volume_moves.image_name(record, move))
+        try:
+            await self._bus.request(subject, ask, timeout_s=ASK_S)
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
