@@ -214,3 +214,22 @@ async def test_a_copy_is_made_beside_its_source_and_then_moved(script: Script, c
         assert len(script.data("volume.move")) == moves
     asked = script.data("volume.create")[-1]
     assert (asked["name"], asked["spec"]["source"]) == ("copy", {"volume": "data-1"})
+
+
+async def test_a_copy_is_made_in_its_pool_or_moved_to_that_of_its_node(
+    script: Script, cli: Cli
+) -> None:
+    made = view(name="copy", state=VolumeState.BOUND, node="n1")
+    fast = made.model_copy(update={"spec": made.spec.model_copy(update={"pool": "fast"})})
+    script.answer("volume", "create", VolumeCreated(volume=fast, created=True))
+    ended = await cli("volume", "copy", "data-1", "copy", "--pool", "fast")
+    assert ended.code == 0, ended.err
+    assert script.data("volume.create")[-1]["spec"]["pool"] == "fast"
+    assert script.data("volume.move") == []
+    script.answer("volume", "create", VolumeCreated(volume=made, created=True))
+    script.answer("volume", "move", fast.model_copy(update={"node": "n2"}))
+    ended = await cli("volume", "copy", "data-1", "copy", "--pool", "fast", "--node", "n2")
+    assert ended.code == 0, ended.err
+    assert "pool" not in script.data("volume.create")[-1]["spec"]
+    asked = {"name": "copy", "namespace": "default", "node": "n2", "pool": "fast"}
+    assert script.data("volume.move") == [asked]

@@ -4,9 +4,11 @@ Guests see each other's writes to a shared volume.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.e2e.login import Login
 from tests.e2e.platform import POOL, Platform, Refused, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -85,6 +87,36 @@ def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
     platform.nothing_left()
 
 
+def test_a_guest_finds_what_it_wrote_after_a_move_while_it_was_off(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login, pool = Login(tmp_path), make_pool(platform)
+    platform.cli("volume", "create", "data-1", "--size", "64MiB")
+    use = ("--image", "tiny", "--memory", "128MiB", "--volume", "data-1")
+    view = platform.create("web", *use, "--ssh-key", login.public_key, wait="ready")
+    login(view, "mke2fs -q /dev/vdb && mount /dev/vdb /mnt && echo kept-by-web >/mnt/note; sync")
+    with pytest.raises(Refused) as refused:
+        platform.cli("volume", "move", "data-1", "--pool", POOL, "-o", "json")
+    assert refused.value.error["reason"] == "volume_in_use", refused.value.text
+    volumes = platform.state_dir / "disks" / "volumes"
+    for goal, former in ((POOL, volumes), ("local", pool)):
+        platform.cli("vm", "stop", "web", "--grace", "0")
+        platform.wait_state("web", "Stopped")
+        told = platform.cli("volume", "move", "data-1", "--pool", goal, "-o", "json")
+        moved = json.loads(told)
+        assert (moved["spec"].get("pool", "local"), moved["holder_name"]) == (goal, "web")
+        platform.cli("vm", "start", "web")
+        (view,) = platform.wait_ready("web")
+        assert login(view, "mount /dev/vdb /mnt && cat /mnt/note") == "kept-by-web\n"
+        until(partial(_is_empty, former), "the former data is removed")
+    platform.delete("web")
+    platform.cli("volume", "delete", "data-1")
+    remove_pool(pool)
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
+    platform.nothing_left()
+
+
 def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: Path) -> None:
     platform.cli("volume", "create", "root-1", "--size", "256MiB", "--from-image", "tiny")
     pool = make_pool(platform)
@@ -106,6 +138,10 @@ def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: P
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
+
+
+def _is_empty(folder: Path) -> bool:
+    return not list(folder.glob("default.*"))
 
 
 def _named(volume: str) -> dict[str, object]:

@@ -36,6 +36,7 @@ EXPLAINED = frozenset(
         *("snapshot_not_ready", "snapshot_in_use", "snapshot_elsewhere", "source_gone"),
         *("several_holders", "cannot_grow", "volume_shared", "no_copies", "no_snapshots"),
         "not_its_holder",
+        *("local_disks", "operation_open", "no_capacity"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -163,6 +164,8 @@ class User:
             data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
         if self._plan.volumes and (own := _own_volume(wanted.uid, self._number)):
             data["spec"].setdefault("volumes", []).append(own)
+        if "volumes" in data["spec"] and int(wanted.uid[-1], 16) % 2:
+            data["spec"]["eviction_strategy"] = "None"  # it may leave its own disk behind
         if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
             data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
         if self._plan.networks and self._rng.random() < USES_NETWORK:
@@ -206,6 +209,8 @@ class User:
             if self._left_s() < 0:
                 return
             await rng.choice(steps)(wanted)
+            if self._plan.volumes:
+                await self._carry(wanted)
         await asyncio.sleep(rng.uniform(0.0, 30.0))
         if self._left_s() > 0 and rng.random() < 0.6:
             await self.delete(wanted)
@@ -267,7 +272,7 @@ class User:
         try:
             self._accepted(wanted, await self._change(wanted, verb, **more))
         except VirtbusError as error:
-            if error.reason not in {"not_running", "running"}:
+            if error.reason not in {"not_running", "running", "volume_moving"}:
                 raise
             wanted.in_doubt = False
 
@@ -311,6 +316,29 @@ class User:
                 raise
         if rng.random() < 0.5:
             await self.start(wanted)
+
+    async def _carry(self, wanted: Wanted) -> None:
+        """Stop the VM, and move its volumes; possibly start it meanwhile, or give the move up.
+
+        It draws from a generator of its own, so that earlier seeds keep their users.
+        """
+        rng = random.Random(f"{wanted.uid} {self._loop.time()} carry")
+        view = await self._ask("get", {"uid": wanted.uid})
+        named = [one["volume"]["name"] for one in view["spec"]["volumes"] if one.get("volume")]
+        if not named or rng.random() < 0.5 or self._left_s() < 0:
+            return
+        await self.stop(wanted)
+        await asyncio.sleep(rng.uniform(0.0, 8.0))
+        goals = [f"n{rng.randrange(1, 4)}" for _ in range(rng.choice((1, 1, 2)))]
+        for goal in goals:
+            try:
+                await self._ask("move", {"name": rng.choice(named), "node": goal}, "volume")
+            except VirtbusError as error:
+                if error.reason not in EXPLAINED:
+                    raise
+            await asyncio.sleep(rng.uniform(0.0, 25.0))
+            if rng.random() < 0.5:
+                await self.start(wanted)
 
     async def delete(self, wanted: Wanted) -> None:
         wanted.delete_asked = True

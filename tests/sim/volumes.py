@@ -45,8 +45,9 @@ class VolumeObserver:
             self._wrong("I3", f"{folder}: a delete that was stored is undone")
         if old is not None and old.bound and old.node != record.node:
             self._moved(folder, old, record.node)
-        if record.is_moving and record.holder:
-            self._wrong("I1", f"{folder} is moved while {record.holder} holds it")
+        users = self._users(folder) if record.is_moving else ()
+        for uid, there in users:
+            self._wrong("I1", f"{folder} is moved under {uid} on {there}")
         others = set(record.holders) - set(old.holders) if old is not None else set()
         if old is not None and old.holders and others and not record.spec.is_shared:
             self._wrong("I1", f"{folder}: {record.holder} takes it from {old.holder}")
@@ -89,6 +90,8 @@ class VolumeObserver:
         record = self.records.get(folder)
         if record is None or uid not in record.holders:
             self._wrong("I1", f"{uid} runs on {host.name} and does not hold {folder}")
+        elif record.is_moving or record.node != host.node:
+            self._wrong("I1", f"{uid} runs on {host.name} with a copy of {folder} that leaves it")
         for other, there in self._users(folder):
             may_share = record is not None and record.spec.is_shared and there == host.name
             if other != uid and not may_share:

@@ -48,7 +48,10 @@ def command(
     wait: bool,
     namespace: str,
 ) -> None:
-    """Move the data of the volume NAME, which no VM may hold, to another node or pool.
+    """Move the data of the volume NAME, whose VM is off or which no VM holds.
+
+    It goes to another node or pool. A VM that is off goes to another node with all of its volumes,
+    or stays with all of them. It cannot start meanwhile.
 
     The volume is in its new place once all of its data is there; then the former data is removed.
     After a failure it is where it was. The work continues without this command.
@@ -66,6 +69,7 @@ def command(
         """
         virtbus volume copy data-1 data-2
         virtbus volume copy data-1 data-2 --node n2
+        virtbus volume copy data-1 data-2 --pool fast
         """
     )
 )
@@ -77,23 +81,36 @@ def command(
     shell_complete=completion_sources.nodes,
     help="The node that gets the copy.  [default: that of NAME]",
 )
+@click.option("--pool", metavar="POOL", help="The pool that gets the copy.  [default: local]")
 @namespace_option
 @verb
-def copy(invocation: Invocation, *, name: str, new: str, node: str | None, namespace: str) -> None:
+def copy(
+    invocation: Invocation,
+    *,
+    name: str,
+    new: str,
+    node: str | None,
+    pool: str | None,
+    namespace: str,
+) -> None:
     """Copy the volume NAME, which no running VM has, to the volume NEW.
 
-    The copy is made on the node of NAME, then moved. If this is interrupted, the copy continues,
-    and `volume move` moves it.
+    The copy is made on the node of NAME. With --node it is then moved, and --pool is a pool of that
+    node. If this is interrupted, the copy continues, and `volume move` moves it.
     """
-    spec = {"size": 0, "source": {"volume": name}}
+    spec: dict[str, Any] = {"size": 0, "source": {"volume": name}}
+    goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}
+    if pool and not node:
+        spec |= goal
     wanted = {"name": new, "namespace": namespace, "uid": uuid7(), "spec": spec}
     view: dict[str, Any] = invocation.call("volume", "create", wanted).get("volume") or {}
     if view.get("state") == "Filling":
         view = until_filled(invocation, view)
     refuse_unfilled(view)
-    if node not in {None, view.get("node")}:
+    there = {"node": view.get("node"), "pool": (view.get("spec") or {}).get("pool")}
+    if any(there[key] != value for key, value in goal.items()):
         asked = {"name": new, "namespace": namespace}
-        view = _moved(invocation, asked, {"node": str(node)}, wait=True)
+        view = _moved(invocation, asked, goal, wait=True)
     invocation.show(view, lambda: table([view]))
 
 

@@ -161,7 +161,7 @@ class VolumeState(StrEnum):
     FILL_FAILED = "FillFailed"
     """Its content could not be copied. `volume.fill` repeats the copy."""
     MOVING = "Moving"
-    """Its data is being copied to another node. No VM can take it meanwhile."""
+    """Its data is being copied to another node or pool. No VM can start with it meanwhile."""
     IN_USE = "InUse"
     """A VM holds it."""
     DETACHING = "Detaching"

@@ -58,9 +58,11 @@ class VolumeFillAgain(VolumeAsk):
 
 
 class VolumeMoveTo(VolumeAsk):
-    """`volume.move`: moves the data to `node`, or to `pool`, or both. No VM may hold the volume.
+    """`volume.move`: moves the data to `node`, or to `pool`, or both.
 
-    With the node and the pool of the data, a move that has not ended is given up.
+    A VM that holds the volume must be off. It goes to another node with all of its volumes, or
+    stays with all of them. With the node and the pool of the data, a move that has not ended is
+    given up.
     """
 
     node: Id | None = None

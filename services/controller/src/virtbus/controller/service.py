@@ -258,7 +258,7 @@ class ControllerService:
         power, volumes, groups = self._power, self._volumes, self._groups
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
+        moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room, vms.off_moves)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
         backups, schedules = BackupApi(self._bus, self._fleet, vms, operations), self._schedules
         handlers: dict[tuple[str, str], Handler] = {

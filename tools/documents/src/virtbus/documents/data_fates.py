@@ -13,6 +13,8 @@ _KEPT = "services/imaged/tests/test_quarantine.py"
 _ENDED = "services/nodeagent/tests/test_quarantine.py"
 _EXPORTS = "services/imaged/tests/test_exports.py"
 _OPERATIONS = "services/controller/tests/test_operation_api.py"
+_OFF_MOVES = "services/controller/tests/test_off_moves.py"
+_ALONG = f"{_OFF_MOVES}::test_a_vm_that_is_off_goes_to_another_node_with_all_its_volumes"
 _MOVES = "services/controller/tests/test_volume_moves.py"
 _SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
 _SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
@@ -116,13 +118,22 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(
             Fate.MOVED,
             f"{_MOVES}::test_a_volume_is_on_the_other_node_once_all_its_bytes_are",
-            "after a failure it stays; refused while a VM holds it",
+            "after a failure it stays; refused while its VM is not off",
         ),
         Data.EXPORT: Outcome(
             Fate.REMOVED,
             f"{_MOVES}::test_a_volume_is_on_the_other_node_once_all_its_bytes_are",
             "only the file of the move",
         ),
+    },
+    "`volume move` of a VM that is off": {
+        Data.DISK: Outcome(
+            Fate.STAYS,
+            f"{_OFF_MOVES}::test_a_vm_with_disks_of_its_own_stays_with_the_next_step",
+            "to another node it is refused, or removed if the eviction strategy permits it",
+        ),
+        Data.VOLUME: Outcome(Fate.MOVED, _ALONG, "to another node: all volumes of its VM, or none"),
+        Data.OWN_VOLUME: Outcome(Fate.MOVED, _ALONG, "as each volume"),
     },
     "`vm stop`": {
         Data.DISK: Outcome(

@@ -13,6 +13,7 @@ from virtbus.schemas.node import Fence
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
 from virtbus.schemas.vm_status import VmStatus
+from virtbus.schemas.volume_ref import VolumeRef
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (
@@ -46,6 +47,20 @@ def data_stays(record: VmRecord) -> str:
     pool on a server, so it keeps no VM. Nor does a directory that the guest only reads: each node
     that offers it has it.
     """
+    if why := bound_to_host(record):
+        return why
+    names = [ref.name for ref in local_volumes(record)]
+    if not names:
+        return ""
+    return (
+        f"its volumes are on this node ({', '.join(names)}); while it is off, `virtbus volume move "
+        f"{names[0]} --node NODE` moves it with all of them, and `virtbus volume detach` takes "
+        "them from it"
+    )
+
+
+def bound_to_host(record: VmRecord) -> str:
+    """Return a text on what keeps a VM on its node besides disks and volumes; empty: nothing."""
     if record.node == node_of(record.owner):
         return (
             f"the container runtime of {record.node} made it for a pod; delete the pod to run it "
@@ -56,14 +71,12 @@ def data_stays(record: VmRecord) -> str:
             f"it writes to directories or files of this node ({written}); create it again to run "
             "it on another node"
         )
-    refs = record.volume_refs.values()
-    names = ", ".join(ref.name for ref in refs if not ABILITIES[ref.kind].shared)
-    if not names:
-        return ""
-    return (
-        f"its volumes are on this node ({names}); `virtbus volume detach` takes them from the VM "
-        "while it is off, and a delete of the VM keeps them"
-    )
+    return ""
+
+
+def local_volumes(record: VmRecord) -> list[VolumeRef]:
+    """Return the volumes of a VM whose data is on its node only."""
+    return [ref for ref in record.volume_refs.values() if not ABILITIES[ref.kind].shared]
 
 
 def data_loss_reason(record: VmRecord) -> str:

@@ -110,6 +110,24 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     return on_node_of(vm, holding(volume, vm, now_ns))
 
 
+def as_held(record: VolumeRecord, ref: VolumeRef, vm: VmRecord) -> VolumeRecord:
+    """Return the volume as the record of its VM describes it, which is newer than the volume's.
+
+    A bus that is older than the end of a move would look for the data in its former place. The data
+    there, if there is any, stays for an audit.
+    """
+    if record.spec.size < ref.size_bytes:
+        record = sized(record, ref.size_bytes)
+    here = (record.node, record.spec.pool, record.pool_kind)
+    alone = ABILITIES[ref.kind].shared or vm.node == UNPLACED or record.holder != vm.uid
+    if alone or here == (vm.node, ref.pool, ref.kind):
+        return record
+    spec = record.spec.model_copy(update={"pool": ref.pool})
+    place = {"node": vm.node, "spec": spec, "pool_kind": ref.kind, "bound": True, "move": None}
+    fill = {"fill": fill_of(ref)} if ref.copied else {}
+    return record.model_copy(update=place | fill)
+
+
 def sized(record: VolumeRecord, size_bytes: int) -> VolumeRecord:
     """Return the volume with another size."""
     spec = record.spec.model_copy(update={"size": size_bytes})

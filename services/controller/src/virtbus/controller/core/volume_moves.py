@@ -45,8 +45,12 @@ def _kind_at(pools: Mapping[str, PoolReport], name: str) -> PoolKind:
     return PoolKind.LOCAL if there is None else there.kind
 
 
-def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRecord:
+def begun(
+    record: VolumeRecord, goal: Goal, export: str, fill: str, *, is_off: bool = False
+) -> VolumeRecord:
     """Return the volume with a move to its goal, by two operations with the given ids.
+
+    `is_off`: the VM that holds it is off, and stays off until the end of the move.
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
@@ -54,17 +58,14 @@ def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRec
     """
     refuse_deleting(record)
     _refuse_pools(record, goal)
-    if goal == _here(record):
+    if goal == place_of(record):
         return failed(record, GIVEN_UP) if record.is_moving else record
     if record.move is not None and record.has_open_move:
         return _if_same(record, record.move, goal)
-    if record.holder:
-        message = (
-            f"VM {record.holder} holds {record.name} and stays with it; `virtbus volume detach "
-            f"{record.name} -n {record.namespace}` frees it, then move it and attach it again"
-        )
+    if record.holder and not is_off:
+        message = f"VM {record.holder} has taken {record.name} meanwhile; repeat the request"
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
-    if not has_data(record) and not record.lost:
+    if not record.holder and not has_data(record) and not record.lost:
         return record.model_copy(update={"node": goal.node, "move": None})
     resting.refuse_unready(record, "")
     new = VolumeMove(source=record.node, target=goal.node, export=export, fill=fill)
@@ -75,7 +76,8 @@ def begun(record: VolumeRecord, goal: Goal, export: str, fill: str) -> VolumeRec
     return record.model_copy(update={"move": new})
 
 
-def _here(record: VolumeRecord) -> Goal:
+def place_of(record: VolumeRecord) -> Goal:
+    """Return the place of the volume's data."""
     return Goal(record.node, record.spec.pool, record.pool_kind)
 
 
@@ -102,7 +104,7 @@ def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord
     """Return the volume, whose move has this goal; raises 409 `volume_moving`."""
     if record.is_moving and goal[:2] == (move.target, move.pool or record.spec.pool):
         return record
-    what = f"is being moved to {_where(move)}" if record.is_moving else "has left data behind"
+    what = f"is being moved to {where(move)}" if record.is_moving else "has left data behind"
     message = f"{record.name} {what}; repeat when `virtbus volume get` shows no move"
     raise VirtbusError(Code.CONFLICT, "volume_moving", message, after_ms=5000)
 
@@ -200,7 +202,7 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
     """Return the data that does not count: the place that the record does not name."""
-    former, here = Goal(move.source, move.former_pool, move.former_kind), _here(record)
+    former, here = Goal(move.source, move.former_pool, move.former_kind), place_of(record)
     if not move.pool:
         former = Goal(move.source, record.spec.pool, record.pool_kind)
     new = Goal(move.target, move.pool or record.spec.pool, _kind_of(record, move))
@@ -209,7 +211,7 @@ def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]
     return other.node, ref_of(record).model_copy(update=there)
 
 
-def _where(move: VolumeMove) -> str:
+def where(move: VolumeMove) -> str:
     """Return the goal of a move in words."""
     to = f"the pool {move.pool}" if move.pool else ""
     if move.source == move.target:
@@ -228,11 +230,11 @@ def shown(record: VolumeRecord, progress: str) -> str:
     if move is None or record.deleting:
         return ""
     if move.failed:
-        return f"the move to {_where(move)} failed: {move.failed}"
+        return f"the move to {where(move)} failed: {move.failed}"
     if record.is_moving:
-        return f"moving to {_where(move)}: {progress}"
+        return f"moving to {where(move)}: {progress}"
     former = f"the pool {move.former_pool}" if move.source == move.target else move.source
-    return f"it is on {_where(move)}; the former data is being removed from {former}"
+    return f"it is on {where(move)}; the former data is being removed from {former}"
 
 
 def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]) -> None:

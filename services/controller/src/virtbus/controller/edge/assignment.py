@@ -4,18 +4,19 @@ The secrets are copied first. Then one atomic batch purges the old record and pu
 """
 
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.evacuation import moved
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.core.vm_keys import StoredVm, StoredVolume
 from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.commit import Fenced, guarded
 from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
-from virtbus.controller.edge.volume_holders import VolumeHolders
+from virtbus.controller.edge.volume_holders import NOTHING_MOVED, VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.vm import VmRecord
@@ -35,9 +36,17 @@ class _Secret(NamedTuple):
 class Assignment:
     """Moves records between nodes; safe to repeat, and in any number of controllers."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, living: LivingVolumes | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        living: LivingVolumes | None = None,
+        moved: Mapping[str, StoredVolume] = NOTHING_MOVED,
+    ) -> None:
+        """`living` and `moved` are as for `VolumeHolders`."""
         self._bus = bus
-        self._reservations = Reservations(bus, fleet, VolumeHolders(bus, living=living))
+        volumes = VolumeHolders(bus, living=living, moved=moved)
+        self._reservations = Reservations(bus, fleet, volumes)
 
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
         """Move the record to `node` under a higher epoch; return the new record.

@@ -14,6 +14,7 @@ from virtbus.controller.core.evacuation import (
     EvacuationTargets,
     evacuating,
     eviction_blocked_reason,
+    local_volumes,
     released_by_node,
     runs_after,
 )
@@ -58,6 +59,7 @@ class Evacuations:
         self._watches = watches
         self._events = events
         self._commits = Commits(bus, fleet)
+        self._living = living
         self._moves = Assignment(bus, fleet, living)
         self._fences: dict[str, tuple[Fence, float]] = {}
         """By node: the active fence, and since when this process knows of it."""
@@ -113,12 +115,33 @@ class Evacuations:
             else:
                 self._kept[uid], _ = places.find(record)
             return
+        if local_volumes(record):
+            await self._home(held, check)
+            return
         node, _ = places.find(record, home=True)
         if not node and record.evacuation_target is None:
             # like a new VM that fits nowhere now: the pending scheduler places it later
             node = UNPLACED
         if node:
             await self._move(held, record, node, check, self._fence_of(record.node))
+
+    async def _home(self, held: StoredVm, check: Check) -> None:
+        """Keep a VM on its node if its volumes have stayed there (ADR 0087).
+
+        While they are moving, `OffMoves` moves the VM with them.
+        """
+        record, uid = held.record, held.record.uid
+        refs = local_volumes(record)
+        found = [self._fleet.volumes.get(ref.namespace, ref.name) for ref in refs]
+        if any(one is not None and one.record.is_moving for one in found):
+            return
+        try:
+            for ref in refs:
+                await self._living.refuse(ref, uid, record.node)
+        except VirtbusError as error:
+            log.info("%s waits: %s", record.name, error, extra={"code": "home_waits", "uid": uid})
+            return
+        await self._move(held, record, record.node, check, self._fence_of(record.node))
 
     async def _drained(
         self, node: str, places: EvacuationTargets, check: Check, *, discard: bool
@@ -159,7 +182,9 @@ class Evacuations:
             if record.deleting:
                 check()
                 await self._finish(held, standing)
-            elif record.evacuating or not eviction_blocked_reason(record, discard=discard):
+            elif (record.evacuating and not local_volumes(record)) or not eviction_blocked_reason(
+                record, discard=discard
+            ):
                 there, _ = places.find(record)
                 if there:
                     runs = runs_after(record, self._fleet.last_status(record))

@@ -82,6 +82,7 @@ class OperationApi:
             vm = await self._vms.find(
                 VmRef(name=want.vm, namespace=want.namespace), request.account
             )
+            await self._vms.off_moves.refuse_moving(vm.record)
             fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
         else:
             fields = await self._of(asked, request.account)

@@ -135,6 +135,7 @@ class SnapshotApi:
             snapshot_changes.refuse_devices(vm.record.spec)
             if in_place:
                 await self._refuse_protected(vm.record)
+            await self._vms.off_moves.refuse_moving(vm.record)
             return resting.of_vm(vm.record, state, live=not in_place)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)

@@ -36,6 +36,7 @@ from virtbus.controller.edge.cas import ATTEMPTS
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets, network_names
+from virtbus.controller.edge.off_moves import OffMoves
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.seed_updates import SeedUpdates
@@ -83,6 +84,7 @@ class VmApi:
         self._networks = NetworkTargets(bus, fleet, events)
         self._creates = VmCreates(bus, fleet, watches, events, storage, rules)
         self._seeds = SeedUpdates(bus)
+        self.off_moves = OffMoves(bus, fleet, events)
         self.addresses = self._creates.addresses
 
     async def create(self, request: Request) -> VmCreated:
@@ -138,6 +140,7 @@ class VmApi:
         record = await self._creates.with_new_images(record, held.record)
         refuse_large(record)
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
+        await self.off_moves.refuse_start(held.record, record)
         self._check_room(held.record, record)
         try:
             if seeds is not None:
@@ -269,6 +272,7 @@ class VmApi:
             if record == held.record:
                 return self.show(held)
             self._check_room(held.record, record)
+            await self.off_moves.refuse_start(held.record, record)
             with tracing.span("virtbus change vm", uid=record.uid, parent=request.traceparent):
                 traced = {"traceparent": tracing.current_traceparent() or record.traceparent}
                 record = record.model_copy(update=traced)

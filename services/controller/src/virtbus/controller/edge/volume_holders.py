@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from virtbus.bus.client.owners import may_touch
 from virtbus.bus.client.ports import Bus, Write
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import create_step
@@ -34,6 +35,7 @@ from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
+NOTHING_MOVED: Mapping[str, StoredVolume] = MappingProxyType({})
 NO_VOLUMES: Mapping[str, VolumeRecord] = MappingProxyType({})
 
 
@@ -48,7 +50,8 @@ class VolumeHolders:
     """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
     `made` are volumes by name that the create of a VM makes, in the batch that writes its record.
-    With `living`, the hosts must agree before a VM begins to hold a volume.
+    With `living`, the hosts must agree before a VM begins to hold a volume. `moved` are volumes by
+    folder whose data is in its new place, each at the revision that was read.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class VolumeHolders:
         bus: Bus,
         made: Mapping[str, VolumeRecord] = NO_VOLUMES,
         living: LivingVolumes | None = None,
+        moved: Mapping[str, StoredVolume] = NOTHING_MOVED,
     ) -> None:
         self._bus = bus
+        self._moved = moved
         self.made = made
         self._living = living
 
@@ -97,9 +102,23 @@ class VolumeHolders:
             gone = [ref for ref in old.values() if ref.folder not in kept]
             found += [await self._free(ref, before.uid, ended=after is None) for ref in gone]
         if after is not None:
-            found += [await self._hold(ref, after) for ref in _taken(before, after)]
-            found += [await self._grow(ref, after.uid) for ref in _larger(before, after)]
+            found += [await self._move(self._moved[folder]) for folder in kept & self._moved.keys()]
+            taken, larger = _taken(before, after), _larger(before, after)
+            found += [await self._hold(ref, after) for ref in self._others(taken)]
+            found += [await self._grow(ref, after.uid) for ref in self._others(larger)]
         return [one for one in found if one is not None]
+
+    def _others(self, refs: Iterable[VolumeRef]) -> Iterable[VolumeRef]:
+        return [ref for ref in refs if ref.folder not in self._moved]
+
+    async def _move(self, moved: StoredVolume) -> Write:
+        """Return the write of a volume in its new place; raises ConflictError if it changed."""
+        record = moved.record
+        there = await self._read(record.namespace, record.name)
+        if there is None or there.revision != moved.revision:
+            msg = f"the volume {record.name} has changed"
+            raise ConflictError(msg)
+        return _write(record, moved.revision)
 
     async def _free(self, ref: VolumeRef, vm: str, *, ended: bool) -> Write | None:
         """Return the write that ends the VM's hold. A hold in an unreadable record stays.

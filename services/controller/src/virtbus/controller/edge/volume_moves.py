@@ -18,6 +18,7 @@ from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.moved_files import MovedFiles
+from virtbus.controller.edge.off_moves import OffMoves
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
@@ -46,6 +47,7 @@ class VolumeMoves:
         self._files = files
         self._volumes = VolumeWrites(bus)
         self._operations = OperationWrites(bus)
+        self._off = OffMoves(bus, fleet, events)
         self._wake = asyncio.Event()
         self._busy: set[str] = set()
 
@@ -93,7 +95,8 @@ class VolumeMoves:
             await self._clean(held, move, tenure)
             return
         try:
-            after = await self._after(record, move)
+            why = await self._off.broken(record, move)
+            after = volume_moves.failed(record, why) if why else await self._after(record, move)
         except VirtbusError as error:
             if error.body.after_ms is not None or error.code == Code.DEADLINE:
                 raise
@@ -104,7 +107,24 @@ class VolumeMoves:
             after = volume_moves.failed(record, error.body.message)
         if after is not None:
             tenure.check()
+            await self._end(held, after, tenure)
+
+    async def _end(self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm) -> None:
+        """Write the end of a move; that of a VM's volume together with the VM."""
+        if not held.record.holder or (after.move is not None and after.move.failed):
             await self._replace(held, after)
+            return
+        for one in await self._off.switch(held, after, tenure, self._ended_by):
+            self._tell(one)
+
+    async def _ended_by(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
+        """Return another volume of the VM at the end of its move, None before it."""
+        first = await self._operations.latest(move.export)
+        fill = await self._operations.latest(move.fill)
+        if first is None or fill is None:
+            return None
+        made = (await self._operations.status(fill.record)).status
+        return self._end_of(record, move, first, made)
 
     async def _after(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
         """Return the volume at the end of its move, None before it.
@@ -114,6 +134,8 @@ class VolumeMoves:
             BusError: a node does not answer.
         """
         now_ns = self._bus.sources.time_ns()
+        if record.holder and self._off.waits(record):
+            return None
         if move.source == move.target:
             first, made = await self._operation(volume_moves.fill_here(record, move, now_ns))
             return self._end_of(record, move, first, made)
@@ -122,7 +144,7 @@ class VolumeMoves:
             return None
         if status.result is None:
             return volume_moves.failed(record, volume_moves.why_failed(status))
-        if self._restored_after(record.uid, export):
+        if self._restored_after(record, export):
             return volume_moves.failed(record, RESTORED)
         wanted = volume_moves.fill_of(record, move, status.result, now_ns)
         if await self._operations.latest(move.fill) is None:
@@ -140,7 +162,7 @@ class VolumeMoves:
         """Return the volume at the end of its fill, None before it. `first` read the data."""
         if not made.ended:
             return None
-        if self._restored_after(record.uid, first):
+        if self._restored_after(record, first):
             return volume_moves.failed(record, RESTORED)
         if made.phase is not OperationPhase.SUCCEEDED:
             return volume_moves.failed(record, volume_moves.why_failed(made))
@@ -155,10 +177,11 @@ class VolumeMoves:
             self._events.operation(held.record, held.revision)
         return held, (await self._operations.status(held.record)).status
 
-    def _restored_after(self, uid: str, export: StoredOperation) -> bool:
-        """Return True if a restore into the volume was accepted after its export."""
+    def _restored_after(self, volume: VolumeRecord, export: StoredOperation) -> bool:
+        """Return True if a restore into the volume, or its VM, was accepted after its export."""
         later = (one for one in self._fleet.operations.all() if one.revision > export.revision)
-        return any(one.record.uid == uid and one.record.kind == "restore" for one in later)
+        into = {volume.uid, volume.holder}
+        return any(one.record.uid in into and one.record.kind == "restore" for one in later)
 
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
@@ -191,7 +214,11 @@ class VolumeMoves:
 
     async def _replace(self, held: StoredVolume, record: VolumeRecord) -> None:
         """Write the volume; raises ConflictError, BusError."""
-        new = await self._volumes.replace(held, record)
+        self._tell(await self._volumes.replace(held, record))
+
+    def _tell(self, new: StoredVolume) -> None:
+        """Apply a written volume to the cache; log it and emit its event."""
+        record = new.record
         self._fleet.volumes.apply(new)
         message = volume_moves.shown(record, "") or f"moved to {record.node}"
         self._events.named(EventKind.VOLUME_UPDATED, record, new.revision, message)

@@ -2,7 +2,7 @@
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.volume_changes import create_step
-from virtbus.controller.core.volume_holds import restored, sized
+from virtbus.controller.core.volume_holds import as_held, restored
 from virtbus.controller.edge.named_writes import NamedWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.records import read_volume
@@ -17,7 +17,7 @@ class VolumeWrites(NamedWrites[VolumeRecord]):
         super().__init__(bus, "volume", subjects.volume_record, read_volume, create_step)
 
     async def restore(self, vm: VmRecord) -> None:
-        """Write the volumes of a VM's record that the bus has lost, or has at an earlier size.
+        """Write the volumes of a VM's record that the bus has lost, or has as they were earlier.
 
         Raises:
             VirtbusError: as `create`, such as 410 for a deleted volume; 422 `unreadable`.
@@ -27,5 +27,7 @@ class VolumeWrites(NamedWrites[VolumeRecord]):
             held = await self.latest(ref.namespace, ref.name)
             if held is None:
                 await self.create(restored(ref, vm, self._bus.sources.time_ns()))
-            elif held.record.uid == ref.uid and held.record.spec.size < ref.size_bytes:
-                await self.replace(held, sized(held.record, ref.size_bytes))
+            elif held.record.uid == ref.uid:
+                after = as_held(held.record, ref, vm)
+                if after != held.record:
+                    await self.replace(held, after)

@@ -1,0 +1,321 @@
+"""A volume moves while its VM is off, and no guest ever runs on the copy that is left behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import status, uid
+from services.controller.tests.off_hosts import OffHosts, with_vm
+from services.controller.tests.test_departures_broken import (
+    SOURCES,
+    MortalBus,
+    _declared,
+    virtual_ns,
+)
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World, run, world_on
+
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import background
+from virtbus.controller.service import ControllerService
+from virtbus.controller.settings import Settings
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.volume import VolumeState
+from virtbus.schemas.volume_api import VolumeView
+from virtbus.schemas.wire import validate
+
+FULL = VirtbusError(Code.UNAVAILABLE, "disk_full", "the disk is full").body
+
+
+async def move(made: World, name: str = "data", **goal: str) -> VolumeView:
+    return validate(VolumeView, await made.ask("move", "volume", name=name, **goal))
+
+
+async def get(made: World, name: str = "data") -> VolumeView:
+    return validate(VolumeView, await made.ask("get", "volume", name=name))
+
+
+# --- another pool ----------------------------------------------------------------------------
+@played()
+async def test_a_volume_of_a_vm_that_is_off_goes_to_another_pool(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        before = await with_vm(hosts, "data", own_disk=True)
+        hosts.held_back = {"data"}
+        view = await move(made, pool="fast")
+        assert (view.state, view.holder, view.spec.pool) == (VolumeState.MOVING, uid(1), "local")
+        assert await move(made, pool="fast") == view, "a repeat changes nothing"
+        assert (await hosts.vm()).generation == before.generation
+        hosts.held_back = set()
+        await hosts.idle("data")
+        view = await get(made)
+        assert (view.state, view.holder, view.spec.pool) == (VolumeState.IN_USE, uid(1), "fast")
+        assert view.message == ""
+        after = await hosts.vm()
+        ref = after.volume_refs["disk-data"]
+        assert (ref.pool, ref.copied, after.node, after.epoch) == ("fast", True, "n1", before.epoch)
+        assert after.generation > before.generation
+        await hosts.well("data")
+        await made.ask("start", uid=uid(1))
+        await asyncio.sleep(2)
+        assert ("n1", "fast", "data") in hosts.written
+
+
+@played()
+async def test_no_start_and_no_restore_while_a_volume_moves(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        vm = await with_vm(hosts, "data", own_disk=True)
+        hosts.held_back = {"data"}
+        await move(made, pool="fast")
+        for _ in range(2):
+            error = await refused(made.ask("start", uid=uid(1)))
+            assert (error.code, error.reason) == (409, "volume_moving")
+            assert "to the pool fast" in str(error)
+            assert "volume move data -n default --node n1 --pool local` gives" in str(error)
+            await asyncio.sleep(5)
+        spec = vm.spec.model_dump(mode="json", exclude_defaults=True) | {"run_strategy": "Always"}
+        for strategy in ("Manual", "Always"):
+            spec["run_strategy"] = strategy
+            view = await made.vm("get", uid=uid(1))
+            asked = made.vm("update", uid=uid(1), revision=view.revision, spec=spec)
+            if strategy == "Always":
+                assert (await refused(asked)).reason == "volume_moving"
+            else:
+                await asked
+        asked = made.ask("create", "snapshot", name="s", vm="web")
+        assert (await refused(asked)).reason == "volume_moving"
+        assert (await refused(made.ask("flatten", "operation", vm="web"))).reason == "volume_moving"
+        await move(made, pool="local", node="n1")
+        assert "given up" in (await get(made)).message
+        await made.ask("start", uid=uid(1))
+        hosts.held_back = set()
+        await hosts.idle("data")
+        await hosts.well("data")
+        assert (await get(made)).spec.pool == "local"
+
+
+@played()
+async def test_a_vm_that_is_not_off_keeps_its_volume_where_it_is(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        await with_vm(hosts, "data", own_disk=True)
+        await made.ask("start", uid=uid(1))
+        await asyncio.sleep(2)
+        error = await refused(move(made, pool="fast"))
+        assert (error.code, error.reason) == (409, "volume_in_use")
+        assert "`virtbus vm stop web -n default`" in str(error)
+        assert (await refused(move(made, node="n2"))).reason == "volume_in_use"
+        assert (await get(made)).state == VolumeState.IN_USE
+        await move(made, node="n1", pool="local")
+
+
+@played()
+async def test_a_snapshot_of_the_vm_that_is_open_refuses_the_begin(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        await with_vm(hosts, "data", own_disk=True)
+        hosts.held_back = {"web"}
+        await made.ask("create", "snapshot", name="s", vm="web")
+        error = await refused(move(made, pool="fast"))
+        assert (error.reason, "operation watch" in str(error)) == ("operation_open", True)
+
+
+@played()
+async def test_a_failure_between_pools_leaves_volume_and_vm_as_they_were(made: World) -> None:
+    hosts = OffHosts(made, failing={"data": FULL})
+    async with hosts.on():
+        before = await with_vm(hosts, "data", own_disk=True)
+        await move(made, pool="fast")
+        await hosts.idle("data")
+        view = await get(made)
+        assert view.message == "the move to the pool fast failed: the disk is full"
+        assert (await hosts.vm()).volume_refs == before.volume_refs
+        await made.ask("start", uid=uid(1))
+
+
+@played()
+async def test_a_volume_that_loses_its_vm_meanwhile_goes_alone(made: World) -> None:
+    hosts = OffHosts(made, held_back={"data", "other"})
+    async with hosts.on():
+        await with_vm(hosts, "data", "other")
+        await move(made, pool="fast")
+        await made.ask("detach", "volume", name="data")
+        hosts.held_back = set()
+        await hosts.idle("data")
+        view = await get(made)
+        assert (view.state, view.spec.pool) == (VolumeState.BOUND, "fast")
+        await hosts.well("data", "other")
+
+
+# --- another node ----------------------------------------------------------------------------
+@played()
+async def test_a_vm_that_is_off_goes_to_another_node_with_all_its_volumes(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        before = await with_vm(hosts, "data", "logs")
+        hosts.held_back = {"logs"}
+        view = await move(made, node="n2")
+        assert (view.state, view.moving_to) == (VolumeState.MOVING, "n2")
+        other = await get(made, "logs")
+        assert (other.state, other.moving_to) == (VolumeState.MOVING, "n2")
+        assert (await refused(made.ask("start", uid=uid(1)))).reason == "volume_moving"
+        await asyncio.sleep(20)
+        assert ((await get(made)).node, (await hosts.vm()).node) == ("n1", "n1"), "all or nothing"
+        hosts.held_back = set()
+        await hosts.idle("data", "logs")
+        after = await hosts.vm()
+        assert (after.node, after.epoch, after.powered) == ("n2", before.epoch + 1, False)
+        for name in ("data", "logs"):
+            view = await get(made, name)
+            assert (view.node, view.holder, view.state) == ("n2", uid(1), VolumeState.IN_USE)
+        await hosts.well("data", "logs")
+        await made.ask("start", uid=uid(1))
+        await asyncio.sleep(2)
+        assert ("n2", "local", "logs") in hosts.written
+
+
+@played()
+async def test_a_failure_of_one_volume_leaves_the_vm_with_all_of_them(made: World) -> None:
+    hosts = OffHosts(made, failing={"logs": FULL})
+    async with hosts.on():
+        before = await with_vm(hosts, "data", "logs")
+        await move(made, node="n2")
+        await hosts.idle("data", "logs")
+        assert (await get(made, "logs")).message == "the move to n2 failed: the disk is full"
+        view = await get(made)
+        assert "logs, another volume of web, does not go along: the disk is full" in view.message
+        after = await hosts.vm()
+        assert (after.node, after.volume_refs) == ("n1", before.volume_refs)
+        hosts.failing = {}
+        await move(made, node="n2")
+        await hosts.idle("data", "logs")
+        await hosts.well("data", "logs")
+        assert (await hosts.vm()).node == "n2"
+
+
+@played()
+async def test_one_volume_that_is_given_up_keeps_all_of_them(made: World) -> None:
+    hosts = OffHosts(made, held_back={"data", "logs"})
+    async with hosts.on():
+        await with_vm(hosts, "data", "logs")
+        await move(made, node="n2")
+        await move(made, "logs", node="n1")
+        hosts.held_back = set()
+        await hosts.idle("data", "logs")
+        assert (await hosts.vm()).node == "n1"
+        await hosts.well("data", "logs")
+
+
+@played()
+async def test_a_deleted_vm_leaves_its_volumes_to_go_alone(made: World) -> None:
+    hosts = OffHosts(made, held_back={"data", "logs"})
+    async with hosts.on():
+        vm = await with_vm(hosts, "data", "logs")
+        await move(made, node="n2")
+        await made.ask("delete", uid=uid(1))
+        hosts.held_back = set()
+        await asyncio.sleep(20)
+        assert (await get(made)).node == "n1", "its VM is not gone yet"
+        await made.say(status(vm, released=True))
+        await hosts.idle("data", "logs")
+        assert [(await get(made, one)).node for one in ("data", "logs")] == ["n2", "n2"]
+        assert [(await get(made, one)).holder for one in ("data", "logs")] == ["", ""]
+        await hosts.well("data", "logs")
+
+
+@played()
+async def test_a_vm_with_disks_of_its_own_stays_with_the_next_step(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        await with_vm(hosts, "data", own_disk=True)
+        error = await refused(move(made, node="n2"))
+        assert (error.code, error.reason) == (409, "local_disks")
+        assert "--from-vm web:" in str(error)
+        await made.ask("cordon", "node", node="n2")
+        assert (await refused(move(made, node="n9"))).code == 404
+        assert (await get(made)).state == VolumeState.IN_USE
+
+
+@played()
+async def test_a_vm_whose_own_disks_may_be_lost_goes(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        await with_vm(hosts, "data", own_disk=True, eviction_strategy="None")
+        await made.ask("cordon", "node", node="n2")
+        error = await refused(move(made, node="n2"))
+        assert (error.code, error.reason) == (429, "no_capacity")
+        await made.ask("uncordon", "node", node="n2")
+        await move(made, node="n2", pool="fast")
+        await hosts.idle("data")
+        assert (await get(made)).spec.pool == "fast"
+        await hosts.well("data")
+
+
+# --- deaths ----------------------------------------------------------------------------------
+Story = Callable[[OffHosts], Awaitable[None]]
+
+
+async def persistent(made: World, verb: str, resource: str, **data: Any) -> Any:
+    """Ask like a client, which repeats a request without an answer."""
+    while True:
+        try:
+            return await made.ask(verb, resource, **data)
+        except BusError:
+            await asyncio.sleep(0.5)
+        except VirtbusError as error:
+            if error.body.retry is Retry.NEVER and error.reason != "volume_moving":
+                raise
+            await asyncio.sleep(0.5)
+
+
+async def killed_at(at: int, *, behind: bool, goal: dict[str, str], names: tuple[str, ...]) -> bool:
+    """Move; the first controller dies at its write `at`. Return False if it made fewer."""
+    async with world_on(MemoryServer(virtual_ns), controllers=0, nodes=0) as made:
+        bus = MortalBus(made.server, at, behind=behind)
+        async with background() as tasks:
+            first = tasks.start(ControllerService(bus, Settings(), _declared).run())
+            await asyncio.sleep(1)  # it holds the lease
+            other = ControllerService(MemoryBus(made.server, "c2", SOURCES), Settings(), _declared)
+            tasks.start(other.run())
+
+            async def bury() -> None:
+                await bus.dead.wait()
+                bus.disconnect()
+                first.cancel()
+
+            tasks.start(bury())
+            hosts = OffHosts(made)
+            async with hosts.on():
+                await with_vm(hosts, *names)
+                bus.arm()
+                await persistent(made, "move", "volume", name="data", **goal)
+                await persistent(made, "start", "vm", uid=uid(1))
+                await hosts.idle(*names)
+                await asyncio.sleep(5)
+                await hosts.well(*names)
+                view = await get(made)
+                assert view.message == ""
+                there = {"node": view.node, "pool": view.spec.pool}
+                assert there | goal == there
+                before = {("n1", "local", name) for name in names}
+                assert hosts.written - before <= hosts.data, "a guest runs on the new copy only"
+        return bus.dead.is_set()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize(
+    ("goal", "names"), [({"pool": "fast"}, ("data",)), ({"node": "n2"}, ("data", "logs"))]
+)
+def test_a_move_survives_the_death_of_a_controller_at_each_write(
+    goal: dict[str, str], names: tuple[str, ...], *, behind: bool
+) -> None:
+    async def body() -> None:
+        at = 1
+        while await killed_at(at, behind=behind, goal=goal, names=names):
+            at += 1
+        assert at >= 5
+
+    run(body)
