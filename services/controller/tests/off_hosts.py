@@ -15,11 +15,19 @@ from virtbus.bus.client.ports import Endpoint, Entry, EntryKind, Request, Servic
 from virtbus.bus.client.streams import accepting
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
-from virtbus.schemas.node_rpc import ForgetImage, ForgottenImage, VolumeRelease, VolumeReleased
+from virtbus.schemas.node_rpc import (
+    ForgetImage,
+    ForgottenImage,
+    HeldResources,
+    HeldVolume,
+    VolumeRelease,
+    VolumeReleased,
+)
 from virtbus.schemas.operation import (
     ExportResult,
     OperationPhase,
@@ -56,6 +64,10 @@ class OffHosts:
     """Names of volumes whose fills do not end."""
     failing: dict[str, ErrorBody] = field(default_factory=dict)
     """The failures of fills by the names of their volumes."""
+    stuck: bool = False
+    """True: no agent releases a VM."""
+    silent: set[str] = field(default_factory=set)
+    """Nodes that are off."""
     files: dict[str, bytearray] = field(default_factory=dict)
     lost: list[Place] = field(default_factory=list)
     """Copies that were removed while the volume's record named them."""
@@ -82,6 +94,8 @@ class OffHosts:
         for one in NODES:
             subject = subjects.rpc(one, "imaged", "volume-release")
             endpoints.append(Endpoint(f"{one}-release", subject, self._release(one)))
+            subject = subjects.rpc(one, "imaged", "inspect")
+            endpoints.append(Endpoint(f"{one}-inspect", subject, self._inspect(one)))
         async with background() as tasks, bus.serve(ServiceInfo("off", "1.0.0"), endpoints):
             tasks.start(self._play(bus))
             for one in NODES:
@@ -125,10 +139,18 @@ class OffHosts:
 
         return release
 
+    def _inspect(self, on: str) -> Any:
+        async def inspect(_: Request) -> HeldResources:
+            found = [await self.volume(name) for node, _, name in self.data if node == on]
+            folders = sorted({ref_of(one).folder for one in found if one is not None})
+            return HeldResources(volumes=tuple(HeldVolume(folder=one) for one in folders))
+
+        return inspect
+
     # --- agents -----------------------------------------------------------------------------
     async def _play(self, bus: MemoryBus) -> None:
         while True:
-            for one in NODES:
+            for one in set(NODES) - self.silent:
                 await self.made.hear(node(one))
             with suppress(BusError):
                 for entry in await _entries(bus):
@@ -137,6 +159,8 @@ class OffHosts:
 
     async def _act(self, bus: MemoryBus, entry: Entry) -> None:
         tokens = entry.key.removeprefix("$KV.vm.").split(".")
+        if tokens[0] in self.silent:
+            return
         if len(tokens) == 3 and tokens[1] == "_op":
             await self._operate(bus, read(OperationRecord, entry.value))
         elif len(tokens) == 2 and tokens[0] in NODES and not tokens[1].startswith("_"):
@@ -144,7 +168,7 @@ class OffHosts:
 
     async def _run(self, bus: MemoryBus, vm: VmRecord) -> None:
         state = VmState.RUNNING if vm.powered and not vm.evacuating else VmState.STOPPED
-        said = status(vm, state, released=vm.evacuating)
+        said = status(vm, state, released=vm.evacuating and not self.stuck)
         key = subjects.vm_status(vm.node, vm.uid)
         there = await bus.get(key)
         if there is None or there.value != encode(said):

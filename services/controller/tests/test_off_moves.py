@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import status, uid
 from services.controller.tests.off_hosts import OffHosts, with_vm
+from services.controller.tests.schedules import Gates, Scenario, ScheduledBus, explore
 from services.controller.tests.test_departures_broken import (
     SOURCES,
     MortalBus,
@@ -14,17 +15,28 @@ from services.controller.tests.test_departures_broken import (
     virtual_ns,
 )
 from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.test_volume_holders import DATA, at, holder
 from services.controller.tests.virtual import World, run, world_on
+from services.controller.tests.volumes import volume
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import powered
+from virtbus.controller.core.vm_keys import StoredVm, StoredVolume
+from virtbus.controller.core.volume_moves import Goal, begun
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.off_moves import OffMoves
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.volume import VolumeState
 from virtbus.schemas.volume_api import VolumeView
-from virtbus.schemas.wire import validate
+from virtbus.schemas.wire import encode, validate
 
 FULL = VirtbusError(Code.UNAVAILABLE, "disk_full", "the disk is full").body
 
@@ -150,6 +162,55 @@ async def test_a_volume_that_loses_its_vm_meanwhile_goes_alone(made: World) -> N
         await hosts.well("data", "other")
 
 
+def test_a_start_and_a_begin_exclude_each_other_in_each_order() -> None:
+    ends = set()
+
+    async def scenario(gates: Gates) -> None:
+        server = MemoryServer()
+        data = volume(9, node="n1", bound=True, holder=uid(1))
+        bus = MemoryBus(server)
+        await bus.put(DATA, encode(data))
+        off = holder(1, data).model_copy(update={"powered": False})
+        await bus.put(subjects.vm_record("n1", uid(1)), encode(off))
+
+        def parts(name: str) -> tuple[OffMoves, Commits, VolumeWrites]:
+            own = ScheduledBus(server, name, gates)
+            fleet = Fleet()
+            return OffMoves(own, fleet, FleetEvents(own)), Commits(own, fleet), VolumeWrites(own)
+
+        async def start() -> None:
+            moves, commits, _ = parts("start")
+            held = await commits.latest(uid(1))
+            assert held is not None
+            after = powered(held.record, on=True)
+            await moves.refuse_start(held.record, after)
+            await commits.replace(held, after)
+
+        async def begin() -> None:
+            moves, _, volumes = parts("begin")
+            there = await volumes.latest("default", "data")
+            assert there is not None
+            vm = await moves.holder(there.record)
+            assert vm is not None
+            if not vm.record.powered:
+                goal = Goal("n1", "fast")
+                moving = begun(there.record, goal, uid(50), uid(51), is_off=True)
+                await moves.begin(vm, [StoredVolume(moving, there.revision)])
+
+        await gates.run({"start": start(), "begin": begin()})
+        vm = (await Commits(bus).latest(uid(1)) or StoredVm(off, 0)).record
+        moved = (await at(bus)).is_moving
+        assert not (vm.powered and moved), "a guest would write to the copy that is left behind"
+        ends.add((vm.powered, moved))
+
+    run(lambda: _explored(scenario))
+    assert ends >= {(True, False), (False, True)}
+
+
+async def _explored(scenario: Scenario) -> None:
+    await explore(scenario, pauses=4)
+
+
 # --- another node ----------------------------------------------------------------------------
 @played()
 async def test_a_vm_that_is_off_goes_to_another_node_with_all_its_volumes(made: World) -> None:
@@ -252,6 +313,81 @@ async def test_a_vm_whose_own_disks_may_be_lost_goes(made: World) -> None:
         await hosts.idle("data")
         assert (await get(made)).spec.pool == "fast"
         await hosts.well("data")
+
+
+@played()
+async def test_a_move_is_not_given_up_once_the_vm_leaves_its_node(made: World) -> None:
+    hosts = OffHosts(made, stuck=True)
+    async with hosts.on():
+        await with_vm(hosts, "data", "logs")
+        await move(made, node="n2")
+        while not (await hosts.vm()).evacuating:
+            await asyncio.sleep(0.5)
+        for name in ("data", "logs"):
+            error = await refused(move(made, name, node="n1"))
+            assert (error.reason, "complete on n2" in str(error)) == ("volume_moving", True)
+        assert (await refused(made.ask("start", uid=uid(1)))).reason == "volume_moving"
+        await asyncio.sleep(10)
+        assert (await hosts.vm()).node == "n1", "its node has not released it"
+        hosts.stuck = False
+        await hosts.idle("data", "logs")
+        assert (await hosts.vm()).node == "n2"
+        await hosts.well("data", "logs")
+
+
+@played()
+async def test_a_vm_that_was_released_for_nothing_stays_on_its_node(made: World) -> None:
+    hosts = OffHosts(made, stuck=True)
+    async with hosts.on():
+        before = await with_vm(hosts, "data", "logs")
+        await move(made, node="n2")
+        while not (await hosts.vm()).evacuating:
+            await asyncio.sleep(0.5)
+        one = await hosts.volume("logs")
+        assert one is not None
+        assert one.move is not None
+        await made.ask("delete", "operation", id=one.move.fill)
+        await hosts.idle("data", "logs")
+        hosts.stuck = False
+        await asyncio.sleep(10)
+        after = await hosts.vm()
+        assert (after.node, after.epoch, after.evacuating) == ("n1", before.epoch + 1, False)
+        assert after.volume_refs == before.volume_refs
+        await made.ask("start", uid=uid(1))
+        await asyncio.sleep(2)
+        await hosts.well("data", "logs")
+
+
+@played()
+async def test_a_fenced_source_needs_no_release(made: World) -> None:
+    hosts = OffHosts(made, stuck=True)
+    async with hosts.on():
+        await with_vm(hosts, "data")
+        await move(made, node="n2")
+        while not (await hosts.vm()).evacuating:
+            await asyncio.sleep(0.5)
+        hosts.silent = {"n1"}
+        await asyncio.sleep(40)
+        assert (await hosts.vm()).node == "n1"
+        await made.ask("fence", "node", node="n1", confirm="powered off")
+        await asyncio.sleep(15)
+        assert (await hosts.vm()).node == "n2"
+        assert (await get(made)).node == "n2"
+        await made.ask("start", uid=uid(1))
+
+
+@played()
+async def test_another_volume_that_was_attached_meanwhile_stops_the_move(made: World) -> None:
+    hosts = OffHosts(made, held_back={"data"})
+    async with hosts.on():
+        await with_vm(hosts, "data")
+        await made.ask("create", "volume", name="late", spec={"size": "1GiB"}, node="n1")
+        await move(made, node="n2")
+        await made.ask("attach", "volume", name="late", vm="web")
+        hosts.held_back = set()
+        await hosts.idle("data")
+        assert "late, another volume of web, does not go along" in (await get(made)).message
+        assert (await hosts.vm()).node == "n1"
 
 
 # --- deaths ----------------------------------------------------------------------------------

@@ -352,6 +352,23 @@ async def test_a_lost_volume_is_restored_over_the_marker_of_another() -> None:
     assert ((await at(bus)).uid, (await at(bus)).holder) == (uid(9), uid(1))
 
 
+async def test_a_volume_that_is_older_on_the_bus_gets_the_place_that_its_vm_has() -> None:
+    bus = MemoryBus(await prepared())
+    commits, vm = Commits(bus), holder(1, volume(9))
+    await commits.create(vm, None)
+    ref = vm.volume_refs["data"].model_copy(update={"pool": "fast", "copied": True})
+    update = {"node": "n2", "epoch": 2, "generation": 9, "volume_refs": {"data": ref}}
+    newer = vm.model_copy(update=update)
+    await VolumeWrites(bus).restore(newer)
+    await commits.write_back(newer, await commits.known(vm.uid))
+    there = await at(bus)
+    assert (there.node, there.spec.pool, there.holder, there.move) == ("n2", "fast", vm.uid, None)
+    assert ref_of(there) == ref
+    other = holder(2, volume(9), "n3")
+    await VolumeWrites(bus).restore(other)
+    assert (await at(bus)).node == "n2", "not by the record of a VM that does not hold it"
+
+
 async def test_a_volume_that_is_older_on_the_bus_gets_the_size_that_its_vm_has() -> None:
     bus, spec = MemoryBus(await prepared()), volume(9).spec
     grown = volume(9, spec=spec.model_copy(update={"size": 2 * GIB}))

@@ -15,6 +15,7 @@ from services.controller.tests.volumes import tried, volume
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.streams import accepting
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
@@ -22,6 +23,8 @@ from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
     ForgetImage,
     ForgottenImage,
+    HeldResources,
+    HeldVolume,
     VolumeRelease,
     VolumeReleased,
 )
@@ -59,7 +62,13 @@ class Nodes:
     """For each of them: the fill whose data alone is removed."""
     fails: list[VirtbusError] = field(default_factory=list)
     """Errors of the next pieces."""
+    has_lost: bool = False
+    """True: n1 has no data any more, though the bus says so."""
     world: World | None = None
+
+    async def inspect(self, _: Request) -> HeldResources:
+        folder = ref_of(await stored(self._made)).folder
+        return HeldResources(volumes=() if self.has_lost else (HeldVolume(folder=folder),))
 
     async def export(self, request: Request) -> None:
         want = validate(ExportRead, request.data)
@@ -113,6 +122,7 @@ class Nodes:
             ("n1", "agent", "export"): self.export,
             ("n2", "imaged", "upload"): self.upload,
             ("n2", "imaged", "delete"): self.forget,
+            ("n1", "imaged", "inspect"): self.inspect,
             ("n1", "imaged", "volume-release"): self.release("n1"),
             ("n2", "imaged", "volume-release"): self.release("n2"),
         }
@@ -333,6 +343,22 @@ async def test_a_restored_bus_continues_a_move_from_the_volumes_record(made: Wor
         again = await operation(made, "export")
         assert again is not None
         assert (again.id, again.node) == (uid(70), "n1")
+
+
+@played(nodes=2)
+async def test_a_restored_bus_does_not_remove_the_data_that_the_move_had_brought(
+    made: World,
+) -> None:
+    nodes = Nodes(has_lost=True)
+    await with_data(made)
+    async with nodes.serve(made):
+        await move(made)
+        error = VirtbusError(Code.NOT_FOUND, "no_disk", "n1 has no data").body
+        await ends(made, "export", OperationPhase.FAILED, error=error)
+        await asyncio.sleep(10)
+        assert "n1 has no data" in (await get(made)).message
+        assert nodes.released == [], "n2 may have the only copy"
+        assert not (await stored(made)).has_open_move
 
 
 # --- between pools ---------------------------------------------------------------------------

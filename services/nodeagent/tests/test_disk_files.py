@@ -20,7 +20,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.volume_ref import DevicePattern
+from virtbus.schemas.volume_ref import DevicePattern, VolumeRef
 from virtbus.schemas.wire import validate
 
 DIGEST = "sha256:" + "5e" * 32
@@ -281,6 +281,21 @@ async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it
     assert Path(sources["root"].path).samefile(host.disk)
     drop_pins(host.state, of, running=True)
     assert Path(sources["root"].path).exists()
+
+
+def test_a_volume_that_went_to_another_pool_keeps_no_second_name_in_the_former(host: Host) -> None:
+    ref = VolumeRef(uid=WANTED.uid, namespace="default", name="data", size_bytes=2**20)
+    of = WANTED.model_copy(update={"volume_refs": {"data": ref}})
+    former = host.state / "disks" / "volumes" / ref.folder / "disk.qcow2"
+    former.parent.mkdir(parents=True)
+    pin = host.pin.with_name("disk-data.qcow2")
+    linked(former, pin)
+    drop_pins(host.state, of, running=True)
+    assert pin.exists()
+    moved = ref.model_copy(update={"pool": "fast"})
+    drop_pins(host.state, of.model_copy(update={"volume_refs": {"data": moved}}), running=True)
+    assert not pin.exists()
+    assert former.stat().st_nlink == 1
 
 
 def linked(path: Path, other: Path) -> None:

@@ -59,24 +59,16 @@ class LivingVolumes:
         if not there and not silent:
             return
         try:
-            if home and await self._has(home, ref):
+            if home and await self._orphans.has(home, ref):
                 return
             for node in there:
-                if node != home and await self._has(node, ref):
+                if node != home and await self._orphans.has(node, ref):
                     raise _elsewhere(ref, node, home)
                 self._found[node].discard(ref.folder)
         except BusError as error:
             raise unheard(home or there[0], "volumes", str(error)) from None
         for node, why in silent.items():
             raise unheard(node, "volumes", why)
-
-    async def _has(self, node: str, ref: VolumeRef) -> bool:
-        """Return True if a node has the data of a volume; raises BusError, VirtbusError."""
-        start = ref.folder[:-1]
-        async for held in self._orphans.held(node, start):
-            if held.folder >= ref.folder:
-                return held.folder == ref.folder
-        return False
 
     async def _hear(self) -> dict[str, str]:
         """Ask the hosts that were not asked since the list; return those without an answer."""

@@ -20,6 +20,7 @@ from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.moved_files import MovedFiles
 from virtbus.controller.edge.off_moves import OffMoves
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -47,6 +48,7 @@ class VolumeMoves:
         self._files = files
         self._volumes = VolumeWrites(bus)
         self._operations = OperationWrites(bus)
+        self._orphans = VolumeOrphans(bus, fleet)
         self._off = OffMoves(bus, fleet, events)
         self._wake = asyncio.Event()
         self._busy: set[str] = set()
@@ -192,7 +194,11 @@ class VolumeMoves:
                 return  # the next round finds its end
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        if self._fleet.has_node(node):
+        # A bus that is older than the end of the move names a source without data. Then that on the
+        # target is the only one, and an audit lists it.
+        only = bool(move.failed) and move.source != move.target
+        only = only and not await self._orphans.has(move.source, ref)
+        if self._fleet.has_node(node) and not only:
             # After a failure, the target may have data of an earlier time, which stays.
             ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
             subject = subjects.rpc(node, "imaged", "volume-release")

@@ -73,6 +73,14 @@ class VolumeOrphans:
             )
             raise VirtbusError(Code.CONFLICT, "held_on_node", message)
 
+    async def has(self, node: str, ref: VolumeRef) -> bool:
+        """Return True if a node has the data of a volume; raises BusError, VirtbusError."""
+        start = ref.folder[:-1]
+        async for held in self.held(node, start):
+            if held.folder >= ref.folder:
+                return held.folder == ref.folder
+        return False
+
     async def held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
         """Yield the volumes on a node whose folder is greater than `after`, in order.
 
