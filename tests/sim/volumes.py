@@ -127,7 +127,8 @@ class VolumeObserver:
         if record is not None and not record.deleting and (counts or record.is_moving):
             self._wrong("I2", f"{host.name} removes {folder}, and nobody asked")
         for uid, there in self._users(folder):
-            self._wrong("I1", f"{host.name} removes {folder} under {uid} on {there}")
+            if there == host.name:  # after a move, that on another host has another copy
+                self._wrong("I1", f"{host.name} removes {folder} under {uid}")
 
     def _users(self, folder: str) -> Iterator[tuple[str, str]]:
         """Yield the guests that have a volume, with their hosts."""
