@@ -19,7 +19,8 @@ from virtbus.netd.core.reach import METADATA
 from virtbus.schemas.node_rpc import NetReady
 
 BRIDGE = "br-lan"
-OUTSIDE = "vbtest-lan"
+OUTSIDE, FAR_NETNS = (f"vbtest-{name}-{os.getpid()}" for name in ("lan", "far"))
+"""Namespaces, with other names in each process: tests run side by side in one host."""
 SERVER = IPv4Address("192.0.2.1")
 FIRST = IPv4Interface("192.0.2.10/24")
 BROADCAST = b"\xff" * 6

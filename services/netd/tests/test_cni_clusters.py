@@ -13,7 +13,7 @@ from services.netd.tests.segment import BROADCAST, run
 from services.netd.tests.test_cni import A, bridge, conflist, plugin, without_bridge
 from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import reply
-from services.netd.tests.test_network_path import world
+from services.netd.tests.test_network_path import OUTER, world
 
 from virtbus.netd.core.dhcp import MessageType
 from virtbus.schemas.errors import VirtbusError
@@ -63,7 +63,7 @@ def forwarding() -> Iterator[None]:
     with world():
         run("sysctl -qw net.ipv4.ip_forward=1")
         run(f"ip route add default via {OUTSIDE}")
-        run("ip -n vbtest-world route add default via 198.51.100.1")
+        run(f"ip -n {OUTER} route add default via 198.51.100.1")
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from services.netd.tests.ipv6_guest import ALL_ROUTERS, ICMP6, TCP, Guest6, ia, option
 from services.netd.tests.pretended_host import Guest, Node
-from services.netd.tests.segment import run
+from services.netd.tests.segment import FAR_NETNS, run
 from services.netd.tests.test_cni import A, bridge, conflist, without_bridge
 from services.netd.tests.test_ipv6 import FAR6, FORWARDING, HOST6, syn, world6
 
@@ -176,13 +176,13 @@ async def test_the_tap_limits_ipv6_of_a_guest_on_a_macvlan_link(node: Node) -> N
     node.reach = ReachRules(hosts=frozenset({host}))
     node.plugin_timeout_s = 10.0  # macvlan looks for duplicates of the address
     await node.restart()
-    run("ip netns add vbtest-far")
+    run(f"ip netns add {FAR_NETNS}")
     try:
-        run("ip link add und0 type veth peer name und1 netns vbtest-far")
+        run(f"ip link add und0 type veth peer name und1 netns {FAR_NETNS}")
         run("ip link set und0 up")
         for address in (GATEWAY, host):
-            run(f"ip -n vbtest-far addr add {address}/64 dev und1 nodad")
-        run("ip -n vbtest-far link set und1 up")
+            run(f"ip -n {FAR_NETNS} addr add {address}/64 dev und1 nodad")
+        run(f"ip -n {FAR_NETNS} link set und1 up")
         plugin = {"type": "macvlan", "master": "und0", "capabilities": WITH_MAC}
         conflist(node, "lan", plugin | {"ipam": ipam(node, FOUR, SIX)})
         (interface,) = (await node.attach(A, networks=("lan",))).interfaces
@@ -197,7 +197,7 @@ async def test_the_tap_limits_ipv6_of_a_guest_on_a_macvlan_link(node: Node) -> N
         await node.attachments.release(A, 1)
     finally:
         subprocess.run(["ip", "link", "del", "und0"], check=False)
-        run("ip netns del vbtest-far")
+        run(f"ip netns del {FAR_NETNS}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from services.netd.tests.pretended_host import Host, Node
-from services.netd.tests.segment import run
+from services.netd.tests.segment import FAR_NETNS, run
 from services.netd.tests.test_cni import (
     A,
     bridge,
@@ -121,12 +121,12 @@ async def test_check_finds_rules_that_somebody_removed(node: Node) -> None:
 @pytest.mark.parametrize("kind", ["macvlan", "host-device"])
 async def test_a_link_of_the_host_is_returned(node: Node, kind: str) -> None:
     """macvlan makes a link on one of the host, and host-device takes that one."""
-    run("ip netns add vbtest-far")
+    run(f"ip netns add {FAR_NETNS}")
     try:
-        run("ip link add und0 type veth peer name und1 netns vbtest-far")
+        run(f"ip link add und0 type veth peer name und1 netns {FAR_NETNS}")
         run("ip link set und0 up")
-        run("ip -n vbtest-far addr add 10.88.0.1/24 dev und1")
-        run("ip -n vbtest-far link set und1 up")
+        run(f"ip -n {FAR_NETNS} addr add 10.88.0.1/24 dev und1")
+        run(f"ip -n {FAR_NETNS} link set und1 up")
         link = {"master": "und0"} if kind == "macvlan" else {"device": "und0"}
         mac = {"capabilities": {"mac": True}}
         conflist(node, "lan", {"type": kind, **link, **mac, "ipam": host_local(node)})
@@ -139,4 +139,4 @@ async def test_a_link_of_the_host_is_returned(node: Node, kind: str) -> None:
         assert leases(node) == []
     finally:
         subprocess.run(["ip", "link", "del", "und0"], check=False)
-        run("ip netns del vbtest-far")
+        run(f"ip netns del {FAR_NETNS}")

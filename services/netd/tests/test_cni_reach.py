@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from services.netd.tests.pretended_host import Node, ping_from_host
-from services.netd.tests.segment import ping_from, run
+from services.netd.tests.segment import FAR_NETNS, ping_from, run
 from services.netd.tests.test_cni import GATEWAY, A, B, bridge, conflist, without_bridge
 from services.netd.tests.test_cni_matrix import host_local
-from services.netd.tests.test_network_path import answers, listening, world
+from services.netd.tests.test_network_path import OUTER, answers, listening, world
 
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.orphan_audit import HOST, OrphanAudit
@@ -30,7 +30,7 @@ def surroundings() -> Iterator[None]:
     """The host forwards, and serves ssh, the bus and names; another network is behind it."""
     with world(NEXT, LAST), listening("0.0.0.0", 22, 53, 4222):
         run("sysctl -qw net.ipv4.ip_forward=1")
-        run("ip -n vbtest-world route add 10.88.0.0/24 via 198.51.100.1")
+        run(f"ip -n {OUTER} route add 10.88.0.0/24 via 198.51.100.1")
         run(f"ip addr add {METADATA}/32 dev lo")
         try:
             yield
@@ -65,7 +65,7 @@ async def test_a_guest_reaches_no_host_and_others_reach_the_guest(node: Node) ->
         async with node.guest(A) as guest:
             await guest.ping(GATEWAY)
             await ping_from_host(str(guest.ip))
-            assert await ping_from("vbtest-world", guest.ip)
+            assert await ping_from(OUTER, guest.ip)
             for address in (GATEWAY, HOSTS, METADATA):
                 for port in (22, 4222):
                     assert not await answers(guest, address, port, via=GATEWAY)
@@ -146,13 +146,13 @@ async def test_the_tap_limits_guests_whose_links_do_not_lead_to_the_host(
     near, host = IPv4Address("10.88.0.1"), IPv4Address("10.88.0.99")
     node.reach = of(host)
     await node.restart()
-    run("ip netns add vbtest-far")
+    run(f"ip netns add {FAR_NETNS}")
     try:
-        run("ip link add und0 type veth peer name und1 netns vbtest-far")
+        run(f"ip link add und0 type veth peer name und1 netns {FAR_NETNS}")
         run("ip link set und0 up")
         for address in (near, host):
-            run(f"ip -n vbtest-far addr add {address}/24 dev und1")
-        run("ip -n vbtest-far link set und1 up")
+            run(f"ip -n {FAR_NETNS} addr add {address}/24 dev und1")
+        run(f"ip -n {FAR_NETNS} link set und1 up")
         link = {"master": "und0"} if kind == "macvlan" else {"device": "und0"}
         mac = {"capabilities": {"mac": True}}
         conflist(node, "lan", {"type": kind, **link, **mac, "ipam": host_local(node)})
@@ -168,4 +168,4 @@ async def test_the_tap_limits_guests_whose_links_do_not_lead_to_the_host(
         await node.attachments.release(A, 1)
     finally:
         subprocess.run(["ip", "link", "del", "und0"], check=False)
-        run("ip netns del vbtest-far")
+        run(f"ip netns del {FAR_NETNS}")

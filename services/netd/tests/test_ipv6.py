@@ -16,7 +16,7 @@ from services.netd.tests.pretended_host import Guest, Host, Node
 from services.netd.tests.segment import outside, run
 from services.netd.tests.test_filters import Wire, sent, wire
 from services.netd.tests.test_network_objects import target
-from services.netd.tests.test_network_path import world
+from services.netd.tests.test_network_path import OUTER, world
 from services.netd.tests.test_overlay_networks import overlay
 from services.netd.tests.test_published import connects, published, reached
 
@@ -240,7 +240,7 @@ async def serving(guest: Guest6, port: int) -> AsyncIterator[list[IPv6Address]]:
 def world6() -> Iterator[None]:
     """The world of IPv4, with IPv6 addresses for the host and for the outside."""
     with world():
-        for namespace, address, link in ((), HOST6, "wan0"), (("-n", "vbtest-world"), FAR6, "eth0"):
+        for namespace, address, link in ((), HOST6, "wan0"), (("-n", OUTER), FAR6, "eth0"):
             command = ["ip", *namespace, "addr", "add", f"{address}/64", "dev", link, "nodad"]
             subprocess.run(command, check=True)
         yield
@@ -267,7 +267,7 @@ async def test_a_published_port_answers_at_the_hosts_ipv6_addresses(node6: Node)
                 assert seen[-1] == FAR6
                 assert await asyncio.to_thread(connects, str(HOST6), port)
             assert not await reached(str(HOST6), 8081)
-            run(f"ip -n vbtest-world -6 route add {GATEWAY} via {HOST6}")
+            run(f"ip -n {OUTER} -6 route add {GATEWAY} via {HOST6}")
             assert not await reached(str(GATEWAY), 8080)
             assert not await reached("198.51.100.1", 8443)
             asks, count = six(node6, B, other), len(seen)
@@ -317,7 +317,7 @@ async def test_a_guest_reaches_the_outside_by_ipv6(host: Host, kind: str) -> Non
     node = Node(host, subnet6=f"{GATEWAY}/64" if kind == "default" else "")
     await node.start()
     try:
-        with world6(), outside("vbtest-world", "eth0") as packets:
+        with world6(), outside(OUTER, "eth0") as packets:
             await node.attach(A, **_of_kind(kind))
             async with node.guest(A) as plain:
                 guest = six(node, A, plain)
@@ -332,7 +332,7 @@ async def test_a_guest_reaches_the_outside_by_ipv6(host: Host, kind: str) -> Non
 
 async def _reaches_the_world(guest: Guest6, packets: socket.socket, own: IPv6Address) -> None:
     network = IPv6Network(f"{guest.address}/64", strict=False)
-    run(f"ip -n vbtest-world route add {network} via {HOST6}")
+    run(f"ip -n {OUTER} route add {network} via {HOST6}")
     await guest.ping(FAR6, via=network[1])
     asked = [frame for frame in received(packets) if frame[20] == ICMP6 and frame[54] == 128]
     assert {IPv6Address(frame[22:38]) for frame in asked} == {own}
@@ -340,7 +340,7 @@ async def _reaches_the_world(guest: Guest6, packets: socket.socket, own: IPv6Add
 
 async def _is_reached(guest: Guest6) -> bool:
     """Return True if an echo request from the outside comes to the guest."""
-    ping = f"ip netns exec vbtest-world ping -6 -c 5 -i 0.2 -W 1 {guest.address}"
+    ping = f"ip netns exec {OUTER} ping -6 -c 5 -i 0.2 -W 1 {guest.address}"
     process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)
     guest.guest.send(guest.advertisement(guest.address))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from services.netd.tests.pretended_host import Guest, Host, Node, eventually, ping_from_host
 from services.netd.tests.test_cni import bridge, without_bridge
-from services.netd.tests.test_network_path import world
+from services.netd.tests.test_network_path import OUTER, world
 from services.netd.tests.test_recovery import gone, killed_at
 
 from virtbus.netd.core.names import network_bridge
@@ -84,7 +84,7 @@ async def test_guests_of_one_network_reach_each_other_in_each_kind(node: Node) -
 
 async def test_a_routed_guest_has_its_own_address_in_the_world(node: Node) -> None:
     with world():
-        route = "ip -n vbtest-world route add 10.200.0.0/24 via 198.51.100.1"
+        route = f"ip -n {OUTER} route add 10.200.0.0/24 via 198.51.100.1"
         await node.attach(A, **target("routed"))
         async with node.guest(A) as guest:
             with pytest.raises(
@@ -93,7 +93,7 @@ async def test_a_routed_guest_has_its_own_address_in_the_world(node: Node) -> No
                 await guest.ping(WORLD, via=IPv4Address("10.200.0.1"))
             subprocess.run(route.split(), check=True)
             await guest.ping(WORLD, via=IPv4Address("10.200.0.1"))
-            ping = f"ip netns exec vbtest-world ping -c 1 -W 2 {guest.ip}"
+            ping = f"ip netns exec {OUTER} ping -c 1 -W 2 {guest.ip}"
             process = await asyncio.create_subprocess_exec(*ping.split(), stdout=DEVNULL)
             assert await process.wait() == 0
 

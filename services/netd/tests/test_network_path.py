@@ -24,6 +24,8 @@ A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 C = "0192f0c1-2d3e-7abc-8def-00000000000c"
 GATEWAY = IPv4Address("10.127.0.1")
+OUTER = f"vbtest-world-{os.getpid()}"
+"""The namespace of `world`, so that tests in several processes may have one each."""
 
 
 @contextlib.contextmanager
@@ -33,13 +35,13 @@ def world(*more: IPv4Address) -> Iterator[None]:
     It refuses connections to any port of its addresses, so each is answered.
     """
     commands = [
-        "ip netns add vbtest-world",
-        "ip link add wan0 type veth peer name eth0 netns vbtest-world",
+        f"ip netns add {OUTER}",
+        f"ip link add wan0 type veth peer name eth0 netns {OUTER}",
         "ip addr add 198.51.100.1/24 dev wan0",
         "ip link set wan0 up",
-        "ip -n vbtest-world addr add 198.51.100.2/24 dev eth0",
-        "ip -n vbtest-world link set eth0 up",
-        *(f"ip -n vbtest-world addr add {each}/24 dev eth0" for each in more),
+        f"ip -n {OUTER} addr add 198.51.100.2/24 dev eth0",
+        f"ip -n {OUTER} link set eth0 up",
+        *(f"ip -n {OUTER} addr add {each}/24 dev eth0" for each in more),
     ]
     try:
         for command in commands:
@@ -47,7 +49,7 @@ def world(*more: IPv4Address) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["ip", "link", "del", "wan0"], check=False)
-        subprocess.run(["ip", "netns", "del", "vbtest-world"], check=False)
+        subprocess.run(["ip", "netns", "del", OUTER], check=False)
 
 
 async def test_an_attached_guest_and_its_host_reach_each_other(node: Node) -> None:

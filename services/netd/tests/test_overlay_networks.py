@@ -1,6 +1,7 @@
 """Networks of the kind `overlay`: a guest here, and guests of another host behind a tunnel."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from ipaddress import IPv4Address, IPv4Network
@@ -26,7 +27,7 @@ from virtbus.schemas.overlay import TUNNEL_PORT, OverlayMember, OverlayPeer
 
 pytestmark = pytest.mark.integration
 
-PEER = "vbtest-peer"
+PEER = f"vbtest-peer-{os.getpid()}"
 VNI = 4242
 FAR, FAR_MAC = IPv4Address("10.200.0.99"), "02:00:00:00:00:99"
 GATEWAY = IPv4Address("10.200.0.1")

@@ -15,7 +15,7 @@ from services.netd.tests.pretended_host import Guest, Node, checksum
 from services.netd.tests.segment import run
 from services.netd.tests.test_cni import bridge, conflist, forget_rules, rules, without_bridge
 from services.netd.tests.test_network_objects import OTHER, target
-from services.netd.tests.test_network_path import answers, listening, world
+from services.netd.tests.test_network_path import OUTER, answers, listening, world
 
 from virtbus.netd.core.names import netns
 from virtbus.netd.core.published import Lead, listeners, taken_by
@@ -82,7 +82,7 @@ def connects(address: str, port: int, *, netns: str = "") -> bool:
     return done.returncode == 0
 
 
-async def reached(address: str, port: int, netns: str = "vbtest-world") -> bool:
+async def reached(address: str, port: int, netns: str = OUTER) -> bool:
     return await asyncio.to_thread(connects, address, port, netns=netns)
 
 
@@ -125,7 +125,7 @@ async def test_a_port_leads_to_a_guest_of_a_network_object_and_no_other_port_doe
 ) -> None:
     gateway = IPv4Address("10.200.0.1")
     with world():
-        run("ip -n vbtest-world route add 10.200.0.0/24 via 198.51.100.1")
+        run(f"ip -n {OUTER} route add 10.200.0.0/24 via 198.51.100.1")
         await node.attach(A, **target(kind), **WEB)
         await node.attach(B, **target(kind))
         async with node.guest(A) as guest, serving(guest, 80) as seen, node.guest(B) as other:
@@ -294,7 +294,7 @@ async def test_nobody_reaches_a_published_port_by_a_gateway_of_guests(
     """A guest on a segment, or of another host, may send packets there."""
     gateway = "10.127.0.1" if kind == "default" else "10.200.0.1"
     with world():
-        run(f"ip -n vbtest-world route add {gateway} via 198.51.100.1")
+        run(f"ip -n {OUTER} route add {gateway} via 198.51.100.1")
         await node.attach(A, **WEB)
         if kind != "default":
             await node.attach(B, **target(kind))
@@ -359,7 +359,7 @@ async def test_connections_end_with_the_published_port_and_no_other_does(node: N
         await node.attach(A, **published(udp))
         await node.attach(B, **published(udp | {"host_port": 5400, "guest_port": 54}))
         for port in (5300, 5400):
-            inside = ["ip", "netns", "exec", "vbtest-world", "/usr/bin/python3"]
+            inside = ["ip", "netns", "exec", OUTER, "/usr/bin/python3"]
             subprocess.run([*inside, "-c", send.format(port)], check=True)
         assert followed() == {53, 54}
         await node.attachments.release(A, 1)
