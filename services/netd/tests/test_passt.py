@@ -7,12 +7,13 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from services.netd.tests.ipv6_guest import Frames6
 from services.netd.tests.pretended_host import (
     Guest,
     Host,
@@ -141,6 +142,13 @@ def test_the_relay_completes_the_handshake_for_servers_that_speak_first() -> Non
     plain = head[:13] + b"\x10" + head[14:]
     for other in (macs + b"\x08\0" + ip + plain, macs + b"\x08\x06" + ip + head, b"", macs):
         assert passt_relay.acknowledgement(other) == b""
+
+
+def test_a_check_for_duplicates_does_not_reach_passt() -> None:
+    guest = Frames6(bytes(6), IPv6Address("fd00:127::9"))
+    assert passt_relay.has_no_source(guest.solicitation(guest.address, source=IPv6Address(0)))
+    assert not passt_relay.has_no_source(guest.solicitation(guest.address))
+    assert not passt_relay.has_no_source(bytes(60))
 
 
 def test_the_cause_is_passts_last_line() -> None:

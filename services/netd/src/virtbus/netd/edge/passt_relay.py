@@ -156,6 +156,14 @@ def _is_echo_reply(frame: bytes) -> bool:
     return whole and frame[12:15] == _IP + b"\x45" and (frame[23], frame[_ICMP_AT]) == (1, 0)
 
 
+def has_no_source(frame: bytes) -> bool:
+    """Return True for an IPv6 packet from `::`, such as a check for duplicates.
+
+    passt of March 2023 takes its source for the guest's address, and sends to `::` from then on.
+    """
+    return frame[12:14] == _IPV6 and frame[22:38] == bytes(16)
+
+
 def _wait_until_taken(stream: socket.socket) -> None:
     """Return once passt has read all frames, or after some milliseconds.
 
@@ -211,6 +219,8 @@ def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
                 end = 14 + int.from_bytes(frame[16:18], "big")
                 with contextlib.suppress(OSError):  # nobody has the address
                     echo.sendto(frame[_ICMP_AT:end], (socket.inet_ntoa(frame[30:34]), 0))
+                continue
+            if has_no_source(frame):
                 continue
             _send(stream, frame)
             if answer := acknowledgement(frame):
