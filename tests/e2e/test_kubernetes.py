@@ -1,6 +1,7 @@
 """A Kubernetes user and their guests: real kubectl and virtctl's calls, with real guests."""
 
 import asyncio
+import json
 import struct
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, closing
@@ -11,8 +12,9 @@ from tests.e2e import host
 from tests.e2e.bridged import Bridged, bridged, manifest
 from tests.e2e.kubectl_rounds import KubectlWeb
 from tests.e2e.login import Login
-from tests.e2e.platform import tiny_image, until
+from tests.e2e.platform import address, tiny_image, until
 from tests.e2e.stage import STAGE
+from tests.e2e.test_passt import greeting, is_refused, passt
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import cluster, kubevirt
 from tests.kubernetes.virtctl import VM, VMI, Socket, Virtctl
@@ -192,3 +194,33 @@ async def it_stops_and_starts(user: Virtctl, bridge: Bridged) -> None:
     bridge.wait("vmi/one", "--for=condition=Paused")
     assert await user.put(VMI, "one", "unpause") == (202, {})
     bridge.said("one", READY)
+
+
+@pytest.mark.parametrize("binding", ["masquerade", "passtBinding"])
+def test_only_declared_ports_of_an_instance_are_reached(
+    bridge: Bridged, tmp_path: Path, binding: str
+) -> None:
+    login = Login(tmp_path)
+    name = f"declared-{binding.lower()}"
+    key = Path(login.public_key).read_text(encoding="utf-8").strip()
+    nic = {"name": "default", binding: {}, "ports": [{"name": "ssh", "port": 22}]}
+    made = manifest(name, f"#cloud-config\nssh_authorized_keys: ['{key}']\n")
+    spec = made["spec"]["template"]["spec"]
+    spec["domain"]["devices"]["interfaces"] = [nic]
+    spec["networks"] = [{"name": "default", "pod": {}}]
+    instance = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance"}
+    bridge.apply({**instance, "metadata": {"name": name}, "spec": spec})
+    bridge.wait(f"vmi/{name}", "--for=jsonpath={.status.phase}=Running")
+    bridge.said(name, READY)
+    (status,) = bridge.get("vmi", name)["status"]["interfaces"]
+    view = json.loads(bridge.platform.cli("vm", "get", name, "-n", bridge.namespace, "-o", "json"))
+    own = address(view)
+    assert (status["name"], status["ipAddress"], status["ipAddresses"]) == ("default", own, [own])
+    until(lambda: greeting(own) == b"SSH-", "the declared port is reached")
+    inner = "10.0.2.2" if binding == "masquerade" else own
+    assert inner in login(view, "ip -4 addr show dev eth0")
+    login(view, "(while true; do echo hello | nc -l -p 8080; done) >/dev/null 2>&1 </dev/null &")
+    assert "hello" in login(view, "sleep 1; nc 127.0.0.1 8080 </dev/null")
+    assert is_refused(own, 8080), "it is not declared"
+    bridge.kubectl("delete", "vmi", name)
+    until(lambda: not passt(view["uid"]), "its processes end")
