@@ -103,11 +103,16 @@ def test_a_guest_behind_nat_is_explained_with_both_addresses_and_its_ports() -> 
 def test_a_guest_on_a_segment_is_explained_without_a_gateway(
     kind: str, drawn: str, told: str
 ) -> None:
-    nic = path().model_dump(mode="json") | {"kind": kind}
+    nic = path().model_dump(mode="json") | {"kind": kind, "leased": True}
     text = explained({**OUTSIDE, "interfaces": [nic]})
     assert f"{drawn}\n" in text
     assert (told in text, "masquerade" in text) == (True, False)
+    assert "pass IPv4 and ARP from" in text
     assert "The DHCP server of the segment gives the address." in text
+    status = nic["status"] | {"addresses": ["2001:db8:5::10/64"]}
+    pool = explained({**OUTSIDE, "interfaces": [nic | {"leased": False, "status": status}]})
+    assert "pass IPv6 from 02:00:00:00:00:01 with the address 2001:db8:5::10." in pool
+    assert "netd answers DHCP on tap0" in pool
 
 
 async def test_the_network_is_explained_and_checked_on_the_node(script: Script, cli: Cli) -> None:

@@ -28,7 +28,6 @@ async def test_bad_fields_of_segments_are_refused_with_their_paths(made: World) 
     wrong: dict[str, dict[str, Any]] = {
         "spec.gateway": {"gateway": "192.0.3.1"},
         "spec.gateway6": V6 | {"gateway6": "2001:db8:5::1"},
-        "spec.subnet6": V6 | {"subnet": None, "gateway": None, "ranges": []},
         "spec.ranges[0]": {"ranges": ["192.0.3.4"]},
         "spec.excluded[0]": {"excluded": ["192.0.3.4"]},
         "spec.pool": {"pool": "fleet"},
@@ -43,6 +42,38 @@ async def test_bad_fields_of_segments_are_refused_with_their_paths(made: World) 
     assert paths(await refused(make(made, spec=of_nat | {"gateway6": "fe80::1"}))) == [
         "spec.gateway6"
     ]
+
+
+@played()
+async def test_only_segments_have_ipv6_alone_and_name_servers_of_ipv6(made: World) -> None:
+    await made.hear(node("n1", links=LINKS))
+    alone = {"kind": "bridge", "link": "br-lan", "dns": ["2001:db8::53"], **V6}
+    assert (await make(made, spec=alone)).spec.dns == ("2001:db8::53",)
+    for kind in ("nat", "overlay", "isolated"):
+        error = await refused(make(made, "red", 2, spec={"kind": kind, "subnet6": "fd00:9::/64"}))
+        assert (error.code, paths(error)) == (400, ["spec.subnet", "spec.subnet6"])
+    routed = {"kind": "routed", "subnets": {"n1": "10.9.0.0/24"}}
+    error = await refused(make(made, "red", 2, spec=routed | {"subnets6": {"n2": "fd00:9::/64"}}))
+    assert paths(error) == ["spec.subnets6.n2"]
+    error = await refused(make(made, "red", 2, spec=routed | {"dns": ["10.0.0.1", "fd00::53"]}))
+    assert paths(error) == ["spec.dns[1]"]
+    error = await refused(make(made, "red", 2, spec=alone | {"dns": ["ff02::1"]}))
+    assert paths(error) == ["spec.dns[0]"]
+
+
+@played()
+async def test_addresses_of_ipv6_alone_are_claimed_on_a_segment(made: World) -> None:
+    async with agents(made):
+        await made.hear(node("n1", links=LINKS))
+        spec = {"kind": "bridge", "link": "br-lan", "ranges": ["2001:db8:5::a-2001:db8:5::b"], **V6}
+        await make(made, spec=spec)
+        found = [given(await vm(made, number)) for number in (3, 4)]
+        assert sorted(found) == [["2001:db8:5::a"], ["2001:db8:5::b"]]
+        full = await refused(vm(made, 5))
+        assert (full.reason, paths(full)) == ("pool_exhausted", [f"{NIC}.name"])
+        assert given(await static(made, 5, {"addresses": ["2001:db8:5::9"]})) == ["2001:db8:5::9"]
+        four = await refused(static(made, 6, {"addresses": ["192.0.2.9"]}))
+        assert paths(four) == [f"{NIC}.addresses[0]"]
 
 
 @pytest.mark.parametrize(("link", "kind"), LINKS.items())

@@ -449,7 +449,7 @@ class Node:
         """A guest on one interface of an attached VM."""
         attachment, taps = await self.attachments.take_taps(uid, 5.0)
         nic = attachment.nics[index]
-        own = guest_side(nic).addresses
+        own = guest_side(nic).addresses4
         guest = Guest(taps[index], nic.mac, own[0] if own else "0.0.0.0/0")
         try:
             yield guest

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 
 from services.netd.tests.pretended_host import Frames, Guest, Node, enter
@@ -135,12 +135,12 @@ def outside(netns: str, link: str) -> Iterator[socket.socket]:
         yield packets
 
 
-async def ping_from_outside(address: IPv4Address) -> bool:
+async def ping_from_outside(address: IPv4Address | IPv6Address) -> bool:
     """Return True if a host on the segment reaches the address."""
     return await ping_from(OUTSIDE, address)
 
 
-async def ping_from(netns: str, address: IPv4Address) -> bool:
+async def ping_from(netns: str, address: IPv4Address | IPv6Address) -> bool:
     """Return True if the address answers an echo request from a namespace."""
     ping = f"ip netns exec {netns} ping -c 1 -W 2 {address}"
     process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)

@@ -5,7 +5,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from ipaddress import IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import IPv4Address, IPv6Address, IPv6Interface, IPv6Network
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from services.netd.tests.pretended_host import Guest, Node
 from services.netd.tests.segment import FAR_NETNS, run
 from services.netd.tests.test_cni import A, bridge, conflist, without_bridge
 from services.netd.tests.test_ipv6 import FAR6, FORWARDING, HOST6, syn, world6
+from services.netd.tests.test_path_check import look
 
 from virtbus.netd.core.dhcp6 import MessageType6 as Kind
 from virtbus.netd.core.dhcp6 import Option6
@@ -136,17 +137,40 @@ async def test_a_guest_with_ipv6_only_asks_for_an_address(node: Node) -> None:
         asked = {"networks": ("lan",), "nics": ({"addresses": ["fd00:88::77"]},)}
         (interface,) = (await node.attach(A, **asked)).interfaces
         assert (interface.addresses, interface.gateway) == (("fd00:88::77/64",), "")
-        attachment, taps = await node.attachments.take_taps(A, 5.0)
-        plain = Guest(taps[0], attachment.nics[0].mac, "0.0.0.0/0")
-        try:
+        async with node.guest(A) as plain:
             guest = six(node, plain)
             await guest.ping(FAR6, via=GATEWAY)
             kind, options = await guest.ask(Kind.SOLICIT, ia())
             assert (kind, guest.address.packed in options) == (Kind.ADVERTISE, True)
-        finally:
-            plain.close()
+            await node.restart()
+            await guest.ping(FAR6, via=GATEWAY)
+            assert (await look(node)).faults == ()
+            own = IPv4Address("10.88.0.9")
+            for frame in (
+                plain.udp(b"\xff" * 6, own, (1, 1), b"", source=own),
+                plain.arp(1, b"\xff" * 6, own, sender=(plain.mac, own)),
+            ):
+                plain.send(frame)
+            await guest.ping(FAR6, via=GATEWAY)
+            assert node.counters(A).interfaces[0].refused == {"address": 1, "arp": 1}
         await node.attachments.release(A, 1)
         assert leases(node) == []
+
+
+async def test_a_guest_behind_nat_has_ipv6_alone_if_its_network_has(node: Node) -> None:
+    lan(node, SIX)
+    with surroundings():
+        masked = {"binding": "masquerade", "ports": [{"port": 53, "protocol": "udp"}]}
+        ready = await node.attach(A, networks=("lan",), nics=(masked,))
+        assert ready.interfaces[0].guest_addresses == ("fd10:0:2::2/120",)
+        async with node.guest(A) as plain:
+            guest = Guest6(plain, IPv6Address("fd10:0:2::2"))
+            await guest.ping(FAR6, via=IPv6Address("fd10:0:2::1"))
+            kind, options = await guest.ask(Kind.SOLICIT, ia())
+            assert (kind, guest.address.packed in options) == (Kind.ADVERTISE, True)
+            await node.restart()
+            assert await node.attachments.compare() == []
+        await node.attachments.release(A, 1)
 
 
 async def test_a_guest_reaches_no_host_by_ipv6(node: Node) -> None:

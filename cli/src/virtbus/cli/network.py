@@ -99,7 +99,11 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     metavar="IP",
     help="Of nat, or the router of a LAN.  [of nat: the first address]",
 )
-@click.option("--subnet6", metavar="CIDR", help="As --subnet, for IPv6. Guests get both.")
+@click.option(
+    "--subnet6",
+    metavar="CIDR",
+    help="As --subnet, for IPv6. Guests get both; of a LAN, also alone.",
+)
 @click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6. Of a LAN: fe80::….")
 @click.option(
     "--range",

@@ -6,10 +6,10 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network_object import (
     DNS_MAX,
-    Ipv4,
     NetworkScope,
     NetworkSpec,
     NetworkState,
+    Server,
 )
 from virtbus.schemas.nic import MTU_MAX, MTU_MIN
 from virtbus.schemas.paging import Paged
@@ -44,7 +44,7 @@ class NetworkUpdate(NetworkRef):
     `dns` and `mtu` concern VMs that are created later.
     """
 
-    dns: tuple[Ipv4, ...] | None = Field(None, max_length=DNS_MAX)
+    dns: tuple[Server, ...] | None = Field(None, max_length=DNS_MAX)
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     protected: bool | None = None
     labels: Labels | None = None

@@ -127,6 +127,10 @@ def _address(text: str) -> str:
     return str(address)
 
 
+def _server(text: str) -> str:
+    return _address6(text) if ":" in text else _address(text)
+
+
 def _scope(text: str) -> str:
     return text if text == EVERYWHERE else check_id(text)
 
@@ -135,6 +139,7 @@ Subnet = Annotated[str, StringConstraints(max_length=18), AfterValidator(_subnet
 Ipv4 = Annotated[str, StringConstraints(max_length=15), AfterValidator(_address)]
 Subnet6 = Annotated[str, StringConstraints(max_length=43), AfterValidator(_subnet6)]
 Ipv6 = Annotated[str, StringConstraints(max_length=39), AfterValidator(_address6)]
+Server = Annotated[str, StringConstraints(max_length=39), AfterValidator(_server)]
 LinkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}$")]
 """The name of a link of a host, such as `br-lan`."""
 NetworkScope = Annotated[str, StringConstraints(max_length=63), AfterValidator(_scope)]
@@ -154,7 +159,7 @@ class NetworkSpec(StrictModel):
     On a segment: its router; default: none.
     """
     subnet6: Subnet6 | None = None
-    """As `subnet`, for IPv6. Guests get both addresses."""
+    """As `subnet`, for IPv6. Guests get both addresses; on a segment, `subnet` may be left out."""
     subnets6: dict[Id, Subnet6] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """As `subnets`, for IPv6."""
     gateway6: Ipv6 | None = None
@@ -165,8 +170,11 @@ class NetworkSpec(StrictModel):
     """Addresses that no interface gets, not even on request."""
     pool: PoolScope | None = None
     """For `nat` and `isolated`: None is `host`."""
-    dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
-    """Name servers for names that are no VM's; empty: those of the node, or none for `isolated`."""
+    dns: tuple[Server, ...] = Field((), max_length=DNS_MAX)
+    """Name servers for names that are no VM's; empty: those of the node, or none for `isolated`.
+
+    Those of IPv6 are for guests that ask them themselves: on segments, and of `isolated` and `cni`.
+    """
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     """None: 1500 (less in tunnels), the plugins' for `cni`, or the link's for kinds with `link`."""
     link: LinkName | None = None

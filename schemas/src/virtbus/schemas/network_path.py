@@ -38,6 +38,8 @@ class NicPath(LenientModel):
     """Bytes per second, by direction: `to guest`, `from guest`."""
     ports: tuple[str, ...] = Field((), exclude_if=lambda ports: not ports)
     """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
+    leased: bool = Field(False, exclude_if=lambda leased: not leased)
+    """True: the DHCP server of its segment gives the address, and not netd."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which it has only the connections that a security group allows."""
 

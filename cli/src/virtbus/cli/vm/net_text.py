@@ -69,17 +69,18 @@ def _drawing(view: Map, nic: Map, status: Map) -> str:
 
 def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
     tap, bridge, link = status.get("tap"), nic.get("bridge"), nic.get("link")
-    own = _ips(status.get("guest_addresses") or status.get("addresses"))
+    addresses = status.get("guest_addresses") or status.get("addresses") or ()
+    own = _ips(addresses)
     yield f"The guest sends a frame, and QEMU writes it to {tap}."
     yield (
-        f"The rules of {tap} pass IPv4 and ARP from {status.get('mac')} with the address "
+        f"The rules of {tap} pass {_versions(addresses)} from {status.get('mac')} with the address "
         f"{own or '(none yet)'}. They drop and count all else (`virtbus vm get --counters`)."
     )
     yield from _groups(view, nic)
     if nic.get("kind") in {HOST_BRIDGE, MACVTAP}:
         yield from _segment(nic, link, tap)
         return
-    yield f"netd answers DHCP on {tap}, and no such request goes further."
+    yield _given(nic, tap)
     if _translated(status):
         yield from _nat(nic, status)
     else:
@@ -153,7 +154,22 @@ def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
             f"{link} is a cable to {nic.get('host_link')} on the host, a port of {outer}. That "
             "bridge belongs to the host, and leads to the segment."
         )
-    yield f"The DHCP server of the segment gives the address. netd reads it on {tap}."
+    yield _given(nic, tap)
+
+
+def _given(nic: Map, tap: object) -> str:
+    """Return who gives the guest its addresses."""
+    if nic.get("leased"):
+        return f"The DHCP server of the segment gives the address. netd reads it on {tap}."
+    return f"netd answers DHCP on {tap}, and no such request goes further."
+
+
+def _versions(addresses: Any) -> str:
+    """Return the protocols that pass; a guest without an address yet asks for one of IPv4."""
+    six = [":" in str(one) for one in addresses]
+    if six and all(six):
+        return "IPv6"
+    return "IPv4, ARP and IPv6" if any(six) else "IPv4 and ARP"
 
 
 def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:

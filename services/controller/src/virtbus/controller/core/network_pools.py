@@ -6,7 +6,10 @@ from ipaddress import ip_address, ip_network
 from virtbus.controller.core.networks import every_subnet
 from virtbus.schemas.address_pool import Address, Net, overlapping, pool_of, span_of
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.network_object import ON_SEGMENTS, NetworkSpec
+from virtbus.schemas.network_object import ON_SEGMENTS, NetworkKind, NetworkSpec
+
+WITH_RESOLVER = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
+"""Kinds whose gateway resolves names for their guests."""
 
 
 def within(one: Net, other: Net) -> bool:
@@ -23,12 +26,23 @@ def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _of_kind(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield public subnets of kinds that are not on a segment, and IPv6 without IPv4."""
+    """Yield what a host would not route: public subnets, and IPv6 without IPv4.
+
+    The gateways of these kinds resolve names, and ask the servers of their network by IPv4.
+    """
     if spec.kind in ON_SEGMENTS:
-        if spec.subnet6 and not spec.subnet:
-            hint = "give subnet, too"
-            yield Detail(path="spec.subnet6", message="needs a subnet of IPv4", hint=hint)
         return
+    for node in sorted(set(spec.subnets6) - set(spec.subnets)):
+        hint = f"give subnets.{node}, too; only segments (link) have IPv6 alone"
+        yield Detail(path=f"spec.subnets6.{node}", message="needs a subnet of IPv4", hint=hint)
+    if spec.subnet6 and not spec.subnet:
+        hint = "give subnet, too; only segments (link) have IPv6 alone"
+        yield Detail(path="spec.subnet6", message="needs a subnet of IPv4", hint=hint)
+    for at, server in enumerate(spec.dns if spec.kind in WITH_RESOLVER else ()):
+        if ":" in server:
+            hint = "give an IPv4 address of the server"
+            message = "is asked by the gateway, which has IPv4"
+            yield Detail(path=f"spec.dns[{at}]", message=message, hint=hint)
     for path, subnet in every_subnet(spec):
         if subnet.version == 4 and not subnet.is_private:
             message = "must be private"

@@ -76,12 +76,13 @@ def _rules(tap: Tap) -> Rules:
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     arp = nft.ether_type(nft.ETHERTYPE_ARP)
+    # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
+    probe = (_UNSPECIFIED,) if tap.addresses or tap.on_segment else ()
     return [
         ("mac", (*nft.ether_source_is_not(raw), *refuse)),
-        # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
         *(
             ("", (*arp, *nft.arp_sender(raw, address), accept))
-            for address in (*tap.addresses, _UNSPECIFIED)
+            for address in (*tap.addresses, *probe)
         ),
         ("arp", (*arp, *refuse)),
         *(_segment(tap, tap.reach) if tap.on_segment and tap.reach else _bridged(tap)),

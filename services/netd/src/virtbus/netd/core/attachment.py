@@ -148,7 +148,8 @@ class Nic(LenientModel):
     @property
     def published(self) -> tuple[str, ...]:
         """Return its published ports as the bus shows them."""
-        versions = (4, 6) if self.addresses6 else (4,)
+        has = {4: self.addresses4 or not self.addresses, 6: self.addresses6}
+        versions = [version for version, given in has.items() if given]
         return tuple(text for port in self.publish for text in port.shown(versions))
 
     @property
@@ -166,8 +167,9 @@ class Nic(LenientModel):
         """Return the ends of the guest's own networks, if it is behind NAT."""
         if not self.is_translated:
             return ()
+        four = (self.guest_network,) if self.addresses4 or not self.addresses else ()
         six = (self.guest_network6,) if self.addresses6 else ()
-        return tuple(map(ends_of, (self.guest_network, *six)))
+        return tuple(map(ends_of, (*four, *six)))
 
     @property
     def is_macvlan(self) -> bool:
@@ -191,7 +193,7 @@ class Nic(LenientModel):
     @property
     def on_segment(self) -> bool:
         """Return True if the DHCP server of a segment gives the guest its address."""
-        has_pool = self.target is not None and self.target.spec.subnet is not None
+        has_pool = self.target is not None and self.target.spec.claimed
         return (self.of_segment and not has_pool) or self.asks_segment
 
     @property

@@ -63,9 +63,13 @@ def guest_side(nic: Nic, *, default: bool = True) -> Nic:
         routes += [str(ip_interface(one).network) for one in nic.addresses4]
     update = {
         "addresses": tuple(str(ends.guest) for ends in nic.guest_ends),
-        "gateway": gateways[4] if nic.addresses else "",
+        "gateway": gateways.get(4, "") if nic.addresses else "",
         "gateway6": gateways.get(6, ""),
-        "routes": tuple(Route(destination=one, gateway=gateways[4]) for one in routes),
+        "routes": tuple(
+            Route(destination=one, gateway=gateways[4])
+            for one in routes
+            if ":" not in one and 4 in gateways
+        ),
     }
     return nic.model_copy(update=update)
 

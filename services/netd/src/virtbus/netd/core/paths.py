@@ -39,6 +39,7 @@ def paths_of(
             plugins=_plugins(nic),
             limits=_limits(nic),
             ports=tuple(port.text for port in nic.ports),
+            leased=nic.on_segment,
             isolated=tuple(one for one in Direction if one in isolated.get(nic.index, ())),
         )
         for nic, status in pairs
