@@ -59,6 +59,31 @@ for line in sys.stdin:
     except OSError as error: print(type(error).__name__, flush=True)
 """
 """Says hello to an address and a port, then each line of its input; prints what it hears."""
+DATAGRAMS = """
+import socket, sys, threading
+end = socket.socket(10, 2); end.bind(("::", 53))
+def serve():
+    while True:
+        data, peer = end.recvfrom(100)
+        end.sendto(peer[0].encode() + b" says " + data, peer)
+threading.Thread(target=serve, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""As SERVER, for datagrams to port 53."""
+ASK = """
+import socket, sys
+address, port = sys.argv[1], int(sys.argv[2])
+end = socket.socket(10 if ":" in address else 2, 2); end.settimeout(1)
+for attempt in range(2):
+    try:
+        end.sendto(b"hello", (address, port))
+        print(end.recvfrom(100)[0].decode())
+        break
+    except OSError as error:
+        if attempt: print(type(error).__name__)
+"""
+"""Sends datagrams to an address and a port, and prints the answer."""
 LOST = "TimeoutError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "end"
 
 
@@ -234,3 +259,33 @@ async def test_passt_accepts_a_published_port_that_is_not_listed(node: Node) -> 
         await node.attach(A, **bound("passt", ports=[{"port": 22}], publish=publish))
         async with machine(node, A) as guest, serving(guest, 80):
             assert await heard(Machine(OUTER), HOST, 8080) == said(WORLD)
+
+
+@pytest.mark.parametrize("binding", ["passt", "masquerade"])
+async def test_datagrams_obey_groups_and_published_ports(node6: Node, binding: str) -> None:
+    udp = {"direction": "ingress", "protocol": "udp", "ports": ["53"]}
+    peers = {"cidrs": [f"{WORLD}/32", f"{FAR6}/128"]}
+    closed = {"isolates": ["ingress"]}
+    ports = [{"port": 53, "protocol": "udp"}]
+    publish = [{"host_port": 5300, "guest_port": 53, "protocol": "udp"}]
+    with world6():
+        await put(node6, "web", closed | {"rules": [udp | peers]})
+        ready = await node6.attach(A, labels=WEB, **bound(binding, ports=ports, publish=publish))
+        async with machine(node6, A) as guest:
+            server = await guest.starts(DATAGRAMS)
+            assert server.stdout is not None
+            assert await server.stdout.readline() == b"ready\n"
+            for version, (far, host) in ENDS.items():
+                assert await asked(Machine(OUTER), host, 5300) == said(far)
+                assert await asked(Machine(""), of(ready, version), 53) == "TimeoutError"
+            await put(node6, "web", closed | {"rules": []})
+            for _far, host in ENDS.values():
+                assert await asked(Machine(OUTER), host, 5300) == "TimeoutError"
+            await server.communicate(b"")
+
+
+async def asked(where: Machine, address: str, port: int) -> str:
+    """Return the answer to a datagram."""
+    process = await where.starts(ASK, address, str(port))
+    output, _errors = await process.communicate(b"")
+    return output.decode().strip()
