@@ -299,6 +299,7 @@ def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
         answers.as_json,
         answers.stream,
         asked.account,
+        asked.received_s,
     )
 
 

@@ -94,9 +94,9 @@ class Request:
     """A decoded request to an endpoint. `data` is the envelope's data, from JSON or msgpack.
 
     `stream` sends one of several replies to the requester's inbox. The handler's return value is
-    the last reply; None after streaming means no last reply. `deadline_s` is a time of
-    `loop.time()`. `account` is the requester's account, empty for the service's own. The NATS
-    server sets it, so it cannot be forged.
+    the last reply; None after streaming means no last reply. `deadline_s` and `received_s` are on
+    the clock `loop.time()`. `account` is the requester's account, empty for the service's own. The
+    NATS server sets it, so it cannot be forged.
     """
 
     subject: str
@@ -108,6 +108,7 @@ class Request:
     wants_json: bool
     stream: Callable[[Any], Awaitable[None]]
     account: str = ""
+    received_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

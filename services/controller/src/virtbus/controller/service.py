@@ -54,6 +54,7 @@ from virtbus.controller.edge.rebuild import Rebuilds
 from virtbus.controller.edge.snapshot_api import SnapshotApi
 from virtbus.controller.edge.snapshot_sweep import SnapshotSweep
 from virtbus.controller.edge.stream_trimmer import StreamTrimmer
+from virtbus.controller.edge.suspensions import Suspensions
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_creates import CreateRules
@@ -119,7 +120,7 @@ class ControllerService:
         self._audits = Audits(bus, self._fleet)
         self._quarantines = Quarantines(bus, self._fleet, events, self._vms.addresses)
         self._rebuilds = Rebuilds(bus, self._fleet, events, self._keys)
-        self._leases = Leases(bus, self._instance)
+        self._leases, self._suspensions = Leases(bus, self._instance), Suspensions(bus)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events, self._living)
         self._moves, self._removals = self._volume_tasks(bus, events)
@@ -231,6 +232,7 @@ class ControllerService:
         """
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._suspensions.run())
             group.create_task(self._declared())
             group.create_task(self._keys.prepare())
             if self._joined is not None:
@@ -371,7 +373,7 @@ class ControllerService:
         async def handle(request: Request) -> object:
             if not self._feeds.listed:
                 await self._listed(request.deadline_s)
-            if self._pulse.stale(asyncio.get_running_loop().time()):
+            if self._suspensions.waited(request):
                 # The client may already have retried on another controller; refuse instead of
                 # acting twice.
                 message = "the controller was stopped; repeat the request with the same id"

@@ -22,9 +22,7 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STALL_S = 2.0
-"""A check that is later than this means that the process was suspended, with unread messages."""
-STALE_S = 1.0
-"""Time after a suspension in which requests are refused: they may have waited in the socket."""
+"""A check that is later than this means that the process was suspended, with unread heartbeats."""
 RECENT_S = 60.0
 """Age of changes that a new leader still emits: there may have been no leader."""
 
@@ -63,7 +61,6 @@ class NodeMonitor:
         self._recent: deque[Change] = deque(maxlen=1000)
         self._changed = asyncio.Event()
         self._beat_s = 0.0
-        self._stale_until_s = 0.0
         self.listeners: list[Callable[[], None]] = []
         """Called when a node's state has changed."""
 
@@ -74,19 +71,12 @@ class NodeMonitor:
         while True:
             now_s = loop.time()
             stalled = now_s - self._beat_s > PULSE_S + STALL_S
-            if stalled:
-                self._stale_until_s = now_s + STALE_S
             if stalled or not self._bus.connected:
                 self._fleet.quiet_since_s = now_s
             self._beat_s = now_s
             self._fleet.proved_s = self._leases.proved_s
             self.beat(now_s)
             await asyncio.sleep(PULSE_S)
-
-    def stale(self, now_s: float) -> bool:
-        """Return True right after a suspension: received messages may be outdated."""
-        begun = self._beat_s > 0.0
-        return now_s < self._stale_until_s or (begun and now_s - self._beat_s > PULSE_S + STALL_S)
 
     def beat(self, now_s: float) -> None:
         """Check every node once."""

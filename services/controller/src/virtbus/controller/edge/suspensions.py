@@ -1,0 +1,56 @@
+"""Notices that this process was suspended, and finds the requests that waited meanwhile.
+
+Such a request looks new, because the process reads it late. Its client may have been answered by
+another controller since, and a late create would make a VM that nobody asked for any more (F41).
+"""
+
+import asyncio
+import math
+
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import BusError
+from virtbus.controller.edge.leader_tasks import ROLE
+from virtbus.schemas import subjects
+
+LOOK_S = 1.0
+STALL_S = 2.0
+"""A look that is later than this means that the process was suspended, with unread messages."""
+
+
+class Suspensions:
+    """The suspensions of this process, from the begin of `run` on."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._looked_s = math.inf
+        self._unread_until_s = -math.inf
+        """Requests that arrived up to then may have waited."""
+
+    async def run(self) -> None:
+        """Look at the clock each second; never returns by itself."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._looked_s = loop.time()
+            await asyncio.sleep(LOOK_S)
+            if self._late(loop.time()):
+                self._unread_until_s = math.inf
+                await self._read_all()
+                self._unread_until_s = loop.time()
+
+    def waited(self, request: Request) -> bool:
+        """Return True for a request that may have waited while the process was suspended."""
+        late = self._late(asyncio.get_running_loop().time())
+        return late or request.received_s <= self._unread_until_s
+
+    def _late(self, now_s: float) -> bool:
+        return now_s - self._looked_s > LOOK_S + STALL_S
+
+    async def _read_all(self) -> None:
+        """Wait for any answer: it comes after all messages that waited in the connection."""
+        while True:
+            try:
+                await self._bus.get(subjects.lease(ROLE))
+            except BusError:
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
