@@ -5,10 +5,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
+from services.nodeagent.tests.pretended_node import (
+    NODE,
+    Domains,
+    Node,
+    eventually,
+    in_state,
+    record,
+    uid,
+)
 
 from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainState
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import Ensure, ImageReady
+from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
 
@@ -83,3 +94,31 @@ async def test_a_stop_during_a_start_waits_until_libvirt_has_ended_that_start(
         domains.late.clear()
         await eventually(in_state(node, "Stopped"))
         assert not domains.there[A].active
+
+
+class Counting(SimulatedNode):
+    """Counts the requests for disks."""
+
+    asked = 0
+
+    def image(self, want: Ensure) -> ImageReady:
+        self.asked += 1
+        return super().image(want)
+
+
+async def test_the_first_start_of_a_vm_that_was_off_asks_for_its_disks_anew(node: Node) -> None:
+    """imaged may copy or replace them since its report: its answer waits for that (ADR 0048)."""
+    node.services = Counting
+    await node.join()
+    await node.put(record(powered=False))
+    async with node.agent():
+        await eventually(in_state(node, "Stopped"))
+        report = ImageReady(uid=A, epoch=1, generation=1)
+        await node.bus.publish(subjects.ready(NODE, A, "image"), report)
+        await node.start_another()
+        simulated = node.simulated
+        assert isinstance(simulated, Counting)
+        before = simulated.asked
+        await node.put(record(power_epoch=2))
+        await eventually(in_state(node, "Running"))
+        assert simulated.asked == before + 1

@@ -130,7 +130,9 @@ class Actions:
         self._post, self._report = post, report
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
-        self._prepared = False
+        self._asks_anew = vm.resumed
+        """True: earlier reports may be old. imaged may copy or replace disks of a VM that is off,
+        and its answer waits for that."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
@@ -186,11 +188,11 @@ class Actions:
     async def _prepare(self) -> Outcome:
         vm, settings = self._vm, self._tools.settings
         self.tasks.stop("network")
-        after_s = 0.0 if self._prepared or vm.resumed else settings.ask_after_s
-        if self._prepared:
+        after_s = 0.0 if self._asks_anew else settings.ask_after_s
+        if self._asks_anew:
             vm.image.reset()
             vm.net.reset()
-        self._prepared = True
+        self._asks_anew = True
         try:
             gone = await without_guest(vm.record, self._tools)
         except VirtbusError as error:
@@ -200,6 +202,11 @@ class Actions:
             self._report()
         parts = self._copy, vm.image, vm.net
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
+
+    def _reset_attempts(self) -> None:
+        """Begin anew, after a run or while the VM was off."""
+        self._vm.observed.attempt = 0
+        self._asks_anew = True
 
     def _start(self) -> None:
         """Start after earlier calls that end the guest. Otherwise they could end this run."""
@@ -355,7 +362,7 @@ class Actions:
         "release": _release,
         "retry soon": lambda self: self.tasks.set_timer(SOON_S, partial(self._post, "retry")),
         "retry backed off": _retry_backed_off,
-        "reset attempts": lambda self: setattr(self._vm.observed, "attempt", 0),
+        "reset attempts": lambda self: self._reset_attempts(),
         "verify running": lambda self: self._run("confirm", self._verify_running),
         "await stable": lambda self: self.tasks.set_timer(STABLE_S, partial(self._post, "stable")),
         "watch": watch,
