@@ -38,6 +38,18 @@ def test_the_newest_are_kept() -> None:
     assert gone(held, 5) == []
 
 
+def test_the_newest_are_those_with_the_greatest_numbers() -> None:
+    """The clock of the node was set back: the last backup has the earliest time."""
+    made = [backup(number, check="") for number in (13, 12, 11)]
+    held = [
+        one.model_copy(update={"manifest": one.manifest.model_copy(update={"number": number})})
+        for number, one in enumerate(made, 1)
+        if one.manifest is not None
+    ]
+    assert gone(held, 1) == [uid(13), uid(12)]
+    assert gone([backup(99), *held], 2) == [uid(99), uid(13)], "earlier versions gave no number"
+
+
 def test_a_parent_stays_and_a_chain_is_removed_from_its_end() -> None:
     held = [backup(11), backup(12, 11), backup(13, 11), backup(14)]
     assert gone(held, 2) == [uid(12)]

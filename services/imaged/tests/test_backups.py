@@ -228,6 +228,64 @@ async def test_a_copy_of_the_earlier_files_ends_before_new_ones_are_staged(
         assert await made.do(live(bitmaps=())) == state
 
 
+async def test_a_late_or_repeated_request_replaces_no_file_that_qemu_writes(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    """The former request waited in a thread, or the bus delivered it twice."""
+    first, second = uid(71), uid(72)
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        state = await made.do(live(bitmaps=(), attempt=second))
+        for path in staged(node, 10):
+            path.write_bytes(path.read_bytes() + b"written by QEMU")
+        assert await made.do(live(bitmaps=(), attempt=second)) == state
+        assert all(b"written by QEMU" in path.read_bytes() for path in staged(node, 10))
+        await made.do(live(bitmaps=(), attempt=first))
+        assert (
+            await refused(ended(made, live(pushed=True, at_ns=7, attempt=second))) == "backup_lost"
+        )
+        assert (await made.held(BackupsAsk(do="get", id=uid(10)))).items == ()
+        await pushed(made, node, 11, attempt=uid(73))
+        manifest = (await held(made, 11)).manifest
+        assert manifest is not None
+        assert manifest.attempt == ""
+
+
+async def test_files_that_are_staged_again_while_they_are_stored_are_refused(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await made.do(live(bitmaps=(), attempt=uid(71)))
+        files = BackupFiles(node.files.root, store(node))
+        draft, storing = files.draft(uid(10)), made._store_disk
+        assert draft is not None
+        other = draft.model_copy(update={"attempt": uid(72)})
+
+        async def replaced(*asked: Any) -> Any:
+            files.begin(other)
+            return await storing(*asked)
+
+        made._store_disk = replaced  # type: ignore[assignment,method-assign]
+        want = live(pushed=True, at_ns=7, attempt=uid(71))
+        assert await refused(ended(made, want)) == "backup_lost"
+
+
+async def test_a_later_backup_has_a_greater_number_if_the_clock_was_set_back(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        numbers = []
+        for number, at_ns in ((11, 9), (12, 7), (10, 8)):
+            await made.do(live(number, bitmaps=()))
+            await ended(made, live(number, pushed=True, at_ns=at_ns))
+            manifest = (await held(made, number)).manifest
+            assert manifest is not None
+            numbers.append(manifest.number)
+        assert numbers == [1, 2, 3]
+
+
 async def test_a_backup_with_an_increment_is_not_deleted(
     make_node: NodeMaker, threads: DiskThreads, vm: Any
 ) -> None:

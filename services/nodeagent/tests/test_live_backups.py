@@ -178,6 +178,8 @@ async def test_qemu_writes_all_disks_of_one_instant_and_imaged_stores_them(
         assert site.asked[-1].bitmaps is None
         site.guest.push = PushState("done")
         status = await site.after(2)
+        stored = next(want for want in site.asked if want.pushed)
+        assert stored.attempt == staged.attempt != ""
         assert (status.phase, status.message) == ("Succeeded", "full: test")
         assert (site.guest.known, site.guest.pins) == ({bitmap_name(ID)}, set())
 

@@ -79,6 +79,8 @@ class BackupManifest(LenientModel):
     """The schedule that made it, and that removes it; empty for a person."""
     created_ns: int
     """The instant of the content; of a VM that was off, the begin of the copy."""
+    number: int = Field(0, ge=0)
+    """Greater than those of all earlier backups in the directory: clocks may be set back."""
     parent: Uid | Literal[""] = ""
     """The backup that an increment rests on; empty for a full backup."""
     depth: int = Field(0, ge=0, le=MAX_CHAIN)
@@ -92,6 +94,8 @@ class BackupManifest(LenientModel):
     spec: dict[str, Any] = Field(default_factory=dict)
     """The specification of the VM. It contains no secrets."""
     disks: tuple[BackupDisk, ...] = Field((), max_length=256)
+    attempt: str = Field("", max_length=64)
+    """Of a draft: `BackupWork.attempt`."""
 
     @property
     def size_bytes(self) -> int:
@@ -153,6 +157,8 @@ class BackupWork(LenientModel):
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
     """The bitmaps that all disks have, by QEMU's answer; given: stage the files again."""
+    attempt: str = Field("", max_length=64)
+    """The id of this attempt: files that were staged for another one are not stored."""
     pushed: bool = False
     """True: QEMU has written all files."""
     at_ns: int = 0

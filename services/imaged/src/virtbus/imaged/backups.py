@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.imaged.backup_parents import parent_of
 from virtbus.imaged.core.limits import TransferLimits
@@ -47,6 +49,7 @@ READ = STEPS["verify"][0].name
 KEEP_S = 25 * 3600.0
 """Age at which the remains of attempts are removed, whose operations the node did not see end."""
 EXPIRE_S = 600.0
+REMEMBERED = 1000
 Write = Callable[[BackupWork, BackupDisk, Job, str], Awaitable[BackupDisk]]
 """Writes a disk of a backup, and describes its file; the text is the bitmap of an increment."""
 Pusher = Callable[
@@ -94,6 +97,9 @@ class Backups:
         self._parts = parts
         self._convert = converter
         self._push = pusher
+        self._staging = KeyedLock()
+        self._stagings: Recent[str, WorkState] = Recent(REMEMBERED)
+        """The answers by attempt."""
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: BackupWork) -> WorkState:
@@ -118,12 +124,8 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
-            # An agent that restarted begins again: the bitmap in the guest is from then on newer
-            # than the files that the earlier agent's QEMU has written.
-            if (late := await self._jobs.end(want.id) or await done()) is not None:
-                return late
-            parent = await threads.run(self._staged, want)
-            return WorkState(state="working", step=PUSH, parent=parent)
+            async with self._staging.of(want.id):  # one thread may hang in the directory
+                return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)
         await threads.run(self._parts.staged.check_room, 0)
@@ -183,12 +185,15 @@ class Backups:
             if not want.live:
                 await threads.run(self._begin, want)
             draft = await threads.run(files.draft, want.id)
-            if draft is None:
+            if draft is None or draft.attempt != want.attempt:
                 raise _lost(want)
             job.step = STORE if want.live else PUSH
             since = bitmap_name(draft.parent) if draft.parent else ""
             disks = [await write(want, disk, job, since) for disk in draft.disks]
+            if await threads.run(files.draft, want.id) != draft:
+                raise _lost(want)  # the files were staged again meanwhile
             more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark[:MAX_TEXT]}
+            more["attempt"] = ""
             if want.live:
                 more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
             job.step, job.final = PUBLISH, True
@@ -235,6 +240,21 @@ class Backups:
         return _described(disk, read)
 
     # --- a running guest ----------------------------------------------------------------------
+    async def _stage(self, want: BackupWork) -> WorkState:
+        """Stage files for QEMU, once for each attempt: a repeat must not replace those in use.
+
+        An agent that restarted begins again: the bitmap in the guest is from then on newer than the
+        files that the earlier agent's QEMU has written.
+        """
+        if want.attempt and (known := self._stagings.get(want.attempt)) is not None:
+            return known
+        if (late := await self._jobs.end(want.id) or await self._done(want.id)) is not None:
+            return late
+        parent = await self._parts.threads.run(self._staged, want)
+        state = WorkState(state="working", step=PUSH, parent=parent)
+        self._stagings[want.attempt] = state
+        return state
+
     def _staged(self, want: BackupWork) -> str:
         """Stage files for QEMU, in place of earlier ones; return the bitmap of the parent."""
         files = self._parts.directory
@@ -291,8 +311,9 @@ class Backups:
         if parent is None and want.mode is BackupMode.INCREMENTAL:
             message = f"no increment is possible: {why}; leave --incremental out for a full backup"
             raise VirtbusError(Code.CONFLICT, "no_parent", message)
-        names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec"}
+        names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec", "attempt"}
         more = {} if parent is None else {"parent": parent.id, "depth": parent.depth + 1}
+        more["number"] = self._parts.directory.next_number()
         now_ns = self._parts.sources.time_ns()
         fields = {"created_ns": now_ns, "full_because": why[:MAX_TEXT], "disks": disks, **more}
         draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)

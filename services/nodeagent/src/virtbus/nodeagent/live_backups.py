@@ -34,8 +34,9 @@ class _Push:
     """Files that QEMU writes."""
 
     uid: str
-    at_ns: int
-    remark: str
+    attempt: str
+    at_ns: int = 0
+    remark: str = ""
     written: bool = False
     seen: PushState = field(default_factory=PushState)
 
@@ -67,6 +68,7 @@ class LiveBackups:
             if not push.written and not await self._written(work.id, push):
                 return await self._progress(live, push, ask)
             more = {"pushed": True, "at_ns": push.at_ns, "remark": push.remark}
+            more["attempt"] = push.attempt
             state = await ask(live.model_copy(update=more))
         except VirtbusError as error:
             if error.reason not in LATER:
@@ -107,21 +109,24 @@ class LiveBackups:
         with asked_again():
             usable = await backups.bitmaps(uid, found.targets.values())
         more = {"disks": found.disks, "bitmaps": tuple(sorted(usable))}
-        state = await ask(work.model_copy(update=more))
+        attempt = self._tools.bus.sources.uuid7()
+        state = await ask(work.model_copy(update=more | {"attempt": attempt}))
         if state.state != "working" or state.step != PUSH:
             return state
         with asked_again():
             await backups.abort(uid)  # an agent before this one may have begun
             await backups.keep_only(uid, None, bitmap_name(work.id))
-        await self._let_write(work, found, state.parent)
+        await self._let_write(work, found, state.parent, attempt)
         return state
 
-    async def _let_write(self, work: BackupWork, found: CopiedDisks, since: str) -> None:
+    async def _let_write(
+        self, work: BackupWork, found: CopiedDisks, since: str, attempt: str
+    ) -> None:
         """Let QEMU begin to write the staged files."""
         uid, pins = work.uid, dict[str, str]()
         for name, target in found.targets.items():
             pins[target] = await self._tools.disks.pin_backup(uid, name, work.id)
-        push = self._pushes[work.id] = _Push(uid, 0, "")
+        push = self._pushes[work.id] = _Push(uid, attempt)
         push.remark = await brief_freezes.freeze(self._tools.freezes, uid)
         try:
             push.at_ns = self._tools.bus.sources.time_ns()

@@ -8,7 +8,8 @@ from virtbus.schemas.backup import BackupManifest, HeldBackup
 def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
     """Return the backups that a schedule removes, in the order in which that is possible.
 
-    An increment is returned before its parent. These backups stay:
+    An increment is returned before its parent. The order of backups is that of their numbers,
+    because a node's clock may be set back. These backups stay:
 
     - the newest `keep` ones of the schedule, and the last one that was verified
     - those of other schedules, and those that were made by hand
@@ -23,7 +24,7 @@ def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: in
         for id_, made in known.items()
         if (made.schedule, made.namespace) == (schedule, namespace) and not _damaged(there[id_])
     ]
-    own.sort(key=lambda id_: (known[id_].created_ns, id_), reverse=True)
+    own.sort(key=lambda id_: _age(known[id_]), reverse=True)
     verified = (id_ for id_ in own if _verified(there[id_]))
     stays = {*(known.keys() - set(own)), *own[:keep], *(id_ for id_ in [next(verified, "")] if id_)}
     stays |= there.keys() - known.keys()
@@ -35,6 +36,10 @@ def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: in
     _add_parents(stays, known)
     gone = [id_ for id_ in own if id_ not in stays]
     return sorted(gone, key=lambda id_: (known[id_].depth, id_), reverse=True)
+
+
+def _age(made: BackupManifest) -> tuple[int, int, str]:
+    return made.number, made.created_ns, made.id
 
 
 def _add_parents(stays: set[str], known: Mapping[str, BackupManifest]) -> None:

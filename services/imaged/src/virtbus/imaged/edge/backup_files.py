@@ -96,6 +96,15 @@ class BackupFiles:
                     found.append(one)
         return found
 
+    def next_number(self) -> int:
+        """Return a number above those of all backups that can be read."""
+        highest = 0
+        for backup in self.notes.ids():
+            with contextlib.suppress(VirtbusError):
+                if (one := self.notes.brief(backup)) is not None:
+                    highest = max(highest, one.number)
+        return highest + 1
+
     def page(self, after: str) -> HeldBackups:
         """Return the backups with an id above `after`, the oldest first, without their specs."""
         children = self.notes.children()
