@@ -326,6 +326,20 @@ async def test_a_write_that_fails_is_repeated(site: Site, write: int, fault: Fau
         assert await site.phases(10) == ["Succeeded"]
 
 
+async def test_an_end_that_was_stored_without_an_answer_is_final(site: Site) -> None:
+    """Its result may be gone by then: a restore would replace the disks once more."""
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        site.bus.faults.append(Fault.STORED)
+        await site.runner.round()
+        asked = len(site.imaged.asked)
+        for _ in range(3):
+            await site.runner.round()
+        assert await site.phases(10) == ["Succeeded"]
+        assert len(site.imaged.asked) == asked
+
+
 async def test_an_operation_that_a_controller_ended_is_not_begun(site: Site) -> None:
     async with site.serving():
         record = await site.put()

@@ -195,7 +195,7 @@ class OperationRunner:
                 op = queue[phases.index(OperationPhase.RUNNING)]
             await self._bounded(op)
         except ConflictError:
-            self._statuses.forget(op.id)  # a controller ended it: read its status again
+            pass  # a controller ended it: its status is read again
         except BusError as error:
             extra = {"code": "operation_waits", "uid": op.uid}
             log.info("operation %s will be continued: %s", op.id, error, extra=extra)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.errors import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
@@ -76,7 +77,8 @@ class OperationStatuses:
 
         Raises:
             ConflictError: a controller ended the operation meanwhile.
-            BusError: it was not stored, or the outcome is unknown.
+            BusError: it was not stored, or the outcome is unknown. The next `get` reads the bus: an
+                operation that has ended must not do anything again.
         """
         seen = self._seen.get(op.id)
         if seen is None:
@@ -87,7 +89,11 @@ class OperationStatuses:
         if status == seen.status or (same and now_s - seen.at_s < PROGRESS_S):
             return False
         key = subjects.operation_status(self._node, op.id)
-        revision = await self._bus.put(key, encode(status), expect=seen.revision)
+        try:
+            revision = await self._bus.put(key, encode(status), expect=seen.revision)
+        except BusError:
+            self.forget(op.id)
+            raise
         self._seen[op.id] = _Seen(status, revision, now_s)
         if status.ended:
             self._tell(op, status, revision)
