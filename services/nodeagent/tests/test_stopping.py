@@ -16,6 +16,7 @@ from services.nodeagent.tests.pretended_node import (
 )
 
 from virtbus.nodeagent.core.ports import NO_FILES, DomainChange, DomainEvent, DomainState
+from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady
@@ -122,3 +123,17 @@ async def test_the_first_start_of_a_vm_that_was_off_asks_for_its_disks_anew(node
         await node.put(record(power_epoch=2))
         await eventually(in_state(node, "Running"))
         assert simulated.asked == before + 1
+
+
+async def test_an_event_is_no_answer_to_a_start_of_a_vm_that_was_off(node: Node) -> None:
+    """imaged may have published it before it got a request to copy the disks."""
+    image = Dependency(node.bus, "imaged", ImageReady, record, lambda: None)
+    event = ImageReady(uid=A, epoch=1, generation=1)
+    image.reset(needs_answer=True)
+    image.receive(event)
+    assert image.latest is None
+    async with SimulatedNode(node.bus, NODE).serve():
+        assert (await image.get(record(), ask_after_s=0.0)).uid == A
+    image.reset()
+    image.receive(event)
+    assert image.latest == event

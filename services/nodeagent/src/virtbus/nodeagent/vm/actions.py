@@ -13,7 +13,7 @@ from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.vm import live_changes
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
-from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.observation import Observed, missed
 from virtbus.nodeagent.vm.operations.network import until_network
 from virtbus.nodeagent.vm.operations.outcome import Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
@@ -130,7 +130,7 @@ class Actions:
         self._post, self._report = post, report
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
-        self._asks_anew = vm.resumed
+        self._asks_again = vm.resumed
         """True: earlier reports may be old. imaged may copy or replace disks of a VM that is off,
         and its answer waits for that."""
         self._again: dict[str, SmallEvent] = {}
@@ -188,11 +188,11 @@ class Actions:
     async def _prepare(self) -> Outcome:
         vm, settings = self._vm, self._tools.settings
         self.tasks.stop("network")
-        after_s = 0.0 if self._asks_anew else settings.ask_after_s
-        if self._asks_anew:
-            vm.image.reset()
+        after_s = 0.0 if self._asks_again else settings.ask_after_s
+        if self._asks_again:
+            vm.image.reset(needs_answer=True)
             vm.net.reset()
-        self._asks_anew = True
+        self._asks_again = True
         try:
             gone = await without_guest(vm.record, self._tools)
         except VirtbusError as error:
@@ -202,11 +202,6 @@ class Actions:
             self._report()
         parts = self._copy, vm.image, vm.net
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
-
-    def _reset_attempts(self) -> None:
-        """Begin anew, after a run or while the VM was off."""
-        self._vm.observed.attempt = 0
-        self._asks_anew = True
 
     def _start(self) -> None:
         """Start after earlier calls that end the guest. Otherwise they could end this run."""
@@ -362,13 +357,19 @@ class Actions:
         "release": _release,
         "retry soon": lambda self: self.tasks.set_timer(SOON_S, partial(self._post, "retry")),
         "retry backed off": _retry_backed_off,
-        "reset attempts": lambda self: self._reset_attempts(),
+        "reset attempts": lambda self: _begin_again(self, self._vm.observed),
         "verify running": lambda self: self._run("confirm", self._verify_running),
         "await stable": lambda self: self.tasks.set_timer(STABLE_S, partial(self._post, "stable")),
         "watch": watch,
         "unwatch": lambda self: self.tasks.stop("ready", "confirm", *SYNCS),
         "stop ending": lambda self: self._ended.set(),
     }
+
+
+def _begin_again(actions: Actions, seen: Observed) -> None:
+    """Forget failed attempts, after a run or before the start of a VM that was off."""
+    seen.attempt = 0
+    actions._asks_again = True
 
 
 def _sync_disks(

@@ -49,6 +49,7 @@ class Dependency(Generic[Part]):
         self._model: type[Part] = model
         self._part: Part | None = None
         self._arrived = SmallEvent()
+        self._needs_answer = False
         self.silence = ""
         """The reason why the part is missing, for the status; empty if none is known."""
 
@@ -58,10 +59,15 @@ class Dependency(Generic[Part]):
         return self._part if self._part is not None and self._part.error is None else None
 
     def receive(self, part: Part) -> None:
-        """Take a ready event, unless the service recovers or the event contradicts the record.
+        """Take a ready event as `_take`, unless only an answer counts."""
+        if not self._needs_answer:
+            self._take(part)
 
-        In both cases the service is asked again. An event of an earlier spec is ignored, if disks
-        and networks can change while the VM is off.
+    def _take(self, part: Part) -> None:
+        """Take a part, unless the service recovers or the part contradicts the record.
+
+        In both cases the service is asked again. A part of an earlier spec is ignored, if disks and
+        networks can change while the VM is off.
         """
         if _earlier(part, self._record()):
             return
@@ -74,7 +80,7 @@ class Dependency(Generic[Part]):
         if part.error is not None and part.error.reason == RECOVERING:
             self._say(f"{self._service}: {part.error.message}")
             return
-        self.silence = ""
+        self.silence, self._needs_answer = "", False
         self._part = part
         self._arrived.set()
 
@@ -83,9 +89,13 @@ class Dependency(Generic[Part]):
         """Return True if there is a part of the latest record."""
         return self.latest is not None and _is_of(self.latest, self._record())
 
-    def reset(self) -> None:
-        """Drop the part, so that `get` waits for a new one."""
-        self._part = None
+    def reset(self, *, needs_answer: bool = False) -> None:
+        """Drop the part, so that `get` waits for a new one.
+
+        With `needs_answer`, only the answer to a later request counts. An event may be older than
+        an operation that the agent has begun since.
+        """
+        self._part, self._needs_answer = None, needs_answer
         self._arrived.clear()
 
     async def get(
@@ -135,10 +145,10 @@ class Dependency(Generic[Part]):
                 )
                 part = validate(self._model, answer)
                 self._say("")
-                self.receive(part)
+                self._take(part)
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
-                    self.receive(self._model.model_validate(self._refusal(record, error)))
+                    self._take(self._model.model_validate(self._refusal(record, error)))
                 self._say(WORKING.get(error.reason, f"{self._service}: {error}"))
             except BusError:
                 self._say(f"waiting for {self._service}: it does not answer; see `virtbus status`")
