@@ -4,8 +4,10 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
-from tests.sim.run import Verdict, run
+from tests.sim.run import OF_BACKUPS, Verdict, run
+from tests.sim.users import Plan
 
 SHOWN = 5
 
@@ -20,21 +22,21 @@ def told(verdict: Verdict, *, whole: bool) -> str:
     return "\n".join(lines)
 
 
-def one(seed: int) -> int:
+def one(seed: int, plan: Plan | None) -> int:
     """Run one seed with its whole schedule; return 1 if an invariant was violated."""
-    verdict = run(seed, keep_all=True)
+    verdict = run(seed, keep_all=True, plan=plan)
     print(told(verdict, whole=True))
     print(f"trace {verdict.trace_hash}, {verdict.steps} steps, {verdict.cpu_s:.2f} s of CPU")
     return 0 if verdict.clean else 1
 
 
-def many(first: int, count: int, workers: int) -> int:
+def many(first: int, count: int, workers: int, plan: Plan | None) -> int:
     """Run the seeds `first` to `first + count - 1`; return 1 if one failed."""
     began_s = time.monotonic()
     failed: list[Verdict] = []
     cpu_s = 0.0
     with ProcessPoolExecutor(workers) as pool:
-        for verdict in pool.map(run, range(first, first + count), chunksize=4):
+        for verdict in pool.map(partial(run, plan=plan), range(first, first + count), chunksize=4):
             cpu_s += verdict.cpu_s
             if not verdict.clean:
                 failed.append(verdict)
@@ -55,10 +57,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one, with its whole schedule")
     parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--backups", action="store_true", help="few VMs, and many backups")
     asked = parser.parse_args()
+    plan = OF_BACKUPS if asked.backups else None
     if asked.seed is not None:
-        return one(asked.seed)
-    return many(asked.first, asked.seeds, asked.workers)
+        return one(asked.seed, plan)
+    return many(asked.first, asked.seeds, asked.workers, plan)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
     loop = link.server.loop
 
     def time_ns() -> int:
-        return loop.now_ns() + skew_ns()
+        return loop.shown_ns() + skew_ns()
 
     def uuid7() -> str:
         value = time_ns() // 1_000_000 << 80 | rng.getrandbits(80)

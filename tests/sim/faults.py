@@ -79,6 +79,7 @@ class Nemesis:
             "disk-full": (self._disk_full, 30.0),
             "bus-full": (self._bus_full, 40.0),
             "copied-host": (self._copied_host, 40.0),
+            "rot": (self._rot, 30.0),
         }
 
     def _moods(self) -> dict[str, Callable[[random.Random], None]]:
@@ -202,6 +203,15 @@ class Nemesis:
         copy = world.copy(host.name, disk)
         for_s = min(rng.uniform(5.0, 60.0), HEAL_S - world.loop.time())
         world.loop.outside(world.loop.time() + max(for_s, 0.1), lambda: world.scrap(copy))
+
+    def _rot(self) -> None:
+        """A byte of a backup changes."""
+        rng, hosts = self.world.rng, self.world.hosts
+        stored = rng.choice(list(hosts.values())).backups.complete
+        if stored:
+            rotten = rng.choice(list(stored))
+            stored[rotten].rotten = True
+            self.world.observer.note("rot", rotten)
 
     def _guest(self, *, halt: bool) -> None:
         guests = [

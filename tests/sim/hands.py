@@ -9,6 +9,7 @@ import hashlib
 from contextlib import AsyncExitStack
 from typing import Literal
 
+from tests.sim.backup_hand import BackupHand
 from tests.sim.bus import SimBus
 from tests.sim.hostports import Threads
 from tests.sim.loop import Process
@@ -92,6 +93,7 @@ class Hand:
         self._gone_volumes: set[str] = set()
         self._listed: set[str] = set()
         self._rules = NodeRules(host)
+        self._backups = BackupHand(bus, host, self._threads, self._one)
         self._records: dict[str, VmRecord] = {}
         """By uid: the record that the watch has delivered."""
         self._listing = True
@@ -117,13 +119,19 @@ class Hand:
                 "upload": self._upload,
                 "delete": self._forget_image,
             }
+        async with asyncio.TaskGroup() as self._group:
+            if self._kind == "imaged":
+                answers |= self._backups.begin(self._group, self._ready)
+            await self._serve(self._group, answers)
+
+    async def _serve(self, group: asyncio.TaskGroup, answers: dict[str, Handler]) -> None:
         endpoints = [
             Endpoint(verb, subjects.rpc(self._host.node, self._kind, verb), answer)
             for verb, answer in answers.items()
         ]
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
-        async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
-            self._group.create_task(self._tell())
+        async with self._bus.serve(info, endpoints):
+            group.create_task(self._tell())
             await asyncio.sleep(self._host.rng.uniform(*RECOVERY_S))
             self.recovering = False
             async with self._bus.node_watch(self._host.node, self._kind, self._gate) as watch:
@@ -410,6 +418,8 @@ class Hand:
                 there = source.image.partition("@")[0] in disk.uploads
             if source.volume is not None:
                 there = source.volume.folder in disk.volumes
+            if source.backup:
+                there = self._backups.readable(source.backup)
             if there and (source.moved or want.ref.folder not in self._gone_volumes):
                 self._host.watcher.volume_filled(self._host, want.ref.folder)
                 self._host.disk.volumes[want.ref.folder] = ""
@@ -447,6 +457,7 @@ class Hand:
             if restored in {None, *disk.snapshots} and all(one in disk.volumes for one in folders):
                 for folder in folders if restored else ():
                     self._host.watcher.volume_restored(self._host, folder)
+                    disk.bitmaps.clear()  # the new disks have none; for others a full one is right
                 disk.snapshots[want.snapshot.folder] = want
 
     async def _snapshot_release(self, request: Request) -> SnapshotReleased:
@@ -527,6 +538,7 @@ class Hand:
         """Remove a VM's overlay from its place: delete it, or keep it if it has writes."""
         disk, entry, number = self._host.disk, uid, 2
         del disk.overlays[uid]
+        disk.bitmaps.pop(uid, None)
         if uid not in disk.written:
             return ""
         disk.written.discard(uid)

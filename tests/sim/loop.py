@@ -117,7 +117,7 @@ def _task(loop: asyncio.AbstractEventLoop, coro: Any, **more: Any) -> _Task:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose clock jumps to the next timer; it has no sockets and no threads."""
 
-    def __init__(self, rng: random.Random, *, shuffle: bool) -> None:
+    def __init__(self, rng: random.Random, *, shuffle: bool, pace: int = 1) -> None:
         super().__init__()
         self.set_debug(False)
         _Task.restart()
@@ -127,6 +127,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.over = False
         self._rng = rng
         self._shuffle = shuffle
+        self.pace = pace
         self._now_s = 0.0
         self._count = itertools.count()
         self._timers: list[tuple[float, int, Step]] = []
@@ -141,6 +142,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def now_ns(self) -> int:
         """Return Unix nanoseconds, on a clock without error."""
         return EPOCH_NS + int(self._now_s * 1e9)
+
+    def shown_ns(self) -> int:
+        """Return what the clock of a process without an error shows."""
+        return EPOCH_NS + int(self._now_s * self.pace * 1e9)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Unwind `task` at the end."""

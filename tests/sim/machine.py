@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Literal
 
+from tests.sim.backup_hand import BackupDirectory, StagedFile, Stored
 from tests.sim.loop import Process, VirtualLoop
 
 from virtbus.nodeagent.core.metadata import parse
@@ -25,6 +27,7 @@ from virtbus.nodeagent.core.ports import (
     Ending,
 )
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
+from virtbus.schemas.backup import BackupCheck
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import QuarantineRequest
@@ -54,6 +57,17 @@ class Temper:
     part_fails: float = 0.0
 
 
+@dataclass(eq=False)
+class Push:
+    """A backup that a guest's QEMU writes. Its end is known only to a libvirtd that saw it."""
+
+    file: StagedFile | None
+    """None: its names are gone."""
+    since: int
+    at: int
+    state: Literal["running", "done", "failed", "lost"] = "running"
+
+
 @dataclass
 class Domain:
     """One domain as libvirt has it."""
@@ -70,6 +84,7 @@ class Domain:
     """The folders of volumes in its definition, by the id of the disk."""
     volumes: dict[str, str] = field(default_factory=dict)
     """The folders of the volumes that its guest has, in the same way."""
+    push: Push | None = None
 
     @property
     def active(self) -> bool:
@@ -100,6 +115,10 @@ class Disk:
     """The names of uploaded files."""
     written: set[str] = field(default_factory=set)
     """Uids whose guest ran, so that their overlays contain its writes."""
+    content: dict[str, int] = field(default_factory=dict)
+    """uid → number of the content of its disks."""
+    bitmaps: dict[str, dict[str, int]] = field(default_factory=dict)
+    """uid → the usable bitmaps in its disks, each with the content since which it counts."""
     quarantine: dict[str, QuarantineRequest] = field(default_factory=dict)
     """Overlays without a record, by entry (ADR 0033)."""
     kept_seeds: dict[str, str | None] = field(default_factory=dict)
@@ -111,6 +130,11 @@ class Disk:
     lives: set[str] = field(default_factory=set)
     node_spec: NodeSpec | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
+
+    def wrote(self, uid: str) -> int:
+        """Return the number of the content after a guest may have written."""
+        self.content[uid] = self.content.get(uid, 0) + 1
+        return self.content[uid]
 
     def keep(self, uid: str, entry: str) -> None:
         """Move the agent's files of a VM to the quarantine's entry."""
@@ -146,6 +170,10 @@ class Watcher:
     def volume_filled(self, host: "Host", folder: str) -> None: ...
     def volume_opened(self, host: "Host", domain: Domain, folder: str) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...
+    def backup_copied(self, host: "Host", uid: str) -> None: ...
+    def backup_stored(self, host: "Host", made: Stored) -> None: ...
+    def backup_checked(self, host: "Host", backup: str, check: BackupCheck) -> None: ...
+    def backup_removed(self, host: "Host", gone: Stored) -> None: ...
     def ruled(self, host: "Host", record: VmRecord, groups: Mapping[str, NodeGroup]) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
@@ -177,6 +205,9 @@ class Host:
         self.agent_word = ""
         """The last message of its agent to its imaged and netd; lost with the host."""
         self.disk = Disk()
+        self.backups = BackupDirectory()
+        self.staged: dict[str, StagedFile] = {}
+        """Backup → the file that QEMU writes, durable."""
         self.domains: dict[str, Domain] = {}
         self.networks: dict[str, tuple[int, str]] = {}
         """uid → epoch and address; lost with the host."""
@@ -262,6 +293,7 @@ class Host:
             return
         domain.state = state
         self.disk.written.add(domain.uid)
+        self.disk.wrote(domain.uid)
         domain.deaf = self.rng.random() < self.temper.deaf
         self.watcher.note(self.name, state, domain.uid)
         self.tell(DomainEvent(domain.uid, DomainChange.STARTED))
@@ -344,6 +376,9 @@ class Host:
         self.watcher.off(self, domain, why)
         domain.state, domain.ending = DomainState.SHUT_OFF, ending
         domain.run += 1
+        domain.push = None
+        if ending is Ending.CRASHED:
+            self.disk.bitmaps.pop(domain.uid, None)
         if not domain.defined:
             self.domains.pop(domain.uid, None)
         self.tell(DomainEvent(domain.uid, change))
@@ -368,11 +403,23 @@ class Host:
         for domain in self.domains.values():
             if not domain.active:
                 domain.ending = Ending.UNKNOWN
+            if domain.push is not None and domain.push.state != "running":
+                domain.push.state = "lost"
         self.later((for_s, for_s), self._libvirt_back)
 
     def _libvirt_back(self) -> None:
         self.libvirt_up = True
         self.tell(DomainEvent("", None))
+
+    def pushed(self, domain: Domain, push: Push) -> None:
+        """QEMU has written its part of a backup."""
+        if domain.push is not push:
+            return
+        push.state = "lost"
+        if self.libvirt_up:
+            push.state = "failed" if self.full else "done"
+        if push.file is not None and not self.full:
+            push.file.written = push.since, push.at
 
     # --- networks -------------------------------------------------------------------------
     def address(self) -> str:
@@ -400,6 +447,8 @@ class Host:
                 self.watcher.off(self, domain, "power")
                 domain.state, domain.ending = DomainState.SHUT_OFF, Ending.UNKNOWN
                 domain.run += 1
+                domain.push = None
+                self.disk.bitmaps.pop(domain.uid, None)
             domain.ending = Ending.UNKNOWN
             if not domain.defined:
                 del self.domains[domain.uid]

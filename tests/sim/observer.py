@@ -6,11 +6,13 @@ of a guest. `at_rest` checks those that must hold once all faults are healed.
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.sim.addresses import AddressObserver
+from tests.sim.backup_hand import Stored
+from tests.sim.backups import BackupObserver
 from tests.sim.groups import GroupObserver
 from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
@@ -27,6 +29,7 @@ from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
+from virtbus.schemas.backup import BackupCheck
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import of_node_group, of_operation
 from virtbus.schemas.security_group import NodeGroup
@@ -99,6 +102,8 @@ class Observer(Watcher):
         self.loop = loop
         self.hosts: dict[str, Host] = {}
         self.server: SimServer
+        self.slowest_ns: Callable[[], int] = loop.shown_ns
+        """The earliest of the controllers' clocks."""
         self.vms: dict[str, Seen] = {}
         self.wanted: dict[str, Wanted] = {}
         self.volumes = VolumeObserver(self)
@@ -108,6 +113,7 @@ class Observer(Watcher):
         self.addresses = AddressObserver(self)
         self.groups = GroupObserver(self)
         self.operations = OperationObserver(self)
+        self.backups = BackupObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.count = 0
@@ -157,6 +163,7 @@ class Observer(Watcher):
         of_objects = {
             subjects.VOLUME_KEYS: self.volumes.wrote,
             subjects.SNAPSHOT_KEYS: self.snapshots.wrote,
+            subjects.BACKUP_SCHEDULE_KEYS: self.backups.wrote,
             subjects.IMAGE_NAME_KEYS: self.image_names.wrote,
             subjects.NETWORK_KEYS: self.networks.wrote,
             subjects.ADDRESS_KEYS: self.addresses.wrote,
@@ -341,6 +348,18 @@ class Observer(Watcher):
 
     def volume_filled(self, host: Host, folder: str) -> None:
         self.volumes.filled(host, folder)
+
+    def backup_copied(self, host: Host, uid: str) -> None:
+        self.backups.copied(host, uid)
+
+    def backup_stored(self, host: Host, made: Stored) -> None:
+        self.backups.stored(host, made)
+
+    def backup_checked(self, host: Host, backup: str, check: BackupCheck) -> None:
+        self.backups.checked(host, backup, check)
+
+    def backup_removed(self, host: Host, gone: Stored) -> None:
+        self.backups.removed(host, gone)
 
     def volume_opened(self, host: Host, domain: Domain, folder: str) -> None:
         self.volumes.opened(host, domain.uid, folder)

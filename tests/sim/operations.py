@@ -20,6 +20,8 @@ class OperationObserver:
         self.statuses: dict[str, OperationStatus] = {}
         self.begun: set[str] = set()
         """The ids of all operations that were ever on the bus."""
+        self.ends: dict[str, OperationPhase] = {}
+        """The ends of all operations that have ended, also of those that were removed."""
 
     def wrote(self, stream: str, entry: Entry) -> None:
         """An operation or a status was written or purged."""
@@ -28,6 +30,8 @@ class OperationObserver:
             known.pop(entry.key.rpartition(".")[2], None)
         elif stream == "KV_vm":
             record = read_operation(entry.key, entry.value)
+            if record.id not in self.begun:
+                self._observer.backups.began(record)
             self._records[record.id] = record
             self.begun.add(record.id)
         else:
@@ -40,10 +44,14 @@ class OperationObserver:
         if status.phase is OperationPhase.SUCCEEDED and not self._has_result(status.id):
             self._wrong(f"{status.id} succeeded without a file")
         self.statuses[status.id] = status
+        if status.ended:
+            self.ends[status.id] = status.phase
 
     def _has_result(self, id_: str) -> bool:
         """Return True if a host has the file of an export, or the volume of a fill."""
         record = self._records.get(id_)
+        if record is not None and record.kind in {"backup", "verify"}:
+            return self._observer.backups.has_result(record)
         ref = record.ref if record is not None and record.kind == "fill" else None
         made = record.snapshot if record is not None else None
         disks = [host.disk for host in self._observer.hosts.values()]
@@ -57,7 +65,8 @@ class OperationObserver:
         """Yield operations that have not ended."""
         for record in self._records.values():
             status = self.statuses.get(record.id)
-            if status is None or not status.ended:
+            young = self._observer.backups.is_young(record.id)
+            if (status is None or not status.ended) and not young:
                 phase = status.phase if status is not None else "new"
                 yield "I8", f"operation {record.id} of {record.uid} on {record.node} is {phase}"
 

@@ -31,6 +31,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
     yield from observer.volumes.at_rest_in_guests()
     yield from observer.snapshots.at_rest()
     yield from observer.operations.at_rest()
+    yield from observer.backups.at_rest()
     yield from observer.addresses.at_rest()
     yield from observer.groups.at_rest()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.sim import operators, users
+from tests.sim import backup_users, operators, users
 from tests.sim.bus import SimBus
 from tests.sim.faults import HEAL_S, Nemesis
 from tests.sim.rest import at_rest
@@ -21,6 +21,11 @@ LOOK_EVERY_S = 5.0
 VOLUMES = 5
 NETWORKS = 3
 GROUPS = 4
+BACKUPS = 2
+SCHEDULES = 2
+PACE = 10
+OF_BACKUPS = Plan(vms=7, volumes=2, backups=5, schedules=4, deletes=0.2, creates_until_s=25.0)
+"""Few VMs that stay long, and much that is done with their backups."""
 
 
 @dataclass
@@ -88,14 +93,17 @@ def run(
 ) -> Verdict:
     """Simulate five minutes of three nodes, two controllers, and the objects of a `Plan`."""
     began_s = time.process_time()
-    world = World(seed, controller_bus=controller_bus)
+    plan = plan or Plan(
+        volumes=VOLUMES, networks=NETWORKS, groups=GROUPS, backups=BACKUPS, schedules=SCHEDULES
+    )
+    world = World(seed, controller_bus=controller_bus, pace=PACE if plan.schedules else 1)
     world.observer.keep_all = keep_all
     nemesis = Nemesis(world, only)
     with running(world):
         world.begin()
         nemesis.begin()
-        plan = plan or Plan(volumes=VOLUMES, networks=NETWORKS, groups=GROUPS)
         users.begin(world, plan)
+        backup_users.begin(world, plan)
         operators.begin(world, plan)
         at_s = REST_FROM_S
         world.run_until(at_s)

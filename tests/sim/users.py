@@ -59,8 +59,12 @@ class Plan:
     image_names: int = 0
     networks: int = 0
     groups: int = 0
+    backups: int = 0
+    schedules: int = 0
     exports: bool = False
     """True: users export disks, and cancel some of the exports."""
+    deletes: float = 0.6
+    """The probability that a VM is deleted after its changes."""
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
@@ -212,7 +216,7 @@ class User:
             if self._plan.volumes:
                 await self._carry(wanted)
         await asyncio.sleep(rng.uniform(0.0, 30.0))
-        if self._left_s() > 0 and rng.random() < 0.6:
+        if self._left_s() > 0 and rng.random() < self._plan.deletes:
             await self.delete(wanted)
 
     async def _change(self, wanted: Wanted, verb: str, **more: Any) -> Any:
@@ -562,24 +566,24 @@ def begin(world: World, plan: Plan) -> None:
             for number in range(plan.vms):
                 user = User(bus, world.observer, plan, number)
                 user.group = group
-                group.create_task(_guarded(user, world))
+                group.create_task(guarded(user, world))
             for number in range(plan.volumes):
                 owner = VolumeUser(bus, world.observer, plan, number)
-                group.create_task(_guarded(owner, world))
+                group.create_task(guarded(owner, world))
             for number in range(plan.image_names):
                 namer = ImageNameUser(bus, world.observer, plan, number)
-                group.create_task(_guarded(namer, world))
+                group.create_task(guarded(namer, world))
             for number in range(plan.networks):
                 admin = NetworkUser(bus, world.observer, plan, number)
-                group.create_task(_guarded(admin, world))
+                group.create_task(guarded(admin, world))
             for number in range(plan.groups):
                 keeper = GroupUser(bus, world.observer, plan, number)
-                group.create_task(_guarded(keeper, world))
+                group.create_task(guarded(keeper, world))
 
     process.start(body)
 
 
-async def _guarded(user: User, world: World) -> None:
+async def guarded(user: User, world: World) -> None:
     """A refusal that no user could understand is a defect of the system."""
     try:
         await user.run()

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from tests.sim.backup_hand import BackupDirectory
 from tests.sim.bus import SimBus
+from tests.sim.guest_backups import SimBackups, SimLayers
 from tests.sim.hands import Hand
 from tests.sim.hostports import (
     NoConsole,
@@ -41,12 +43,16 @@ from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
 NONCE = "the-one-bus"
+OPERATION_KEEP_S = 1200
+"""By the clocks, which a `pace` makes faster: operations that have ended are removed in a seed."""
 
 
 @cache
 def controller_settings() -> ControllerSettings:
     # Orphans are swept within the last minute of a seed; the grace only saves work.
-    return ControllerSettings(sweep_interval_s=15, orphan_grace_s=15)
+    return ControllerSettings(
+        sweep_interval_s=15, orphan_grace_s=15, operation_keep_s=OPERATION_KEEP_S
+    )
 
 
 @cache
@@ -99,12 +105,14 @@ class World:
     shuffle: bool = True
     controller_bus: type[SimBus] = SimBus
     """The controllers' bus: a test plants a bug here."""
+    pace: int = 1
+    """The seconds that all processes' clocks show for each second of the loop."""
     loop: VirtualLoop = field(init=False)
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.loop = VirtualLoop(self.rng, shuffle=self.shuffle)
+        self.loop = VirtualLoop(self.rng, shuffle=self.shuffle, pace=self.pace)
         self.observer = Observer(self.loop)
         self.server = SimServer(self.loop, self.rng)
         self.server.wrote = self.observer.wrote
@@ -114,7 +122,12 @@ class World:
             for name in (f"n{number}" for number in range(1, self.nodes + 1))
         }
         self.observer.hosts = dict(self.hosts)
+        if self.seed % 2:  # the nodes share one directory of backups
+            directory = BackupDirectory()
+            for one in self.hosts.values():
+                one.backups = directory
         self.observer.server = self.server
+        self.observer.slowest_ns = self._slowest_ns
         self.copies: dict[str, Host] = {}
         """Hosts with the credentials of another one."""
         self.services: dict[str, Service] = {}
@@ -133,6 +146,10 @@ class World:
         make: Callable[[Service], Coroutine[Any, Any, None]],
     ) -> None:
         self.services[name] = Service(name, kind, host, make)
+
+    def _slowest_ns(self) -> int:
+        skews = [one.skew_ns for one in self.services.values() if one.kind == "controller"]
+        return self.loop.shown_ns() + min(skews)
 
     def machine(self, name: str) -> Host:
         """A host, or a copy of one."""
@@ -267,6 +284,8 @@ class World:
             accelerator=lambda _record: "tcg",
             gate=own.prove,
             plugs=SimPlugs(host, process),
+            layers=SimLayers(host, process),
+            backups=SimBackups(host, process),
         )
         agent = NodeAgent(
             tools,
