@@ -69,6 +69,8 @@ class BackupDirectory:
 
     complete: dict[str, Stored] = field(default_factory=dict)
     drafts: dict[str, BackupManifest] = field(default_factory=dict)
+    begun_s: dict[str, float] = field(default_factory=dict)
+    """The time of the last draft of each backup, on the loop's clock."""
 
     def of_vm(self, uid: str) -> list[BackupManifest]:
         """As `BackupFiles.of_vm`."""
@@ -199,6 +201,7 @@ class BackupHand:
         fields = {"created_ns": now_ns, "full_because": why, "disks": disks, **more}
         draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)
         directory.drafts[want.id] = draft
+        directory.begun_s[want.id] = self._host.loop.time()
         return draft
 
     async def _copy(self, want: BackupWork, job: Job) -> None:

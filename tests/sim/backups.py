@@ -1,5 +1,6 @@
 """Observes backups and their schedules: due times, retention, and what an increment rests on."""
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,8 +26,8 @@ SOON_S = 60.0
 class _OfName:
     """All that schedules of one name have made and kept."""
 
-    made: list[str] = field(default_factory=list)
-    """The backups in the order of their ends."""
+    made: list[tuple[float, str]] = field(default_factory=list)
+    """The times at which complete backups were begun, and their ids."""
     verified: set[str] = field(default_factory=set)
     """Those that were found good once."""
     least_kept: int = 10**9
@@ -125,7 +126,8 @@ class BackupObserver:
             if parent.manifest.uid != manifest.uid or parent.at != made.since:
                 self._wrong("I2", f"{manifest.id} does not fit its parent {manifest.parent}")
         if manifest.schedule:
-            self._named(manifest.namespace, manifest.schedule).made.append(manifest.id)
+            made_by = self._named(manifest.namespace, manifest.schedule).made
+            insort(made_by, (host.backups.begun_s[manifest.id], manifest.id))
 
     def checked(self, host: Host, backup: str, check: BackupCheck) -> None:
         """A backup was verified."""
@@ -143,10 +145,11 @@ class BackupObserver:
         if made.id in self.delete_asked:
             return
         of_name = self._named(made.namespace, made.schedule)
-        verified = [one for one in of_name.made if one in of_name.verified]
+        ids = [id_ for _, id_ in of_name.made]
+        verified = [one for one in ids if one in of_name.verified]
         if not made.schedule:
             self._wrong("I2", f"{made.id}, which a user made, is removed, and nobody asked")
-        elif made.id in of_name.made[-of_name.least_kept :]:
+        elif made.id in ids[-of_name.least_kept :]:
             self._wrong("I2", f"{made.schedule} removes {made.id}, one of its newest")
         elif gone.check is not None and gone.check.problem:
             self._wrong("I2", f"{made.schedule} removes {made.id}, which is damaged")

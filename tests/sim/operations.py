@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from tests.sim.observer import Observer
 
 
+KEEP_S = 1200
+"""By the clocks, which a `pace` makes faster: operations that have ended are removed in a seed."""
+SWEPT_S = 75.0
+"""The time, on the loop's clock, in which a leader removes an operation."""
+
+
 class OperationObserver:
     """The operations on the bus and the files of exports on the hosts."""
 
@@ -62,13 +68,17 @@ class OperationObserver:
         return any(id_ in disk.exports for disk in disks)
 
     def at_rest(self) -> Iterator[tuple[str, str]]:
-        """Yield operations that have not ended."""
+        """Yield operations that have not ended, and those that stay after their time."""
+        pace = self._observer.loop.pace
+        until_ns = self._observer.slowest_ns() - int((KEEP_S + SWEPT_S * pace) * 1e9)
         for record in self._records.values():
             status = self.statuses.get(record.id)
             young = self._observer.backups.is_young(record.id)
             if (status is None or not status.ended) and not young:
                 phase = status.phase if status is not None else "new"
                 yield "I8", f"operation {record.id} of {record.uid} on {record.node} is {phase}"
+            elif status is not None and 0 < status.ended_ns < until_ns and not young:
+                yield "I5", f"operation {record.id} has ended, and is not removed"
 
     def _wrong(self, what: str) -> None:
         self._observer.wrong("I2", what)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
+from tests.sim import operations
 from tests.sim.backup_hand import BackupDirectory
 from tests.sim.bus import SimBus
 from tests.sim.guest_backups import SimBackups, SimLayers
@@ -43,15 +44,13 @@ from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
 NONCE = "the-one-bus"
-OPERATION_KEEP_S = 1200
-"""By the clocks, which a `pace` makes faster: operations that have ended are removed in a seed."""
 
 
 @cache
 def controller_settings() -> ControllerSettings:
     # Orphans are swept within the last minute of a seed; the grace only saves work.
     return ControllerSettings(
-        sweep_interval_s=15, orphan_grace_s=15, operation_keep_s=OPERATION_KEEP_S
+        sweep_interval_s=15, orphan_grace_s=15, operation_keep_s=operations.KEEP_S
     )
 
 
