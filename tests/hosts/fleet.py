@@ -41,6 +41,10 @@ SEED = ROOT / "build-out" / "hosts"
 image.
 """
 STATE, RUN = Path("/var/lib/virtbus"), Path("/run/virtbus")
+LEAST_MEMORY = "96MiB"
+"""The guest `tiny` boots with 80 MiB. With 72 MiB its kernel panics, because no memory is left.
+Such a guest reboots until its end, and needs a CPU for that.
+"""
 ROUTE_PORT, PORT = 6222, 4222
 READY_S = 120.0
 SWEPT_S = 180.0

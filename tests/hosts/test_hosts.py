@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from tests.chaos.lives import Wanted, as_wanted, insist, until_shown
 from tests.hosts import pace
-from tests.hosts.fleet import Fleet, fleet
+from tests.hosts.fleet import LEAST_MEMORY, Fleet, fleet
 from tests.hosts.killer import killing
 
 from virtbus.bus.client.nats_bus import NatsBus
@@ -42,7 +42,7 @@ async def one_life(bus: NatsBus, number: int) -> str:
     """Create a VM, see it run, delete it, see it gone; return its node."""
     uid = uuid7()
     within_s = END_S * pace.slowness()
-    spec = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": "64MiB"}
+    spec = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": LEAST_MEMORY}
     await insist(bus, "create", spec, within_s=within_s)
     shown = await until_shown(
         bus, uid, lambda seen: as_wanted(seen, Wanted.RUNNING), within_s=within_s

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.e2e.platform import Json, until
-from tests.hosts.fleet import Fleet, fleet
+from tests.hosts.fleet import LEAST_MEMORY, Fleet, fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
 
@@ -46,7 +46,7 @@ def single_runners(platform: Fleet) -> Iterator[None]:
 
 def create(platform: Fleet, name: str, **spec: str) -> str:
     """Create a VM that runs on n1; return its uid."""
-    asked = {"name": name, "image": "tiny", "memory": "64MiB", "spec": spec}
+    asked = {"name": name, "image": "tiny", "memory": LEAST_MEMORY, "spec": spec}
     uid = str(platform.ask("vm.create", asked)["vm"]["uid"])
     runs_on(platform, uid, "n1")
     return uid
