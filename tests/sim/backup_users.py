@@ -14,7 +14,7 @@ REFUSED = frozenset(
         *("vm_not_found", "deleting", "unplaced", "vm_runs", "backup_not_found", "backup_needed"),
         *("operation_quota", "operation_ended", "operation_final", "operation_open", "deleted"),
         *("operation_not_found", "backup_schedule_not_found", "name_taken", "volume_in_use"),
-        *("volume_not_found", "uid_taken", "no_node", "store_error"),
+        *("volume_not_found", "uid_taken", "no_node", "store_error", "no_snapshots"),
     }
 )
 """Refusals that another user's action, or an earlier attempt, explains."""
