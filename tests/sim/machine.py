@@ -364,9 +364,12 @@ class Host:
             del self.domains[uid]
 
     def crash_guest(self, uid: str) -> None:
-        """QEMU dies by itself."""
+        """QEMU dies by itself. During a start, libvirt reports only that the start has failed."""
         domain = self.domains[uid]
-        self._off(domain, Ending.CRASHED, DomainChange.CRASHED, "crashed")
+        if domain.state is DomainState.STARTING:
+            self._off(domain, Ending.UNKNOWN, DomainChange.ENDED, "a start failed")
+        else:
+            self._off(domain, Ending.CRASHED, DomainChange.CRASHED, "crashed")
 
     def halt_guest(self, uid: str) -> None:
         """The guest powers itself off."""
