@@ -103,12 +103,12 @@ class VolumeMoveApi:
             ConflictError: the VM or a volume has changed.
             VirtbusError: as `_begun`, `off_moves.refuse_up`, `refuse_leaving`; 429 `no_capacity`.
         """
+        first = with_request(self._begun(held.record, goal, is_off=True), held.record, request.id)
         there = await self._off.holder(held.record)
         known = there.record if there is not None else None
         status = self._fleet.last_status(known) if known is not None else None
         vm = off_moves.refuse_up(held.record, known, status)
         off_moves.refuse_changing(vm, self._fleet.operations.open_of(vm.uid))
-        first = with_request(self._begun(held.record, goal, is_off=True), held.record, request.id)
         moving = [] if first == held.record else [StoredVolume(first, held.revision)]
         if goal.node != vm.node:
             off_moves.refuse_leaving(vm)
