@@ -1,6 +1,6 @@
 """The agent's ports for backups of running guests, over a simulated host's QEMU and libvirt."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from tests.sim.hostports import Threads
@@ -18,34 +18,16 @@ PUSH_S = (0.1, 6.0)
 TARGETS = [f"{bus}{letter}" for bus in ("vd", "sd") for letter in "abcdefgh"]
 
 
-class _OnGuests:
-    """Calls libvirt. The threads of a dead agent end their calls."""
-
-    def __init__(self, host: Host, process: Process) -> None:
-        self._host = host
-        self._threads = Threads(host, process)
-
-    async def call(self, uid: str, work: Callable[[Domain], Result]) -> Result | None:
-        def run() -> Result | None:
-            if not self._host.libvirt_up:
-                message = "libvirt does not answer; start libvirtd, guests run on meanwhile"
-                raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
-            domain = self._host.domains.get(uid)
-            return work(domain) if domain is not None and domain.active else None
-
-        return await self._threads.run(run, self._host.temper.call_s)
-
-
 class SimLayers(NoLayers):
     """Implements `GuestLayerPort`: each disk is a file of its own, and no guest changes it."""
 
     def __init__(self, host: Host, process: Process) -> None:
-        self._guests = _OnGuests(host, process)
+        self._threads = Threads(host, process)
 
     async def look(self, uid: str) -> GuestLayers | None:
         named = {target: f"/simulated/{target}" for target in TARGETS}
         found = GuestLayers(dict.fromkeys(named.values(), 1), named)
-        return await self._guests.call(uid, lambda _guest: found)
+        return await self._threads.on_guest(uid, lambda _guest: found)
 
 
 class SimBackups:
@@ -53,14 +35,17 @@ class SimBackups:
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
-        self._guests = _OnGuests(host, process)
+        self._threads = Threads(host, process)
 
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
         del targets, prefix, about
         known = self._host.disk.bitmaps
-        return await self._guests.call(uid, lambda _: frozenset(known.get(uid, ()))) or frozenset()
+        return (
+            await self._threads.on_guest(uid, lambda _: frozenset(known.get(uid, ())))
+            or frozenset()
+        )
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
         del files
@@ -79,21 +64,21 @@ class SimBackups:
             host.later(PUSH_S, lambda: host.pushed(guest, push))
             return True
 
-        if not await self._guests.call(uid, run):
+        if not await self._threads.on_guest(uid, run):
             raise _failed("no guest runs")
 
     async def progress(self, uid: str) -> PushState:
         def run(guest: Domain) -> PushState:
             return PushState(guest.push.state if guest.push is not None else "lost")
 
-        return await self._guests.call(uid, run) or PushState()
+        return await self._threads.on_guest(uid, run) or PushState()
 
     async def abort(self, uid: str) -> None:
         def run(guest: Domain) -> None:
             if guest.push is not None and guest.push.state == "running":
                 guest.push = None
 
-        await self._guests.call(uid, run)
+        await self._threads.on_guest(uid, run)
 
     async def keep_only(
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
@@ -106,7 +91,7 @@ class SimBackups:
                 if name == drop if bitmaps is None else name not in bitmaps:
                     del known[name]
 
-        await self._guests.call(uid, run)
+        await self._threads.on_guest(uid, run)
 
 
 def _failed(why: str) -> VirtbusError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.sim.loop import Process
-from tests.sim.machine import Host
+from tests.sim.machine import Domain, Host
 from tests.sim.wire import Gone
 
 from virtbus.bus.client.mailbox import Mailbox
@@ -64,6 +64,18 @@ class Threads:
             return work()
 
         return await self.run(done, self.host.temper.io_s, through=True)
+
+    async def on_guest(self, uid: str, work: Callable[[Domain], Result]) -> Result | None:
+        """Do `work` as a call of libvirt; return None for a guest that is not active."""
+
+        def call() -> Result | None:
+            if not self.host.libvirt_up:
+                message = "libvirt does not answer; start libvirtd, guests run on meanwhile"
+                raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
+            domain = self.host.domains.get(uid)
+            return work(domain) if domain is not None and domain.active else None
+
+        return await self.run(call, self.host.temper.call_s)
 
     async def run(
         self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False

@@ -1,7 +1,7 @@
 """The agent's port for disks of running guests, over a simulated host."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from tests.sim.hostports import Threads
@@ -46,7 +46,7 @@ class SimPlugs:
         def read(guest: Domain) -> GuestDevices:
             return GuestDevices(frozenset(guest.volumes), root_ports=99, has_scsi=True)
 
-        return await self._on_guest(uid, read)
+        return await self._threads.on_guest(uid, read)
 
     async def note(self, uid: str, addresses: Addresses, disks: Mapping[str, str]) -> None:
         def write(guest: Domain) -> None:
@@ -54,7 +54,7 @@ class SimPlugs:
                 known = guest.metadata
                 guest.metadata = dataclasses.replace(known, addresses=addresses, disks=disks)
 
-        await self._on_guest(uid, write)
+        await self._threads.on_guest(uid, write)
 
     async def attach(self, uid: str, devices: Sequence[str]) -> None:
         def plug(guest: Domain) -> None:
@@ -65,7 +65,7 @@ class SimPlugs:
                 guest.volumes[alias] = folder
                 self._host.watcher.volume_opened(self._host, guest, folder)
 
-        await self._on_guest(uid, plug)
+        await self._threads.on_guest(uid, plug)
 
     async def detach(self, uid: str, alias: str) -> None:
         def unplug(guest: Domain) -> None:
@@ -73,20 +73,10 @@ class SimPlugs:
             if answers and guest.state is DomainState.RUNNING:
                 guest.volumes.pop(alias, None)
 
-        await self._on_guest(uid, unplug)
+        await self._threads.on_guest(uid, unplug)
 
     async def close_left(self, uid: str) -> None:
         """Do nothing: these guests leave no file open."""
 
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
-        await self._on_guest(uid, lambda _guest: None)
-
-    async def _on_guest(self, uid: str, work: Callable[[Domain], Result]) -> Result | None:
-        def run() -> Result | None:
-            if not self._host.libvirt_up:
-                message = "libvirt does not answer; start libvirtd, guests run on meanwhile"
-                raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
-            domain = self._host.domains.get(uid)
-            return work(domain) if domain is not None and domain.active else None
-
-        return await self._threads.run(run, self._host.temper.call_s)
+        await self._threads.on_guest(uid, lambda _guest: None)

@@ -102,7 +102,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--subnet6",
     metavar="CIDR",
-    help="As --subnet, for IPv6. Guests get both; of a LAN, also alone.",
+    help="As --subnet, for IPv6. Guests get both addresses; a LAN may have IPv6 alone.",
 )
 @click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6. Of a LAN: fe80::….")
 @click.option(

@@ -186,7 +186,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     epilog=examples(
         """
         virtbus volume detach data-1
-        virtbus volume detach data-1 web     only if web holds it; of several holders: from web
+        virtbus volume detach data-1 web     only if web holds it; others that share it keep it
         virtbus volume detach data-1 --no-wait
         virtbus volume detach data-1 --force also if the guest has mounted it
         virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001

@@ -97,9 +97,9 @@ class VolumeDetach(VolumeAsk):
 
     A running guest must release the disk: until then the volume is Detaching. With `vm`, another
     holder is refused; a shared volume with several holders needs it. A volume that the VM does not
-    hold is not changed. `gone` is the uid of a holder
-    without a record, of which a person knows that it has no guest. A disk that is mounted in the
-    guest is refused without `force`, if the guest agent can tell.
+    hold is not changed. `gone` is the uid of a holder without a record, of which a person knows
+    that it has no guest. A disk that is mounted in the guest is refused without `force`, if the
+    guest agent can tell.
     """
 
     vm: Id | None = None

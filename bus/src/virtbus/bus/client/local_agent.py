@@ -47,7 +47,7 @@ def _words(text: str) -> list[str]:
 def word_in(run_dir: Path) -> Callable[[], str]:
     """Return a function that returns the text of the local agent's file; empty without a file.
 
-    The agent replaces the file. So the function, which runs each second, reads only a new one.
+    The function runs each second. It reads the file again only after the agent has replaced it.
     """
     path = run_dir / FILE
     known: tuple[int, ...] = ()

@@ -192,8 +192,8 @@ class Backups:
             disks = [await write(want, disk, job, since) for disk in draft.disks]
             if await threads.run(files.draft, want.id) != draft:
                 raise _lost(want)  # the files were staged again meanwhile
-            more: dict[str, object] = {"disks": tuple(disks), "remark": want.remark[:MAX_TEXT]}
-            more["attempt"] = ""
+            remark = want.remark[:MAX_TEXT]
+            more: dict[str, object] = {"disks": tuple(disks), "remark": remark, "attempt": ""}
             if want.live:
                 more |= {"created_ns": want.at_ns, "bitmap": bitmap_name(want.id)}
             job.step, job.final = PUBLISH, True

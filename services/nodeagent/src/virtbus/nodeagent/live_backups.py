@@ -67,8 +67,8 @@ class LiveBackups:
                 return await self._begin(live, guest, ask)
             if not push.written and not await self._written(work.id, push):
                 return await self._progress(live, push, ask)
-            more = {"pushed": True, "at_ns": push.at_ns, "remark": push.remark}
-            more["attempt"] = push.attempt
+            told = {"at_ns": push.at_ns, "remark": push.remark, "attempt": push.attempt}
+            more = {"pushed": True, **told}
             state = await ask(live.model_copy(update=more))
         except VirtbusError as error:
             if error.reason not in LATER:

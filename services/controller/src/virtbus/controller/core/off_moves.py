@@ -66,13 +66,6 @@ def refuse_leaving(vm: VmRecord) -> None:
         raise VirtbusError(Code.CONFLICT, "local_disks", message)
 
 
-def refuse_start(before: VmRecord, after: VmRecord, volumes: Iterable[VolumeRecord]) -> None:
-    """Raise 409 `volume_moving` if a VM that was off should run while one of its volumes moves."""
-    if before.powered or not after.powered:
-        return
-    refuse_moving(after, volumes)
-
-
 def refuse_moving(vm: VmRecord, volumes: Iterable[VolumeRecord]) -> None:
     """Raise 409 `volume_moving` if one of the VM's `volumes` is being moved."""
     for one in volumes:

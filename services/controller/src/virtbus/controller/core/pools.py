@@ -177,7 +177,7 @@ def _key(record: VolumeRecord) -> str:
 def no_copies(pool: str, shared: str = "") -> VirtbusError:
     """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write.
 
-    Or the volume named `shared` is a shared one, whose guests alone know what is written.
+    `shared` is the name of a shared volume: only its guests know its content.
     """
     if shared:
         message = f"virtbus does not copy the shared volume {shared}; copy its files in a guest"

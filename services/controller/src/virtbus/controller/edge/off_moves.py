@@ -1,7 +1,7 @@
-"""Writes the begin and the end of moves of volumes whose VM is off, with its record (ADR 0087).
+"""Begins and ends moves of volumes whose VM is off, in one batch with its record (ADR 0087).
 
-A start changes the VM's record. So does the batch that begins a move, though it puts it again
-unchanged. Each expects the revision that was read, so a start and a begin exclude each other.
+The batch that begins a move writes the VM's record again, unchanged. A start of the VM writes it,
+too. Both expect the revision that they have read, so only one of them succeeds.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,14 +73,11 @@ class OffMoves:
         `before` was read earlier than the volumes. So a move that begins later changes the VM.
         """
         if after.powered and not before.powered:
-            off_moves.refuse_start(before, after, await self._records(after))
+            await self.refuse_moving(after)
 
     async def refuse_moving(self, vm: VmRecord) -> None:
         """Raise 409 `volume_moving` while one of the VM's volumes is moved."""
-        off_moves.refuse_moving(vm, await self._records(vm))
-
-    async def _records(self, vm: VmRecord) -> list[VolumeRecord]:
-        return [held.record for held in await self.volumes_of(vm)]
+        off_moves.refuse_moving(vm, [held.record for held in await self.volumes_of(vm)])
 
     def waits(self, record: VolumeRecord) -> bool:
         """Return True while an operation replaces files of the disks of the volume's VM."""

@@ -18,7 +18,7 @@ STALL_S = 2.0
 
 
 class Suspensions:
-    """The suspensions of this process, from the begin of `run` on."""
+    """The suspensions of this process since `run` was called."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
