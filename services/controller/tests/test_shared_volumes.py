@@ -201,6 +201,7 @@ async def test_a_detach_names_its_vm_while_several_hold_the_volume(made: World) 
         await settle()
     error = await refused(detach(made))
     assert (error.code, error.reason) == (409, "several_holders")
+    assert "VMs vm1, vm2 hold" in error.body.message
     assert (await refused(detach(made, vm="nobody"))).code == 404
     await off(made, 3)
     assert len((await detach(made, vm="vm3")).holders) == 2, "vm3 does not hold it"

@@ -1,6 +1,7 @@
 """Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from virtbus.controller.core import named_creates
 from virtbus.controller.core.mutations import changed_paths
@@ -16,6 +17,8 @@ from virtbus.schemas.volume import FillState, Retention, VolumeRecord, VolumeSpe
 from virtbus.schemas.volume_api import VolumeAsk, VolumeHolder, VolumeUpdate, VolumeView
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, invalid
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) -> CreateStep:
@@ -120,18 +123,20 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
     return record.model_copy(update={"deleting": True})
 
 
-def held_by(record: VolumeRecord) -> str:
-    """Return the holders of a volume in words."""
-    first, *more = record.holders
+def held_by(record: VolumeRecord, names: Mapping[str, str] = NO_NAMES) -> str:
+    """Return the holders of a volume in words, by their `names`, or by uid without one."""
+    first, *more = [names.get(uid, uid) for uid in record.holders]
     return f"VMs {', '.join((first, *more))} hold" if more else f"VM {first} holds"
 
 
 def _in_use(record: VolumeRecord) -> VirtbusError:
     """Return 409 with the holders."""
-    of = " VM" if len(record.holders) > 1 else ""
+    several = len(record.holders) > 1
+    of, step = (" VM", "takes it from one of them") if several else ("", "frees it")
+    who = "; `virtbus volume list` shows their names" if several else ""
     message = (
-        f"{held_by(record)} {record.name}; `virtbus volume detach {record.name}{of} "
-        f"-n {record.namespace}` frees it, then repeat"
+        f"{held_by(record)} {record.name}{who}; `virtbus volume detach {record.name}{of} "
+        f"-n {record.namespace}` {step}, then repeat"
     )
     return VirtbusError(Code.CONFLICT, "volume_in_use", message)
 

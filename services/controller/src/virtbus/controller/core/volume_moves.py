@@ -248,5 +248,5 @@ def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]
     if not ABILITIES[kind].copies or (pool == record.spec.pool and kind is not record.pool_kind):
         why = f"its pool {pool} is of the kind {kind}"
     if why:
-        message = f"the node cannot take {record.name}: {why}; choose another node"
+        message = f"the node cannot take {record.name}: {why}; choose another (`virtbus pool list`)"
         raise VirtbusError(Code.CONFLICT, "no_pool", message)

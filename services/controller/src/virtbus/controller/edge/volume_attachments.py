@@ -112,9 +112,11 @@ class VolumeAttachments:
             vm = await self._vms.find(of_vm, account)
             return vm if vm.record.uid in record.holders else None
         if len(record.holders) > 1:
+            vms = (self._fleet.vms.get(uid) for uid in record.holders)
+            names = {vm.record.uid: vm.record.name for vm in vms if vm is not None}
             message = (
-                f"{held_by(record)} {want.name}; name the VM that gives it up: `virtbus volume "
-                f"detach {want.name} VM -n {want.namespace}`"
+                f"{held_by(record, names)} {want.name}; name the VM that gives it up: `virtbus "
+                f"volume detach {want.name} VM -n {want.namespace}`"
             )
             raise VirtbusError(Code.CONFLICT, "several_holders", message)
         vm = await self._vms.find(VmRef(uid=record.holder), account)
