@@ -70,9 +70,15 @@ class Restored:
         self.done = True
 
     def copy(self) -> dict[str, list[Entry]]:
-        """The store of the bus, with the join records: it is the same bus for every node."""
-        shelves = self.world.server.shelves
-        return {stream: list(shelves[stream].entries.values()) for stream in STREAMS}
+        """The store of the bus, with the join records: it is the same bus for every node.
+
+        As in a backup, no instance of an agent is in it.
+        """
+        found = {}
+        for stream in STREAMS:
+            entries = self.world.server.shelves[stream].entries.values()
+            found[stream] = [one for one in entries if not one.key.endswith("._instance")]
+        return found
 
     def restore(self, copy: dict[str, list[Entry]]) -> None:
         """Restore the store, and let everybody list it again."""
