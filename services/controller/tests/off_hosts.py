@@ -66,6 +66,8 @@ class OffHosts:
     """The failures of fills by the names of their volumes."""
     stuck: bool = False
     """True: no agent releases a VM."""
+    kind: PoolKind = PoolKind.LOCAL
+    """The kind of the pool fast. Of devices, it has one for `data` and one for `logs`."""
     silent: set[str] = field(default_factory=set)
     """Nodes that are off."""
     files: dict[str, bytearray] = field(default_factory=dict)
@@ -76,10 +78,15 @@ class OffHosts:
     async def on(self) -> AsyncIterator[None]:
         """Let both hosts work."""
         bus, made = MemoryBus(self.made.server, "hosts"), self.made
+        assigned = ("default.data", "default.logs") if self.kind is PoolKind.BLOCK else ()
+        fast = PoolReport(
+            name="fast",
+            kind=self.kind,
+            state=PoolState.READY,
+            size_bytes=10 * GIB,
+            assigned=assigned,
+        )
         for one in NODES:
-            fast = PoolReport(
-                name="fast", kind=PoolKind.LOCAL, state=PoolState.READY, size_bytes=10 * GIB
-            )
             await bus.put(subjects.node_pools(one), encode(NodePools(node=one, pools=(fast,))))
         verbs: dict[tuple[str, str], Any] = {
             ("agent", "export"): self._export,

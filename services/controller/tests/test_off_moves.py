@@ -34,6 +34,7 @@ from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.volume import VolumeState
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.wire import encode, validate
@@ -73,6 +74,56 @@ async def test_a_volume_of_a_vm_that_is_off_goes_to_another_pool(made: World) ->
         await made.ask("start", uid=uid(1))
         await asyncio.sleep(2)
         assert ("n1", "fast", "data") in hosts.written
+
+
+@pytest.mark.parametrize("kind", [PoolKind.BLOCK, PoolKind.LVM])
+def test_a_volume_of_a_vm_that_is_off_goes_to_a_device_and_back(kind: PoolKind) -> None:
+    @played()
+    async def scenario(made: World) -> None:
+        hosts = OffHosts(made, kind=kind)
+        async with hosts.on():
+            await with_vm(hosts, "data", own_disk=True)
+            for goal, there in (("fast", kind), ("local", PoolKind.LOCAL)):
+                await move(made, pool=goal)
+                await hosts.idle("data")
+                ref = (await hosts.vm()).volume_refs["disk-data"]
+                assert (ref.pool, ref.kind, ref.copied) == (goal, there, True)
+                record = await hosts.volume()
+                assert record is not None
+                assert (record.spec.pool, record.pool_kind, record.holder) == (goal, there, uid(1))
+                await hosts.well("data")
+                await made.ask("start", uid=uid(1))
+                await asyncio.sleep(2)
+                assert ("n1", goal, "data") in hosts.written
+                await made.ask("stop", uid=uid(1))
+                await asyncio.sleep(2)
+
+    scenario()
+
+
+@pytest.mark.parametrize("kind", [PoolKind.BLOCK, PoolKind.LVM])
+def test_a_vm_that_is_off_goes_to_devices_of_another_node_and_back(kind: PoolKind) -> None:
+    @played()
+    async def scenario(made: World) -> None:
+        hosts = OffHosts(made, kind=kind)
+        async with hosts.on():
+            before = await with_vm(hosts, "data", "logs")
+            await move(made, node="n2", pool="fast")
+            await hosts.idle("data", "logs")
+            places = {name: (await get(made, name)).spec.pool for name in ("data", "logs")}
+            after = await hosts.vm()
+            assert (after.node, after.epoch) == ("n2", before.epoch + 1)
+            assert places == {"data": "fast", "logs": "local"}, "the others stay in their pools"
+            await hosts.well("data", "logs")
+            await move(made, node="n1", pool="local")
+            await hosts.idle("data", "logs")
+            assert (await hosts.vm()).node == "n1"
+            await hosts.well("data", "logs")
+            await made.ask("start", uid=uid(1))
+            await asyncio.sleep(2)
+            assert ("n1", "local", "data") in hosts.written
+
+    scenario()
 
 
 @played()
