@@ -16,6 +16,7 @@ from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import Progress
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import progress
+from virtbus.schemas.volume_spec import Access
 
 pytestmark = pytest.mark.integration
 
@@ -67,8 +68,26 @@ async def test_new_volumes_are_templates_with_a_retention(script: Script, cli: C
     assert root["volume"]["template"] == of_image
 
 
+@pytest.mark.parametrize("access", list(Access))
+async def test_new_volumes_have_an_access(script: Script, cli: Cli, access: Access) -> None:
+    script.answer("vm", "create", accepted())
+    ended = await cli(*CREATE, "--new-volume", "cluster=50GiB", "--access", str(access))
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    spec = VmCreate.model_validate(sent).spec
+    assert spec is not None
+    (disk,) = spec.volumes
+    assert disk.volume is not None
+    assert disk.volume.template is not None
+    assert disk.volume.template.access is access
+
+
 @pytest.mark.parametrize(
-    "flags", [("--new-volume", "db"), ("--new-volume", "db=1GiB:"), ("--delete-volumes",)]
+    "flags",
+    [
+        *(("--new-volume", "db"), ("--new-volume", "db=1GiB:")),
+        *(("--delete-volumes",), ("--access", "shared")),
+    ],
 )
 async def test_half_a_new_volume_is_refused(cli: Cli, flags: tuple[str, ...]) -> None:
     ended = await cli(*CREATE, *flags)

@@ -31,6 +31,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create db --image tiny --volume data-1        its data outlives db
         virtbus vm create db --image tiny --new-volume db-data=10GiB
         virtbus vm create ci --new-volume ci-root=20GiB:debian/12 --delete-volumes
+        virtbus vm create one --image debian/12 --new-volume cluster=50GiB --access shared
         virtbus vm create web --image debian --directory www=/srv/www:ro
         virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
         virtbus vm create web --image tiny --network lab --address 10.9.1.7
@@ -72,6 +73,11 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "--delete-volumes",
     is_flag=True,
     help="Delete the volumes of --new-volume with the VM.  [default: they are retained]",
+)
+@click.option(
+    "--access",
+    type=click.Choice(["one", "shared"]),
+    help="The VMs that hold the volumes of --new-volume, as for `volume create`.  [default: one]",
 )
 @click.option(
     "--directory",

@@ -147,10 +147,13 @@ def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> di
     Raises:
         CliError: a text has another form.
     """
-    if flags["delete_volumes"] and not flags["new_volumes"]:
-        raise usage("--delete-volumes needs --new-volume")
+    for name in ("delete_volumes", "access"):
+        if flags[name] and not flags["new_volumes"]:
+            raise usage(f"--{name.replace('_', '-')} needs --new-volume")
+    more = {"retention": "Delete"} if flags["delete_volumes"] else {}
+    more |= {"access": flags["access"]} if flags["access"] else {}
     disks = [_held(value) for value in flags["volumes"]]
-    disks += [_made(value, delete=flags["delete_volumes"]) for value in flags["new_volumes"]]
+    disks += [_made(value, more) for value in flags["new_volumes"]]
     if not disks:
         return {}
     given = spec or {}
@@ -165,17 +168,13 @@ def _held(value: str) -> dict[str, Any]:
     return {"name": disk or name, "volume": {"name": name}}
 
 
-def _made(value: str, *, delete: bool) -> dict[str, Any]:
+def _made(value: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the disk of `VOLUME=SIZE[:IMAGE]`, whose volume the create of the VM makes."""
     name, _, rest = value.partition("=")
     size, colon, image = rest.partition(":")
     if not name or not size or (colon and not image):
         raise usage(f"--new-volume {value!r} must be VOLUME=SIZE or VOLUME=SIZE:IMAGE")
-    template: dict[str, Any] = {"size": size}
-    if image:
-        template["source"] = {"image": image}
-    if delete:
-        template["retention"] = "Delete"
+    template = {"size": size, **({"source": {"image": image}} if image else {}), **more}
     return {"name": name, "volume": {"name": name, "template": template}}
 
 
