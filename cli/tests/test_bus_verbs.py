@@ -7,9 +7,11 @@ import pytest
 from cli.tests.fakes import UID, Cli, Script
 
 from virtbus.bus.client.connection import connect
+from virtbus.bus.client.ports import Request
 from virtbus.bus.provisioning.stream_setup import ensure
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.group_rebuild import RebuiltGroup
 from virtbus.schemas.node_rpc import AuditFinding
 from virtbus.schemas.security_group import GroupSpec
@@ -132,6 +134,44 @@ async def test_findings_are_shown_with_the_effect_of_repair(script: Script, cli:
     assert done.code == 1
     assert f"n1    domain  {UID}  a domain, running  end the guest" in done.out
     assert "1 finding(s) remain" in done.err
+
+
+def orphans(*names: str, uid: str = UID) -> NodeAudited:
+    found = [
+        AuditFinding(kind=kind, uid=uid, namespace="shop", name=name, what="data")
+        for kind, name in (one.split("/") for one in names)
+    ]
+    return NodeAudited(nodes=(NodeFindings(node="n1", findings=tuple(found)),))
+
+
+async def test_all_data_without_a_record_is_adopted(script: Script, cli: Cli) -> None:
+    torn = NodeFindings(node="n2", findings=(AuditFinding(kind="volume", uid=UID, what="torn"),))
+    first = NodeAudited(nodes=(*orphans("volume/data").nodes, torn))
+    answers = iter([first, orphans("snapshot/before", uid=UID[::-1]), orphans()])
+
+    async def audit(_: Request) -> NodeAudited:
+        return next(answers)
+
+    script.handlers["node", "audit"] = audit
+    for kind in ("volume", "snapshot"):
+        script.answer(kind, "adopt", {})
+    done = await cli("node", "audit", "--adopt")
+    assert (done.code, done.out) == (0, "all is well: nothing is left over\n"), done.err
+    whose = {"namespace": "shop", "node": "n1"}
+    assert script.data("volume.adopt") == [{"name": "data", "uid": UID, **whose}]
+    assert script.data("snapshot.adopt") == [{"name": "before", "uid": UID[::-1], **whose}]
+
+
+async def test_data_that_cannot_be_adopted_is_named_and_tried_once(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("node", "audit", orphans("volume/data"))
+    refusal = VirtbusError(Code.CONFLICT, "name_taken", "another volume has that name")
+    script.answer("volume", "adopt", refusal)
+    done = await cli("node", "audit", "n1", "--adopt")
+    assert done.code == 1
+    assert "volume shop/data of n1 is not adopted: another volume has that name" in done.err
+    assert len(script.data("volume.adopt")) == 1
 
 
 async def test_repaired_findings_are_no_refusal(script: Script, cli: Cli) -> None:

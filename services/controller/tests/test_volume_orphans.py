@@ -59,6 +59,8 @@ async def test_an_audit_lists_data_of_volumes_without_a_record(made: World) -> N
         ("volume", uid(4)),
     ]
     assert "virtbus volume adopt lost -n default --node n1" in found[1]["what"]
+    named = [(one.get("namespace"), one.get("name")) for one in found]
+    assert named == [("default", "known"), ("default", "lost"), (None, None)]
     assert not any(one.get("repair") or one.get("repaired") for one in found)
 
 

@@ -342,8 +342,7 @@ class KnownRecords(LenientModel):
     """A page of a host's records.
 
     `removed` (first page only) are the uids that left this host recently, with their epoch.
-    `node_spec` is the node's desired state on the bus that it had joined, or None. `nonce` is the
-    bus incarnation that the node joined. `more` is set if another page follows.
+    `node_spec` is the node's desired state, `nonce` that of its bus. `more`: a page follows.
     """
 
     node: str
@@ -372,11 +371,14 @@ class AuditFinding(LenientModel):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
     `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
-    `repair` says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
+    `repair` is what `--repair` does, if anything. `repaired`: the finding is gone. `namespace` and
+    `name` are of data that a person may adopt.
     """
 
     kind: str
     uid: str = ""
+    namespace: str = ""
+    name: str = ""
     what: str
     repair: str = ""
     repaired: bool = False

@@ -34,10 +34,11 @@ class SnapshotOrphans:
             known = self._snapshots.get(namespace, name)
             if known is not None and known.record.uid == uid:
                 continue
-            what = f"data of the snapshot {namespace}/{name} without a record"
+            what, whose = f"data of the snapshot {namespace}/{name} without a record", {}
             if held.ref is not None:
                 what += f": virtbus snapshot adopt {name} -n {namespace} --node {node}"
-            found.append(AuditFinding(kind=KIND, uid=uid, what=what))
+                whose = {"namespace": namespace, "name": name}
+            found.append(AuditFinding(kind=KIND, uid=uid, what=what, **whose))
         return found
 
     async def find(self, want: SnapshotAdopt) -> HeldSnapshot:

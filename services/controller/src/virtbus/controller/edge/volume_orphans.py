@@ -124,6 +124,7 @@ def data_nodes(volumes: Volumes, folder: str) -> set[str] | None:
 def _finding(node: str, held: HeldVolume) -> AuditFinding:
     namespace, name, uid = held.folder.split(".")
     what = f"data of the volume {namespace}/{name} without a record"
-    if held.ref is not None:
-        what += f": virtbus volume adopt {name} -n {namespace} --node {node}"
-    return AuditFinding(kind=KIND, uid=uid, what=what)
+    if held.ref is None:
+        return AuditFinding(kind=KIND, uid=uid, what=what)
+    what += f": virtbus volume adopt {name} -n {namespace} --node {node}"
+    return AuditFinding(kind=KIND, uid=uid, what=what, namespace=namespace, name=name)
