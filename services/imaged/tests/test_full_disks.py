@@ -20,6 +20,7 @@ from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qco
 from services.imaged.tests.test_clone_crashes import content_of, taken
 from services.imaged.tests.test_snapshots import NEW, OF, OLD, VM, files, kept, vm, write
 from services.imaged.tests.test_upload_crashes import MOST, Death
+from services.imaged.tests.upload_client import Client, receiving
 
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -98,6 +99,19 @@ class Pull(Operation):
         assert (
             found == [self.server.files["a"]] if done else found in ([], [self.server.files["a"]])
         )
+
+
+class Upload(Operation):
+    async def begin(self) -> None:
+        self.data = qcow2_image(payload=64 * 1024)
+
+    async def do(self) -> VirtbusError | None:
+        async with receiving(self.node, self.threads) as uploads:
+            return await tried(Client(uploads, self.data).send())
+
+    async def look(self, *, done: bool) -> None:
+        found = [(self.node.state / name).read_bytes() for name in self.node.data()]
+        assert found == [self.data] if done else found in ([], [self.data])
 
 
 class Growth(Operation):
@@ -214,7 +228,18 @@ class Backup(Operation):
 
 
 KINDS: tuple[type[Operation], ...] = (
-    *(Pull, Growth, Fill, Snapshot, LayeredSnapshot, Restore, LayeredRestore, Export, Backup),
+    *(
+        Pull,
+        Upload,
+        Growth,
+        Fill,
+        Snapshot,
+        LayeredSnapshot,
+        Restore,
+        LayeredRestore,
+        Export,
+        Backup,
+    ),
 )
 
 
