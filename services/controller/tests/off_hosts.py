@@ -139,6 +139,8 @@ class OffHosts:
             want = validate(VolumeRelease, request.data)
             record = await self.volume(want.ref.name)
             place = _place(on, want.ref)
+            if want.kept is not None and _place(on, want.kept) not in self.data:
+                return VolumeReleased()
             if record is not None and place == _home(record) and not record.deleting:
                 self.lost.append(place)
             self.data.discard(place)

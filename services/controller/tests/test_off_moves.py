@@ -14,6 +14,7 @@ from services.controller.tests.test_departures_broken import (
     _declared,
     virtual_ns,
 )
+from services.controller.tests.test_older_backups import copied, restored
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.test_volume_holders import DATA, at, holder
 from services.controller.tests.virtual import World, run, world_on
@@ -197,6 +198,23 @@ async def test_a_failure_between_pools_leaves_volume_and_vm_as_they_were(made: W
         assert view.message == "the move to the pool fast failed: the disk is full"
         assert (await hosts.vm()).volume_refs == before.volume_refs
         await made.ask("start", uid=uid(1))
+
+
+@played()
+async def test_a_bus_older_than_a_move_between_pools_removes_no_only_copy(made: World) -> None:
+    hosts = OffHosts(made)
+    async with hosts.on():
+        await with_vm(hosts, "data", own_disk=True)
+        hosts.held_back = {"data"}
+        await move(made, pool="fast")
+        backup = copied(made)
+        hosts.held_back = set()
+        await hosts.idle("data")
+        assert hosts.data == {("n1", "fast", "data")}
+        await restored(made, backup)
+        await hosts.idle("data")
+        assert "the move to the pool fast failed" in (await get(made)).message
+        assert hosts.data == {("n1", "fast", "data")}
 
 
 @played()

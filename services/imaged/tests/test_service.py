@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from services.imaged.tests.records import NODE, UID, empty, record, uid, volume
+from services.imaged.tests.records import NODE, UID, empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import LOOPBACK, MIB, Web, qcow2_image
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
@@ -31,6 +31,7 @@ from virtbus.schemas.node_rpc import (
     PullImage,
     Release,
     ServiceReport,
+    VolumeRelease,
 )
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode
@@ -216,6 +217,20 @@ async def test_release_is_by_request_only(desk: Desk) -> None:
     assert not path.parent.exists()
     assert await desk.kinds() == [EventKind.IMAGE_READY, EventKind.DISKS_RELEASED]
     assert not (await desk.ask("inspect", Inspect())).get("things")
+
+
+async def test_a_volume_stays_unless_the_node_has_the_data_that_is_kept(desk: Desk) -> None:
+    here = ref(MIB)
+    await desk.put(record(named(), refs={"data": here}))
+    assert "data" in (await desk.ready()).disks
+    await desk.bus.purge(subjects.vm_record(NODE, UID))
+    await desk.ask("release", Release(uid=UID, epoch=1))
+    path = desk.state / "disks" / "volumes" / here.folder / "disk.qcow2"
+    other = here.model_copy(update={"uid": uid(78)})
+    assert await desk.ask("volume-release", VolumeRelease(ref=here, kept=other)) == {}
+    assert path.exists()
+    assert await desk.ask("volume-release", VolumeRelease(ref=here, kept=here)) == {"found": True}
+    assert not path.exists()
 
 
 async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> None:

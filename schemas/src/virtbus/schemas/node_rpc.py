@@ -60,11 +60,12 @@ class ReleaseReply(LenientModel):
 class VolumeRelease(LenientModel):
     """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds.
 
-    With `made_by`, complete data stays unless the fill with that id made it.
+    With `made_by`, complete data stays unless that fill made it, and the node has that of `kept`.
     """
 
     ref: VolumeRef
     made_by: Uid | None = None
+    kept: VolumeRef | None = None
 
 
 class VolumeReleased(LenientModel):
@@ -77,8 +78,7 @@ class ExportWork(LenientModel):
     """`rpc.imaged.export`: ensure the exported file of operation `id`, or end the export.
 
     A cancel comes too late for a file that is published; `remove` removes it. The disk is the
-    volume `ref`; without it, the `disk` of the VM `uid`. No guest may use it. There is no field for
-    a path: imaged derives the paths of disks and exports.
+    volume `ref`; without it, the `disk` of the VM `uid`. No guest may use it. No path is asked for.
     """
 
     id: Uid

@@ -23,6 +23,10 @@ class FillWaits:
         self._filled.set()
         self._filled = asyncio.Event()
 
+    async def has_content(self, ref: VolumeRef) -> bool:
+        """Return True if the node has the complete content of a volume."""
+        return await self._threads.run(self._pools.has_content, ref)
+
     async def wait(self, record: VmRecord) -> None:
         """Return once all copied volumes of a VM have content, except those that it detaches."""
         leaving = record.detaching
@@ -30,7 +34,7 @@ class FillWaits:
             for name, ref in record.volume_refs.items():
                 while ref.copied and name not in leaving:
                     filled = self._filled
-                    if await self._threads.run(self._pools.has_content, ref):
+                    if await self.has_content(ref):
                         break
                     self._waiting[record.uid] = ref
                     await filled.wait()

@@ -131,7 +131,9 @@ class Requests:
     async def volume_release(self, request: Request) -> VolumeReleased:
         """Remove the data of a volume. No error if there is none."""
         want = validate(VolumeRelease, request.data)
-        ref = want.ref
+        ref, kept = want.ref, want.kept
+        if kept is not None and not await self._transfers.waits.has_content(kept):
+            return VolumeReleased()
         found = await self._disks.release_volume(ref, want.made_by or "")
         if found:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})

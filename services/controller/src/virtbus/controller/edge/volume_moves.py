@@ -15,6 +15,7 @@ from virtbus.controller.core import volume_moves
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.moved_files import MovedFiles
@@ -201,6 +202,8 @@ class VolumeMoves:
         if self._fleet.has_node(node) and not only:
             # After a failure, the target may have data of an earlier time, which stays.
             ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
+            if move.failed and move.source == move.target:
+                ask = ask.model_copy(update={"kept": ref_of(record)})
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
         await self._files.drop(record, move)
