@@ -266,6 +266,26 @@ async def test_an_empty_volume_is_zeroes_and_a_long_release_is_repeated(
         assert await node.disks.release_volume(raw())
 
 
+async def test_a_device_stays_as_it_is_while_a_vm_has_it_by_the_agents_word(
+    make_node: NodeMaker, threads: DiskThreads, disk: Disk
+) -> None:
+    def refuse(pool: str, folder: str) -> None:
+        assert (pool, folder) == ("raw", raw().folder)
+        raise OSError(0, "the VM web of this node has it")
+
+    async with make_node(open_device=disk) as node:
+        devices = node.disks.pools.devices
+        await node.disks.devices.fill(raw(), 4 * MIB, None, FAST, Job())
+        before, free = disk.path.read_bytes(), devices.refuse_used
+        devices.refuse_used = refuse
+        with pytest.raises(VirtbusError, match="the VM web of this node has it") as refused:
+            await node.disks.release_volume(raw())
+        assert (refused.value.code, refused.value.reason) == (409, "volume_in_use")
+        assert disk.path.read_bytes() == before
+        devices.refuse_used = free
+        assert await node.disks.release_volume(raw())
+
+
 async def test_a_wipe_begins_at_the_first_byte_of_each_device_and_after_each_fill(
     tmp_path: Path, threads: DiskThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,11 @@ from services.nodeagent.tests.test_disk_files import ROOT_DISK
 from services.nodeagent.tests.test_network_disks import REF
 from services.nodeagent.tests.test_volume_disks import MADE, SPEC
 
-from virtbus.bus.runtime.device_socket import open_device, open_host_device
+from virtbus.bus.runtime.device_socket import open_device, open_host_device, refuse_used
 from virtbus.bus.runtime.pool_settings import BlockPool, LvmPool
 from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.addresses import assigned
-from virtbus.nodeagent.core.disk_sources import devices_with_images
+from virtbus.nodeagent.core.disk_sources import devices_with_images, held_volumes
 from virtbus.nodeagent.core.disks import hot_disk
 from virtbus.nodeagent.core.element import to_text
 from virtbus.nodeagent.core.logical_volumes import lv_name
@@ -269,6 +269,24 @@ async def test_a_device_that_a_vm_has_with_an_image_is_opened_by_its_path_and_no
         assert "is not among those" in await in_thread(lambda: opened("/dev/loop-control"))
         assert "is no block device" in await in_thread(lambda: opened(str(link)))
         assert "has nothing for" in await asked(door, "raw", REF.key)
+
+
+async def test_the_content_of_a_volume_may_go_unless_a_vm_of_this_node_has_it(
+    tmp_path: Path,
+) -> None:
+    path, ref = tmp_path / "devices.sock", REF.model_copy(update={"pool": "raw"})
+    (tmp_path / "disks").mkdir()
+    door = DeviceDoor(path, tmp_path / "disks", {"raw": pool("/dev/null")})
+    vms = [record(name="web", volume_refs={"data": ref})]
+    async with background() as tasks:
+        tasks.start(door.serve(lambda: held_volumes(vms)))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        with pytest.raises(OSError, match="the VM web of this node has it"):
+            await in_thread(lambda: refuse_used(path, "raw", ref.folder))
+        await in_thread(lambda: refuse_used(path, "local", ref.folder))  # a move has left it there
+        vms.clear()
+        await in_thread(lambda: refuse_used(path, "raw", ref.folder))
 
 
 @pytest.mark.integration

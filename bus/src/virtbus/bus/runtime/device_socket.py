@@ -78,6 +78,11 @@ def open_host_device(path: Path, device: str) -> int:
     return _opened(path, {"device": device})
 
 
+def refuse_used(path: Path, pool: str, folder: str) -> None:
+    """Raise OSError if a VM of this node has a volume of a pool, as `open_device`. It blocks."""
+    _asked(path, json.dumps({"pool": pool, "clear": folder}).encode(), TIMEOUT_S)
+
+
 def ask_logical(path: Path, request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
     """Return what the agent says of a logical volume, and the open device if it opened one.
 

@@ -13,7 +13,7 @@ from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import device_socket, process
-from virtbus.bus.runtime.device_socket import ask_logical, open_device
+from virtbus.bus.runtime.device_socket import ask_logical, open_device, refuse_used
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.backup_checks import BackupChecks
@@ -201,6 +201,7 @@ class Imaged:
         door = partial(open_device, self._door)
         logical = partial(ask_logical, self._door)
         pools = Pools(files, load_pools(settings.pools_file), settings.space, door, logical)
+        pools.devices.refuse_used = partial(refuse_used, self._door)
         self._pools = PoolProbes(pools, self._changed.set)
         group.create_task(self._pools.run())
         return pools

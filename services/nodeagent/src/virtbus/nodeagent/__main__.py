@@ -18,7 +18,7 @@ from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
-from virtbus.nodeagent.core.disk_sources import devices_with_images
+from virtbus.nodeagent.core.disk_sources import devices_with_images, held_volumes
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.admin import AdminSocket
@@ -142,8 +142,10 @@ async def serve(settings: Settings) -> None:
                 lambda: devices_with_images(one.vm.record for one in agent.vms.actors.values()),
                 followed_groups(group, pools, liveness.pools.tell),
             )
-            group.create_task(door.serve())
-            ends.guests = agent.vms.actors
+            ends.guests = actors = agent.vms.actors
+            group.create_task(
+                door.serve(lambda: held_volumes(one.vm.record for one in actors.values()))
+            )
             await agent.run()
 
 

@@ -28,6 +28,9 @@ _ZEROES = bytes(CHUNK_BYTES)
 OpenDevice = Callable[[str, str], int]
 """Opens the device of a pool's volume, as `device_socket.open_device`."""
 
+RefuseUsed = Callable[[str, str], None]
+"""Raises OSError if a VM has a volume, as `device_socket.refuse_used`."""
+
 
 class Devices:
     """The devices of the node's pools."""
@@ -36,6 +39,7 @@ class Devices:
         self, open_device: OpenDevice, logical_volumes: LogicalVolumes | None = None
     ) -> None:
         self._open_device = open_device
+        self.refuse_used: RefuseUsed = lambda _pool, _folder: None
         self._logical_volumes = logical_volumes or LogicalVolumes()
 
     @contextmanager
@@ -170,13 +174,27 @@ class Devices:
             )
 
     def begin_release(self, ref: VolumeRef) -> int | None:
-        """Return the bytes that must become zero before `end_release`; None: not our device."""
+        """Return the bytes that must become zero before `end_release`; None: not our device.
+
+        Raises:
+            VirtbusError: 409 `volume_in_use`: a VM of this node has it, by the agent's word.
+        """
         with self.opened(ref) as device:
             there = device.claim()
             if there is None or there.ref.folder != ref.folder:
                 return None
+            self._check_unused(ref)
             device.drop_filled()
             return device.old_bytes
+
+    def _check_unused(self, ref: VolumeRef) -> None:
+        """Ask the agent: a bus that was restored may not know that a guest has the volume."""
+        try:
+            self.refuse_used(ref.pool, ref.folder)
+        except OSError as error:
+            why = error.strerror or "its agent does not answer"
+            message = f"the content of the volume {ref.name} stays: {why}"
+            raise VirtbusError(Code.CONFLICT, "volume_in_use", message, after_ms=5000) from error
 
     def end_release(self, ref: VolumeRef) -> None:
         """Give the device up: its content is gone."""

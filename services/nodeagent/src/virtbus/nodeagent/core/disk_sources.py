@@ -261,3 +261,8 @@ def devices_with_images(records: Iterable[VmRecord]) -> frozenset[str]:
     """Return the paths of the host's devices whose content begins with an image."""
     devices = (volume.host_device for record in records for volume in record.spec.volumes)
     return frozenset(one.path for one in devices if one is not None and one.image)
+
+
+def held_volumes(records: Iterable[VmRecord]) -> dict[tuple[str, str], str]:
+    """Return the names of VMs by pool and folder of each volume that they have."""
+    return {(ref.pool, ref.folder): vm.name for vm in records for ref in vm.volume_refs.values()}

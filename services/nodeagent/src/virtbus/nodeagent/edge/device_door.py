@@ -3,7 +3,8 @@
 A request names a pool and a volume, or a device. That is one of the setting `devices_allowed`, and
 a VM of this node begins with an image on it. The answer has the open device, or the reason of a
 refusal. Only root and the owner of the disks' folder get an answer. A request with `do` is for a
-logical volume, which the agent also makes, grows, marks and removes.
+logical volume, which the agent also makes, grows, marks and removes. One with `clear` asks if the
+content of a volume may go.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from virtbus.schemas.wire import encode_json, validate
 TIMEOUT_S, APPEARS_S, RECORD_S = 5.0, 0.5, 2.0
 _PEER = struct.Struct("3i")
 _REASONS = OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError, VirtbusError
+Held = Callable[[], Mapping[tuple[str, str], str]]
 _NO_GROUPS: Mapping[str, VolumeGroup] = {}
 
 
@@ -58,9 +60,14 @@ class DeviceDoor:
         self._devices_allowed = devices_allowed
         self._wanted = wanted
         self._groups = groups
+        self._held: Held = dict
 
-    async def serve(self) -> None:
-        """Serve until cancelled. Without any device there is no socket."""
+    async def serve(self, held: Held = dict) -> None:
+        """Serve until cancelled. Without any device there is no socket.
+
+        `held` returns the names of the VMs of this node, by pool and folder of their volumes.
+        """
+        self._held = held
         if not (self._pools or self._devices_allowed or self._groups):
             return
         self._path.unlink(missing_ok=True)
@@ -97,6 +104,9 @@ class DeviceDoor:
                     if "do" in want:
                         limit.reschedule(loop.time() + GROUP_S)
                         told = await self._logical(peer, validate(LogicalRequest, want), devices)
+                    elif "clear" in want:
+                        await in_thread(lambda: self._check_peer(peer))
+                        told = self._refuse_held(str(want["pool"]), str(want["clear"]))
                     else:
                         if "device" in want:
                             await self._until_wanted(str(want["device"]))
@@ -112,6 +122,13 @@ class DeviceDoor:
             finally:
                 for device in devices:
                     os.close(device)
+
+    def _refuse_held(self, pool: str, folder: str) -> bytes:
+        """Raise ValueError if a VM has the volume: its guest may run."""
+        if vm := self._held().get((pool, folder)):
+            msg = f"the VM {vm} of this node has it"
+            raise ValueError(msg)
+        return b""
 
     async def _until_wanted(self, device: str) -> None:
         """Wait until a VM has the device with an image: imaged may get its record before the agent.
