@@ -11,6 +11,7 @@ from services.imaged.tests.filling import ended, filling, work
 from services.imaged.tests.records import named, record, ref, uid
 from services.imaged.tests.site_under_test import FAST, MIB, NodeMaker, Web
 
+from virtbus.bus.runtime.pool_settings import BlockPool, LocalPool
 from virtbus.imaged.core.device_marks import END_BYTES, DeviceMark, sealed, unsealed
 from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_jobs import Job
@@ -284,6 +285,35 @@ async def test_a_device_stays_as_it_is_while_a_vm_has_it_by_the_agents_word(
         assert disk.path.read_bytes() == before
         devices.refuse_used = free
         assert await node.disks.release_volume(raw())
+
+
+async def test_the_volumes_on_devices_are_listed_by_their_marks(
+    make_node: NodeMaker, threads: DiskThreads, disk: Disk
+) -> None:
+    gone = "default.gone"
+    volumes = {raw().key: "/dev/disk/by-id/a", gone: "/dev/disk/by-id/b"}
+    block = BlockPool.model_validate({"kind": "block", "volumes": volumes})
+
+    def opened(pool: str, volume: str) -> int:
+        if volume == gone:
+            raise OSError(0, "No such file")
+        return disk(pool, volume)
+
+    async with make_node(
+        pool_settings={"local": LocalPool(kind=PoolKind.LOCAL), "raw": block}, open_device=opened
+    ) as node:
+        assert (await node.disks.held_volumes("")).volumes == ()
+        Devices(disk).begin(raw(), 4 * MIB)
+        (half,) = (await node.disks.held_volumes("")).volumes
+        assert (half.folder, half.ref) == (raw().folder, None)
+        await node.disks.devices.fill(raw(), 4 * MIB, None, FAST, Job())
+        (whole,) = (await node.disks.held_volumes(raw().folder[:-1])).volumes
+        assert whole.ref is not None
+        assert (whole.ref.folder, whole.ref.pool, whole.ref.kind) == (raw().folder, "raw", "block")
+        assert (whole.ref.size_bytes, whole.ref.copied) == (4 * MIB, True)
+        assert (await node.disks.held_volumes(raw().folder)).volumes == ()
+        assert await node.disks.release_volume(raw())
+        assert (await node.disks.held_volumes("")).volumes == ()
 
 
 async def test_a_wipe_begins_at_the_first_byte_of_each_device_and_after_each_fill(

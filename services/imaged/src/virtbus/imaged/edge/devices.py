@@ -16,6 +16,7 @@ from virtbus.imaged.edge.device_io import CHUNK_BYTES, Device, extents_of
 from virtbus.imaged.edge.logical_volumes import LogicalVolumes
 from virtbus.imaged.edge.partial_download import disk_full, store_error
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import HeldVolume
 from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume_ref import VolumeRef
@@ -70,6 +71,27 @@ class Devices:
         with self.opened(ref) as device:
             mark = device.filled()
             return mark if mark is not None and mark.ref.folder == ref.folder else None
+
+    def held(self, pool: str, key: str) -> HeldVolume | None:
+        """Return the volume that has a device of a pool, by its marks; None for none.
+
+        Without complete content, and on a device that is assigned to another name, it has no
+        reference. It raises OSError.
+        """
+        device = Device(self._open_device(pool, key))
+        try:
+            claim, filled = device.claim(), device.filled()
+        finally:
+            device.close()
+        if claim is None:
+            return None
+        folder = claim.ref.folder
+        if filled is None or filled.ref.folder != folder or claim.ref.key != key:
+            return HeldVolume(folder=folder)
+        there = {"pool": pool, "kind": PoolKind.BLOCK, "size_bytes": filled.size_bytes}
+        return HeldVolume(
+            folder=folder, ref=filled.ref.model_copy(update={**there, "copied": True})
+        )
 
     def filled_bytes(self, ref: VolumeRef) -> int | None:
         """Return the size of the volume; None if the device lacks its complete content."""

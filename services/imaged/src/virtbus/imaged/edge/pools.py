@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 
-from virtbus.bus.runtime.pool_settings import LocalPool, LvmPool, PoolSettings
+from virtbus.bus.runtime.pool_settings import BlockPool, LocalPool, LvmPool, PoolSettings
 from virtbus.imaged.core.disk_requests import refuse_unfilled
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.devices import Devices, OpenDevice
@@ -58,6 +58,9 @@ class Pools:
         self._logical_volumes = LogicalVolumes(ask_logical)
         self.devices = Devices(open_device, self._logical_volumes)
         self._groups = [name for name, one in (settings or {}).items() if isinstance(one, LvmPool)]
+        self._block = {
+            name: one for name, one in (settings or {}).items() if isinstance(one, BlockPool)
+        }
         self._settings = {
             name: one
             for name, one in (settings or {LOCAL: LocalPool(kind=PoolKind.LOCAL)}).items()
@@ -154,9 +157,26 @@ class Pools:
             (one.volumes, one.more) for one in (of.page(after) for of in self._folders.values())
         ]
         pages += [self._logical_page(name, after) for name in self._groups]
+        pages += [(self._marked(name, one, after), False) for name, one in self._block.items()]
         found = sorted((one for page, _ in pages for one in page), key=lambda one: one.folder)
         more = len(found) > PAGE or any(more for _, more in pages)
         return HeldResources(volumes=tuple(found[:PAGE]), more=more)
+
+    def _marked(self, name: str, pool: BlockPool, after: str) -> tuple[HeldVolume, ...]:
+        """Return the volumes on devices of a pool; none of a device that cannot be opened."""
+        found = []
+        for key in pool.volumes:
+            if f"{key}/" <= after:  # a folder is the key, a point and the uid
+                continue
+            try:
+                held = self.devices.held(name, key)
+            except OSError as error:
+                extra = {"code": "device_unlisted"}
+                log.warning("the device of %s in pool %s: %s", key, name, error, extra=extra)
+                continue
+            if held is not None and held.folder > after:
+                found.append(held)
+        return tuple(found)
 
     def _logical_page(self, name: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
         """Return the volumes of a volume group; none if it is gone, as of a missing directory."""
