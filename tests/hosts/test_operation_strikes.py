@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -493,6 +493,49 @@ def test_an_export_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> N
     guest.restarted()
     strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
     nothing_left(strikes)
+
+
+def test_a_copy_completes_whatever_dies(platform: Fleet, tmp_path: Path) -> None:
+    strikes = Strikes(platform, "fill", SERVICES)
+    guest = FilesGuest(strikes, tmp_path, "copied")
+    guest.stop()
+    disk = strikes.path(f"disks/{guest.uid}/root.qcow2")
+    for number in range(POINTS + 1):
+        uid, name, begun_s = uuid7(), f"copy-{number}", time.monotonic()
+
+        def work(uid: str = uid, name: str = name) -> str:
+            spec = {"size": 0, "source": {"vm": guest.name, "disk": "root"}}
+            strikes.insist("volume.create", {"name": name, "uid": uid, "spec": spec})
+            until(partial(filled, strikes, name), "the copy ends", within_s=WITHIN_S)
+            return str(strikes.insist("volume.get", {"name": name})["state"])
+
+        if number:
+            _, state = strikes.during(work)
+        else:
+            state = work()
+            strikes.calibrate(time.monotonic() - begun_s)
+        assert state == "Bound"
+        strikes.nothing_staged()
+        (copy,) = strikes.path("disks/volumes").glob(f"default.{name}.*/disk.qcow2")
+        strikes.host.box.run("qemu-img", "compare", "-U", *map(inside(strikes), (disk, copy)))
+        strikes.check(str(copy.relative_to(strikes.path(""))))
+        strikes.insist("volume.delete", {"name": name})
+        gone = partial(strikes.gone, "volume.get", {"name": name})
+        until(gone, f"{name} is gone", within_s=WITHIN_S)
+        assert not copy.parent.exists()
+    guest.restarted()
+    strikes.cli("vm", "delete", guest.name, "--grace", "0", "--wait")
+    nothing_left(strikes)
+
+
+def filled(strikes: Strikes, volume: str) -> bool:
+    """Return True once the copy has ended, in any way."""
+    return bool(strikes.insist("volume.get", {"name": volume})["state"] != "Filling")
+
+
+def inside(strikes: Strikes) -> Callable[[Path], str]:
+    """Return a function that names a file as the host does."""
+    return lambda path: str(STATE / path.relative_to(strikes.path("")))
 
 
 def nothing_left(strikes: Strikes) -> None:
