@@ -63,13 +63,19 @@ def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_
 
 @pytest.mark.long
 def test_a_guest_boots_from_its_root_after_each_move(platform: Platform, tmp_path: Path) -> None:
+    """A VM that is off holds the volume."""
+
     def moved(pool: str) -> bool:
         view = json.loads(platform.cli("volume", "get", "raw", "-o", "json"))
         return bool(view["spec"].get("pool", "local") == pool and not view.get("message"))
 
     with volume_of_tiny(platform, tmp_path) as spec:
+        platform.create("web", "-f", str(spec), wait="ready")
         for pool in ("local", DEVICE_POOL):
+            platform.cli("vm", "stop", "web", "--grace", "0", "--wait")
             platform.cli("volume", "move", "raw", "--pool", pool)
             until(partial(moved, pool), f"the move to {pool}", within_s=120)
             assert any(platform.device.read_bytes()) == (pool == DEVICE_POOL)
-            boot(platform, spec)
+            platform.cli("vm", "start", "web")
+            platform.wait_ready("web")
+        platform.delete("web")

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.e2e.platform import Platform, until
 from tests.e2e.stage import STAGE
 from tests.e2e.test_hot_volumes import WATCH, sees, volume
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,11 @@ def platform(group: Lvm2) -> Iterator[Platform]:
         yield held
 
 
+def moved(platform: Platform, pool: str) -> bool:
+    view = volume(platform, "root")
+    return bool(view["spec"].get("pool", "local") == pool and not view.get("message"))
+
+
 def test_a_guest_boots_from_a_volume_group_and_uses_a_volume_that_grows(
     platform: Platform, group: Lvm2, tmp_path: Path
 ) -> None:
@@ -55,8 +61,16 @@ def test_a_guest_boots_from_a_volume_group_and_uses_a_volume_that_grows(
     platform.cli("volume", "delete", "data")
     platform.delete("hot")
     platform.create("hot", "-f", str(file), wait="ready")  # it finds its root again
+    for pool in ("local", "group"):
+        platform.cli("vm", "stop", "hot", "--grace", "0", "--wait")
+        platform.cli("volume", "move", "root", "--pool", pool)
+        until(partial(moved, platform, pool), f"the move to {pool}", within_s=120)
+        assert bool(group.tags()) == (pool == "group")
+        platform.cli("vm", "start", "hot")
+        platform.wait_ready("hot")
     platform.delete("hot")
-    assert (platform.pool("group")["kind"], platform.pool("group")["volumes"]) == ("lvm", 1)
+    until(lambda: platform.pool("group")["volumes"] == 1, "the next report of the pool")
+    assert platform.pool("group")["kind"] == "lvm"
     platform.cli("volume", "delete", "root")
     assert group.tags() == {}
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
