@@ -34,6 +34,9 @@ ROUND_S = 0.2
 REST = 10
 """A round rests for this multiple of its computing, so that it takes a tenth of a CPU. Its waits
 for the bus do not count: after an outage, groups would be late for ten times as long."""
+AT_ONCE, AT_ONCE_BYTES = 256, 1024 * 1024
+"""So many writes, or bytes of them, are sent together: a member of groups on many nodes costs as
+many round trips as one on a single node. More at once would delay the writes of others."""
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
@@ -87,6 +90,28 @@ def _age(group: NodeGroup | SecurityGroupRecord) -> tuple[str, int]:
     return group.uid, group.generation
 
 
+class _Writes:
+    """Values that are sent together: each with its key, and the revision that it replaces."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._due: list[tuple[str, bytes, int]] = []
+
+    def add(self, key: str, value: NodeGroup, revision: int) -> None:
+        body = encode(value)
+        self._due.append((key, body, revision))
+        self._size += len(body)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._due) >= AT_ONCE or self._size >= AT_ONCE_BYTES
+
+    def take(self) -> list[tuple[str, bytes, int]]:
+        """Return the values, and forget them."""
+        taken, self._due, self._size = self._due, [], 0
+        return taken
+
+
 class NodeGroups:
     """The leader task that keeps the groups of all nodes current."""
 
@@ -136,19 +161,21 @@ class NodeGroups:
         groups = [held.record for held in self._fleet.groups.listed(None)]
         for _ in self._timed(members.gathered(groups)):
             await asyncio.sleep(0)
+        due = _Writes()
         try:
             for key, value in self._timed(members.wanted()):
                 wanted.add(key)
                 there, revision = self._fleet.groups.on_nodes.get(key, (None, 0))
                 if there != value:
-                    tenure.check()
-                    complete &= await self._put(key, value, revision)
+                    due.add(key, value, revision)
+                if due.is_full:
+                    complete &= await self._put_all(due, tenure)
                 await asyncio.sleep(0)
             # Others may have written keys since the members were read: these stay.
             left = {key: held for key, held in before.items() if key not in wanted}
-            for key, value, revision in self._former(members, left):
-                tenure.check()
-                complete &= await self._put(key, value, revision)
+            for former in self._former(members, left):
+                due.add(*former)
+            complete &= await self._put_all(due, tenure)
             for key in self._over(left):
                 tenure.check()
                 complete &= await self._end(key, left[key][1])
@@ -188,12 +215,21 @@ class NodeGroups:
                     found.append((key, value, revision))
         return found
 
-    async def _put(self, key: str, value: NodeGroup, revision: int) -> bool:
+    async def _put_all(self, due: _Writes, tenure: LeaderTerm) -> bool:
+        """Send all writes together; return False if one has to be written again."""
+        tenure.check()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._put(*one)) for one in due.take()]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return all(task.result() for task in tasks)
+
+    async def _put(self, key: str, body: bytes, revision: int) -> bool:
         try:
             if revision == 0:
                 entry = await self._bus.get(key)
                 revision = entry.revision if entry is not None else 0
-            body = encode(value)
             self._fleet.groups.put(key, body, await self._bus.put(key, body, expect=revision))
         except ConflictError:
             return False  # another controller was first; the watch delivers its write
