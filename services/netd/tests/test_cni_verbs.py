@@ -109,6 +109,7 @@ async def test_the_result_is_stored_as_libcni_stores_it(node: Node) -> None:
         without_bridge()
 
 
+ARGUMENTS = {"IgnoreUnknown": "1", "MAC": "02:11:50:16:b9:33"}
 RUNTIME: dict[str, Any] = {
     "mac": "02:11:50:16:b9:33",
     "ips": ["10.88.0.77/24"],
@@ -131,14 +132,15 @@ def test_the_stored_bytes_are_those_of_libcni(tmp_path: Path, file: str, result:
     told = {"cniVersion": state.conflist["cniVersion"]}
     told |= json.loads((recorded / f"{result}.result").read_text())
     place = CniPlace(name, A, "eth0")
-    stored = cached_result(place, f"/run/netns/vb-{A}", state.source, RUNTIME, told)
+    given = ARGUMENTS, RUNTIME
+    stored = cached_result(place, f"/run/netns/vb-{A}", state.source, given, told)
     assert stored == (recorded / f"{name}.cached").read_bytes()
 
 
 def test_a_result_with_garbage_is_stored_too() -> None:
     place = CniPlace("lan", A, "eth0")
     for told in ({"cniVersion": 5, "ips": 7}, {"cniVersion": "1.0.0", "ips": 7, "dns": "x"}):
-        stored = json.loads(cached_result(place, "/run/netns/x", "{}", RUNTIME, told))
+        stored = json.loads(cached_result(place, "/run/netns/x", "{}", (ARGUMENTS, RUNTIME), told))
         assert stored["result"]["cniVersion"] == told["cniVersion"]
 
 

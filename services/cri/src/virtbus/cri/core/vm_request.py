@@ -37,6 +37,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.network import NetworkState
+from virtbus.schemas.pod import POD_NAME, POD_NAMESPACE, POD_UID
 from virtbus.schemas.publish import EVERY_ADDRESS, EVERY_ADDRESS6, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
 from virtbus.schemas.vm import (
@@ -56,8 +57,7 @@ from virtbus.schemas.vm import (
 from virtbus.schemas.volume_ref import HostDevice
 from virtbus.schemas.wire import invalid, problems
 
-POD_NAME, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
-POD_UID, CONTAINER_NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+CONTAINER_NAME = "io.kubernetes.container.name"
 ATTEMPT = "virtbus.io/cri-attempt"
 """Labels of a pod's VM. `virtbus vm list -l io.kubernetes.pod.name=NAME` finds it."""
 

@@ -100,6 +100,8 @@ class Nic(LenientModel):
     cni: CniState | None = None
     plugins_digest: str = ""
     """The plugins that its conflist must have; empty: any."""
+    plugin_args: dict[str, str] = Field(default_factory=dict)
+    """Further words of CNI_ARGS: the pod that the VM is."""
     asks_segment: bool = False
     """The conflist has the plugin `dhcp`. It is not run: the guest asks the server itself."""
     on_macvlan: bool = False

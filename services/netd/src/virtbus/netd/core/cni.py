@@ -244,8 +244,13 @@ def environment(
         "CNI_CONTAINERID": uid,
         "CNI_NETNS": netns_path,
         "CNI_IFNAME": nic.eth,
-        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
+        "CNI_ARGS": ";".join(f"{name}={value}" for name, value in arguments(nic).items()),
     }
+
+
+def arguments(nic: Nic) -> dict[str, str]:
+    """Return the words of CNI_ARGS for an interface, in their order."""
+    return {"IgnoreUnknown": "1", **nic.plugin_args, "MAC": nic.mac}
 
 
 def bare_environment(command: str, plugin_path: str) -> dict[str, str]:

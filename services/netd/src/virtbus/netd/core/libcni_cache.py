@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtbus.netd.core.cni_verbs import SUPPORTED, CniPlace, objects, version_numbers
@@ -27,12 +27,18 @@ def cache_name(place: CniPlace) -> str:
 
 
 def cached_result(
-    place: CniPlace, netns: str, source: str, runtime: dict[str, Any], result: dict[str, Any]
+    place: CniPlace,
+    netns: str,
+    source: str,
+    given: tuple[Mapping[str, str], dict[str, Any]],
+    result: dict[str, Any],
 ) -> bytes:
     """Return the file of an attachment.
 
-    `source` is the text of its conflist, and `runtime` has the values of the capabilities.
+    `source` is the text of its conflist, and `given` has the words of CNI_ARGS and the values of
+    the capabilities.
     """
+    arguments, runtime = given
     info = {
         "kind": _CACHE_KIND,
         "containerId": place.container,
@@ -40,7 +46,7 @@ def cached_result(
         "ifName": place.interface,
         "networkName": place.network,
         "netns": netns,
-        "cniArgs": [["IgnoreUnknown", "1"], ["MAC", runtime["mac"]]],
+        "cniArgs": list(arguments.items()),
         "capabilityArgs": _sorted(runtime),
         "result": _sorted(_typed(result)),
     }

@@ -3,6 +3,7 @@
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.passt import KINDS as WITH_PASST
+from virtbus.netd.core.pod_args import pod_args
 from virtbus.schemas.cni_config import plugins_differ
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.guest_network import GUEST_NETWORK, GUEST_NETWORK6
@@ -69,6 +70,7 @@ def plan_of(record: VmRecord) -> Attachment:
                 publish=interface.publish,
                 binding=interface.binding if interface.binding in _BINDINGS else None,
                 plugins_digest=named.plugins_digest or "",
+                plugin_args=pod_args(record) if kind is NicKind.CNI else {},
                 ports=interface.ports,
                 guest_network=interface.vm_network_cidr or GUEST_NETWORK,
                 guest_network6=interface.vm_ipv6_network_cidr or GUEST_NETWORK6,

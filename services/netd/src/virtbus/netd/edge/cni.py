@@ -131,10 +131,10 @@ class Cni:
             result = await self._add(uid, nic, conflist, netns)
         finally:
             self._adding.discard(place)
-        runtime = cni.runtime_values(conflist, nic)
+        words = cni.arguments(nic), cni.runtime_values(conflist, nic)
         source = state.source or json.dumps(conflist)
         told = {"cniVersion": conflist["cniVersion"], **(result or {})}
-        content = cached_result(place, str(netns), source, runtime, told)
+        content = cached_result(place, str(netns), source, words, told)
         self.cache.write(place, content)
         return CniState(conflist=conflist, result=result)
 
