@@ -10,6 +10,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import network_changes, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_creates import refuse_other
+from virtbus.controller.core.network_hosts import refuse_impossible
 from virtbus.controller.core.networks import users_by_network, users_of
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
@@ -78,7 +79,7 @@ class NetworkApi:
             vni = network_changes.choose_vni(record.uid, self._fleet.networks)
             record = record.model_copy(update={"vni": vni})
         if self._fleet.networks.get(want.namespace, want.name) is None:
-            network_changes.refuse_impossible(want.spec, self._nodes())
+            refuse_impossible(want.spec, self._nodes())
             network_changes.refuse_overlap(record, self._fleet.networks, self._nodes())
             self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
