@@ -86,7 +86,8 @@ def test_a_guest_on_each_kind_of_network_has_its_addresses_and_its_crafted_frame
 
         def reported() -> bool:
             shown = patient.cli("node", "get", "e2e", "-o", "json")
-            return all(f'"{link}"' in shown for link in LINKS) and "192.0.2.99" in shown
+            mtus = json.loads(shown)["node"].get("link_mtus")
+            return mtus == dict.fromkeys(LINKS, 1500) and "192.0.2.99" in shown
 
         until(reported, "the node reports its links and addresses")
         for name, spec in KINDS.items():

@@ -183,6 +183,10 @@ async def test_overlays_have_numbers_of_their_own_and_an_mtu_that_all_hosts_carr
     first = await network(made, mtu=1350)
     second = await network(made, "red", 901, subnet="10.211.0.0/16")
     assert 0 < first.vni != second.vni > 0
+    larger = await refused(made.ask("update", "network", name="mesh", mtu=1351))
+    assert (larger.reason, larger.body.details[0].path) == ("network_impossible", "spec.mtu")
+    await made.hear(node("n2", tunnel=end(2, mtu=1300)))
+    await made.ask("update", "network", name="mesh", protected=True)  # its MTU is as before
 
 
 @played(nodes=1)

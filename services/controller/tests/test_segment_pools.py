@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_address_pools import MAC, NIC, agents, claimed, given, static
-from services.controller.tests.test_network_api import make, of, paths, vm
+from services.controller.tests.test_network_api import BLUE, make, of, paths, vm
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
 
@@ -42,6 +42,27 @@ async def test_bad_fields_of_segments_are_refused_with_their_paths(made: World) 
     assert paths(await refused(make(made, spec=of_nat | {"gateway6": "fe80::1"}))) == [
         "spec.gateway6"
     ]
+
+
+@pytest.mark.parametrize(("link", "kind"), LINKS.items())
+def test_an_mtu_that_the_link_of_a_host_does_not_carry_is_refused(link: str, kind: str) -> None:
+    async def body() -> None:
+        async with world() as made:
+            await made.hear(node("n1", links=LINKS, link_mtus={link: 9000}))
+            await made.hear(node("n2", links=LINKS, link_mtus={link: 1400}))
+            await made.hear(node("n3", links=LINKS))  # a netd that does not tell MTUs
+            await settle()
+            spec = {"kind": kind, "link": link}
+            error = await refused(make(made, spec=spec | {"mtu": 1401}))
+            assert (error.code, error.reason) == (422, "network_impossible")
+            assert (paths(error), await made.client.get(BLUE)) == (["spec.mtu"], None)
+            assert f"{link} of n2 carries 1400 bytes; choose 1400 or less" in str(error)
+            await make(made, spec=spec | {"mtu": 1400})
+            error = await refused(of(made, "update", mtu=1401))
+            assert (error.reason, paths(error)) == ("network_impossible", ["spec.mtu"])
+            assert (await of(made, "update", mtu=1300)).spec.mtu == 1300
+
+    run(body)
 
 
 @played()

@@ -120,7 +120,8 @@ async def test_the_interface_stays_as_it_was_and_a_missing_one_is_refused(
     assert run("ip -o link show lan0") == shown
     with pytest.raises(VirtbusError, match="no link gone for networks of the kind macvtap"):
         await nodes.attach(B, **target("macvtap", link="gone"))
-    assert nodes.doors.attachers.segments.offered() == {"lan0": "macvtap"}
+    (link,) = nodes.doors.attachers.segments.offered()
+    assert (link.name, link.carries, link.mtu) == ("lan0", "macvtap", 1500)
 
 
 async def test_a_link_that_was_lost_in_the_namespace_is_made_again(

@@ -64,6 +64,8 @@ class NodeRecord(LenientModel):
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
     """Links of the host that networks may name, each with the kind of network that it carries."""
+    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=lambda mtus: not mtus)
+    """Their MTUs."""
     tunnel: TunnelEnd | None = None
     """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
     bindings: tuple[str, ...] = ()

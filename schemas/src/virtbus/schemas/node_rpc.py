@@ -240,6 +240,7 @@ class ServiceReport(LenientModel):
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
+    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=lambda mtus: not mtus)
     tunnel: TunnelEnd | None = None
     bindings: tuple[str, ...] = ()
     """Bindings of interfaces whose programs the host has."""

@@ -27,6 +27,7 @@ from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.edge.segments import SegmentLink
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.host_networks import HostNetworks
 from virtbus.netd.name_questions import NameQuestions
@@ -279,13 +280,14 @@ class Netd:
             ),
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
-            links=links,
+            links={link.name: str(link.carries) for link in links},
+            link_mtus={link.name: link.mtu for link in links},
             tunnel=tunnel,
             bindings=self._ports.attachers.passt.bindings,
             addresses=addresses,
         )
 
-    def _offered(self) -> tuple[dict[str, str], TunnelEnd | None, tuple[str, ...]]:
+    def _offered(self) -> tuple[list[SegmentLink], TunnelEnd | None, tuple[str, ...]]:
         """Return the host's links, the end of its tunnels, and its addresses. Blocks."""
         attachers = self._ports.attachers
         return attachers.segments.offered(), attachers.tunnels.end(), attachers.bridges.addresses()

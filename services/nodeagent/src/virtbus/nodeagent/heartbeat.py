@@ -175,6 +175,11 @@ class Heartbeat:
                 for report in self._reports.values()
                 for name, kind in report.links.items()
             },
+            link_mtus={
+                name: mtu
+                for report in self._reports.values()
+                for name, mtu in report.link_mtus.items()
+            },
             tunnel=next((one.tunnel for one in self._reports.values() if one.tunnel), None),
             bindings=tuple(
                 binding for report in self._reports.values() for binding in report.bindings
@@ -201,4 +206,5 @@ class Heartbeat:
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
     own = report.networks, report.cni_plugins, report.links, report.tunnel, report.addresses
-    return report.state.state, own, report.bindings, report.quarantined_bytes
+    more = report.bindings, report.link_mtus, report.quarantined_bytes
+    return report.state.state, own, more

@@ -1,6 +1,6 @@
 """Refuses networks that no node of the fleet could have (ADR 0055)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -28,29 +28,47 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
     if spec.conflist and not any(spec.conflist in node.networks for node in nodes.values()):
         hint = "add the conflist to cni_conf_dir of a node first"
         found.append(Detail(path="spec.conflist", message="no node has it", hint=hint))
-    if spec.kind is NetworkKind.OVERLAY:
-        found += _untunnelled(spec, nodes.values())
+    if spec.kind is NetworkKind.OVERLAY and not any(node.tunnel for node in nodes.values()):
+        hint = "set overlay_address of a node's netd, or wait until one has reported"
+        message = "no node has an address for tunnels"
+        found.append(Detail(path="spec.kind", message=message, hint=hint))
     if spec.link and not any(node.links.get(spec.link) == spec.kind for node in nodes.values()):
         hint = "add it to the setting links_allowed of a node's netd; it must exist there"
         message = f"no node has and allows a {spec.kind} {spec.link}"
         found.append(Detail(path="spec.link", message=message, hint=hint))
     if spec.config:
         found += _forbidden(spec.config, nodes.values())
+    found += _too_large(spec, nodes.values())
+    _refuse(found)
+
+
+def refuse_mtu(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
+    """Raise 422 if the hosts' own network does not carry the MTU of a network."""
+    _refuse(list(_too_large(spec, nodes.values())))
+
+
+def _refuse(found: Sequence[Detail]) -> None:
     if found:
         message = f"{found[0].path}: {found[0].message}; {found[0].hint}"
         raise VirtbusError(Code.UNSUPPORTED, "network_impossible", message, details=tuple(found))
 
 
-def _untunnelled(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
-    """Yield the reasons why the hosts of the fleet cannot carry an overlay."""
-    mtus = [node.tunnel.mtu - ENCAPSULATION_BYTES for node in nodes if node.tunnel is not None]
-    if not mtus:
-        hint = "set overlay_address of a node's netd, or wait until one has reported"
-        yield Detail(path="spec.kind", message="no node has an address for tunnels", hint=hint)
-    elif spec.mtu and spec.mtu > min(mtus):
-        hint = f"choose {min(mtus)} or less, or leave it out"
-        message = f"a host's tunnels carry {min(mtus)} bytes at most"
-        yield Detail(path="spec.mtu", message=message, hint=hint)
+def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
+    """Yield the reason why a host of the network cannot carry its MTU; hosts may have others."""
+    carried = [(mtu, node.node) for node in nodes if (mtu := _carried(spec, node)) is not None]
+    if spec.mtu and carried and spec.mtu > min(carried)[0]:
+        mtu, node = min(carried)
+        what = spec.link or "the tunnel"
+        hint = f"choose {mtu} or less, or leave it out"
+        yield Detail(path="spec.mtu", message=f"{what} of {node} carries {mtu} bytes", hint=hint)
+
+
+def _carried(spec: NetworkSpec, node: NodeRecord) -> int | None:
+    """Return the MTU that a node's own network leaves to guests; None if the node tells none."""
+    if spec.kind is NetworkKind.OVERLAY:
+        return None if node.tunnel is None else node.tunnel.mtu - ENCAPSULATION_BYTES
+    has_link = spec.link is not None and node.links.get(spec.link) == spec.kind
+    return node.link_mtus.get(spec.link or "") if has_link else None
 
 
 def _forbidden(config: str, nodes: Iterable[NodeRecord]) -> list[Detail]:

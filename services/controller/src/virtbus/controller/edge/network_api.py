@@ -10,7 +10,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import network_changes, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_creates import refuse_other
-from virtbus.controller.core.network_hosts import refuse_impossible
+from virtbus.controller.core.network_hosts import refuse_impossible, refuse_mtu
 from virtbus.controller.core.networks import users_by_network, users_of
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
@@ -125,7 +125,10 @@ class NetworkApi:
         network_changes.refuse_client(want.namespace, None, request.account, ())
 
         def change(record: NetworkRecord) -> NetworkRecord:
-            return network_changes.updated(record, want)
+            after = network_changes.updated(record, want)
+            if after.spec.mtu != record.spec.mtu:
+                refuse_mtu(after.spec, self._nodes())
+            return after
 
         return self._show(await self._change(want, change, EventKind.NETWORK_UPDATED, request))
 

@@ -35,11 +35,11 @@ class Segments:
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._allowed = tuple(dict.fromkeys(allowed))
 
-    def offered(self) -> dict[str, str]:
-        """Return the links that exist, each with the kind of network that it carries. Blocks."""
+    def offered(self) -> list[SegmentLink]:
+        """Return the links that exist. Blocks."""
         with Netlink() as host:
             found = [_find(host, name) for name in self._allowed]
-        return {link.name: str(link.carries) for link in found if link is not None}
+        return [link for link in found if link is not None]
 
     def of(self, host: Netlink, nic: Nic) -> SegmentLink:
         """Return the link of an interface's network.
