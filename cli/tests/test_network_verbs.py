@@ -98,6 +98,10 @@ async def test_update_sends_only_what_was_given(script: Script, cli: Cli) -> Non
     assert (await cli("network", "update", "blue", "--mtu", "1400", "--no-protected")).code == 0
     asked = {"name": "blue", "namespace": "default", "mtu": 1400, "protected": False}
     assert script.data("network.update") == [asked]
+    assert (await cli("network", "update", "blue", "--no-dns")).code == 0
+    assert script.data("network.update")[1]["dns"] == []
+    both = await cli("network", "update", "blue", "--no-dns", "--dns", "192.0.2.53")
+    assert (both.code, "exclude each other" in both.err) == (2, True)
     nothing = await cli("network", "update", "blue")
     assert (nothing.code, "nothing to change" in nothing.err) == (2, True)
 

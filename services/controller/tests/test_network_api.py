@@ -179,6 +179,13 @@ async def test_only_admins_take_subnets_of_hosts_and_make_networks_of_all(made: 
 
 
 @played()
+async def test_the_name_servers_of_a_network_can_be_removed(made: World) -> None:
+    await make(made, spec=SPEC | {"dns": ["192.0.2.53"]})
+    assert (await of(made, "update", protected=True)).spec.dns == ("192.0.2.53",)
+    assert (await of(made, "update", dns=[])).spec.dns == ()
+
+
+@played()
 async def test_a_full_quota_refuses_further_networks(made: World) -> None:
     made.controllers["c1"]._networks._limits = NetworkLimits(Quota(1, 2))
     await make(made)

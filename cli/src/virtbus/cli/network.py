@@ -251,12 +251,14 @@ def get(invocation: Invocation, *, name: str, namespace: str, all_namespaces: bo
     epilog=examples(
         """
         virtbus network update blue --mtu 1400
+        virtbus network update blue --no-dns
         virtbus network update blue --no-protected
         """
     )
 )
 @_name
 @click.option("--dns", multiple=True, metavar="IP", help="Replaces all name servers; repeatable.")
+@click.option("--no-dns", is_flag=True, help="Remove all name servers.")
 @click.option("--mtu", type=int, metavar="BYTES")
 @click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
 @click.option(
@@ -269,14 +271,16 @@ def update(
 ) -> None:
     """Change the network NAME. DNS and MTU concern VMs that are created later."""
     given = {
-        "dns": list(flags["dns"]) or None,
+        "dns": [] if flags["no_dns"] else list(flags["dns"]) or None,
         "mtu": flags["mtu"],
         "protected": flags["protected"],
         "labels": request.labels(flags["label_texts"]) or None,
     }
     changes = {key: value for key, value in given.items() if value is not None}
+    if flags["dns"] and flags["no_dns"]:
+        raise usage("--dns and --no-dns exclude each other", "give one of them")
     if not changes:
-        raise usage("nothing to change", "give --dns, --mtu, --protected or --label")
+        raise usage("nothing to change", "give --dns, --no-dns, --mtu, --protected or --label")
     asked = _asked(name, namespace, everywhere=all_namespaces)
     invocation.call_and_show("network", "update", asked | changes, table)
 
