@@ -1,6 +1,7 @@
 """Networks of the kind `bridge`: guests on the segment of an existing bridge, with real frames."""
 
 import subprocess
+import time
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
@@ -78,6 +79,30 @@ async def test_crafted_frames_are_dropped_and_counted_by_rule(lan_node: Node, la
         assert result.pop("passed") == []
         (nic,) = lan_node.counters(A).interfaces
         assert nic.refused == {rule: len(names) for rule, names in result.items()}
+
+
+FLOOD = 2000
+
+
+async def test_a_flood_of_dhcp_requests_is_limited_and_counted(
+    lan_node: Node, lan: Segment
+) -> None:
+    for uid in (A, B):
+        await lan_node.attach(uid, **lan_network())
+    async with lan_node.guest(A) as one, lan_node.guest(B) as other:
+        await lease(lan_node, other, lan, IPv4Interface("192.0.2.11/24"))
+        await other.ping(SERVER)
+        began_s = time.monotonic()
+        for _ in range(FLOOD):
+            one.send(wanted(one, FIRST))
+        await other.ping(SERVER)
+        other.send(other.udp(BROADCAST, SERVER, (1000, 1000), b"the-end"))
+        asked = (await lan.marks(b"the-end")).count("\x63\x82\x53\x63")
+        assert asked <= 20 + 20 * (time.monotonic() - began_s) + 1
+        refused = [lan_node.counters(uid).interfaces[0].refused for uid in (A, B)]
+        assert refused == [{"dhcp_flood": FLOOD - asked}, {}]
+        await lease(lan_node, one, lan)
+        await one.ping(SERVER)
 
 
 async def test_a_guest_gives_itself_no_lease(lan_node: Node, lan: Segment) -> None:

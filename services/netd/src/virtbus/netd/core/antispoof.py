@@ -35,6 +35,8 @@ _DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
 _BROADCAST = IPv4Address("255.255.255.255")
 _DNS_TCP_HZ = 200
 """Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
+_DHCP_HZ = 20
+"""DHCP requests a second of one guest to servers of a segment, as many as netd answers itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +186,19 @@ def _segment(tap: Tap, reach: ReachRules) -> Rules:
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
     asks = (
-        *nft.ip_destination(_BROADCAST),
         *udp,
         *nft.source_port(_DHCP_CLIENT_PORT),
         *nft.destination_port(_DHCP_SERVER_PORT),
     )
+    broadcast = (*nft.ip_destination(_BROADCAST), *asks)
     own = tap.addresses[:1]
     foreign = nft.ip_source_is_not(own[0]) if own else ()
     return [
-        *(("", (*ip, *nft.ip_source(address), *asks, accept)) for address in (*own, _UNSPECIFIED)),
+        ("dhcp_flood", (*ip, *asks, nft.exceeds(_DHCP_HZ, _DHCP_HZ), *refuse)),
+        *(
+            ("", (*ip, *nft.ip_source(address), *broadcast, accept))
+            for address in (*own, _UNSPECIFIED)
+        ),
         ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
         ("address", (*ip, *foreign, *refuse)),
         *(("", (*ip, *match, accept)) for match in _opened(reach)),
