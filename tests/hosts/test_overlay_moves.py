@@ -294,9 +294,11 @@ def test_a_port_answers_at_the_old_host_before_a_move_and_at_the_new_one_after(m
     bring(mesh, "n1")
     before = mesh.address
     is_only_at(mesh, n1, n2)
+    mesh.web.run(f"ping6 -c 1 -W 3 {OUTSIDE6}")
     bring(mesh, "n2")
     assert mesh.address == before
     is_only_at(mesh, n2, n1)
+    mesh.web.run(f"ping6 -c 1 -W 3 {OUTSIDE6}")
 
 
 def test_a_host_that_returns_from_a_partition_has_nothing_of_a_moved_guest(mesh: Mesh) -> None:
