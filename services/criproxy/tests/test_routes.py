@@ -170,7 +170,7 @@ async def test_an_image_is_removed_only_where_it_is(node: Node) -> None:
 
 
 async def test_a_call_that_the_proxy_does_not_know_is_unimplemented(node: Node) -> None:
-    method: Any = node.channel.unary_unary("/runtime.v1.RuntimeService/StreamPodSandboxes")
+    method: Any = node.channel.unary_unary("/runtime.v1.RuntimeService/NobodyKnowsThis")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await method(b"")
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -331,6 +331,11 @@ class Node:
         told: bytes = await method(body, timeout=timeout_s)
         return told
 
+    async def parts(self, name: str) -> list[bytes]:
+        """Return the messages of a list in parts."""
+        method: Any = self.channel.unary_stream(calls.PATHS[name])
+        return [one async for one in method(b"", timeout=20)]
+
     async def refused(self, name: str, **fields: Any) -> tuple[grpc.StatusCode, str]:
         """Return the status and text of a call that fails."""
         try:

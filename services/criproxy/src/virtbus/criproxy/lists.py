@@ -1,8 +1,10 @@
 """Merges the lists of both runtimes. A runtime that is away answers with its last list."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from virtbus.criproxy.core import calls
 from virtbus.criproxy.core.entries import Entry, Wanted, answer, selected
 from virtbus.criproxy.core.routing import CONTAINERS
 from virtbus.criproxy.edge import messages
@@ -31,7 +33,20 @@ class Lists:
         self._memory = memory
 
     async def listed(self, call: Call) -> bytes:
-        """Return the list of both runtimes.
+        """Return the list of both runtimes; raises the errors of `_parts`."""
+        return b"".join(await self._parts(call))
+
+    async def streamed(self, call: Call) -> AsyncIterator[bytes]:
+        """Yield the list of each runtime; raises the errors of `_parts`.
+
+        The runtimes are asked for their lists, which older ones have, too.
+        """
+        for part in await self._parts(call._replace(name=calls.STREAMS[call.name])):
+            if part:
+                yield part
+
+    async def _parts(self, call: Call) -> list[bytes]:
+        """Return the lists of both runtimes.
 
         Raises:
             VirtbusError: 400 the request is unreadable; 503 `list_unknown`.
@@ -46,7 +61,7 @@ class Lists:
                     self._memory.of_list(told.runtime, call.name, told.answer, told.begun)
             else:
                 parts.append(_without(told, call.name, wanted))
-        return b"".join(parts)
+        return parts
 
     async def filesystems(self, call: Call) -> bytes:
         """Return the file systems of both runtimes; the first is that of containers."""

@@ -46,10 +46,13 @@ class CriProxy:
         self._folder.open()
         try:
             async with self._runtimes() as runtimes:
-                streams = {calls.PATHS[calls.EVENTS]: EventStreams(runtimes).stream}
+                lists = Lists(runtimes, self.memory)
                 handlers = {
-                    calls.PATHS[name]: handler for name, handler in self._handlers(runtimes).items()
+                    calls.PATHS[name]: handler
+                    for name, handler in self._handlers(runtimes, lists).items()
                 }
+                streams = {calls.PATHS[name]: lists.streamed for name in calls.STREAMS}
+                streams[calls.PATHS[calls.EVENTS]] = EventStreams(runtimes).stream
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self.memory.run())
                     group.create_task(self._folder.sync())
@@ -80,10 +83,9 @@ class CriProxy:
             await containers.aclose()
             await vms.aclose()
 
-    def _handlers(self, runtimes: Runtimes) -> dict[str, Handler]:
+    def _handlers(self, runtimes: Runtimes, lists: Lists) -> dict[str, Handler]:
         vm_handlers = self._settings.vm_handlers
         owners = Owners(runtimes)
-        lists = Lists(runtimes, self.memory)
         node = NodeCalls(runtimes, self.memory, self._settings.away_grace_s)
         pods = PodCalls(runtimes, owners, self.memory, vm_handlers, self._sources)
         images = ImageCalls(runtimes, owners, vm_handlers)

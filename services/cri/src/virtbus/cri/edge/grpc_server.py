@@ -47,6 +47,17 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
     Code.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+LISTS_AS_STREAMS: Mapping[str, str] = {
+    "StreamPodSandboxes": "ListPodSandbox",
+    "StreamContainers": "ListContainers",
+    "StreamContainerStats": "ListContainerStats",
+    "StreamPodSandboxStats": "ListPodSandboxStats",
+    "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
+    "StreamImages": "ListImages",
+}
+"""Calls of Kubernetes 1.36, which answer a list in parts. The stubs do not have them, but both
+messages of each are on the wire those of its list (ADR 0058)."""
+PART_ENTRIES = 100
 
 STAGES: Mapping[str, Stage] = {
     "RunPodSandbox": "pod",
@@ -113,6 +124,9 @@ async def serving(path: Path, offers: Mapping[str, Offer]) -> AsyncIterator[None
 def _service(name: str, offer: Offer) -> grpc.GenericRpcHandler:
     described = api_pb2.DESCRIPTOR.services_by_name[name]
     methods = {method.name: _method(method, offer) for method in described.methods}
+    for stream, listed in LISTS_AS_STREAMS.items():
+        if listed in offer.handlers:
+            methods[stream] = _in_parts(stream, described.methods_by_name[listed], offer)
     return grpc.method_handlers_generic_handler(described.full_name, methods)
 
 
@@ -149,6 +163,22 @@ def _streaming(method: MethodDescriptor, offer: Offer, why: str) -> RpcHandler:
                 await context.write(answered(**one))
         except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
             await context.abort(*_status(method.name, error))
+
+    return grpc.unary_stream_rpc_method_handler(stream, None, answered.SerializeToString)
+
+
+def _in_parts(name: str, method: MethodDescriptor, offer: Offer) -> RpcHandler:
+    """Return the handler that streams the answer of a list, which has one field."""
+    asked, answered = _types(method)
+    handler = offer.handlers[method.name]
+
+    async def stream(request: bytes, context: Context) -> None:
+        try:
+            ((field, entries),) = (await handler(_call(asked, request, context))).items()
+            for at in range(0, len(entries), PART_ENTRIES):
+                await context.write(answered(**{field: entries[at : at + PART_ENTRIES]}))
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await context.abort(*_status(name, error))
 
     return grpc.unary_stream_rpc_method_handler(stream, None, answered.SerializeToString)
 

@@ -61,6 +61,15 @@ LISTS: dict[str, str] = {
     "ListImages": IMAGES,
 }
 """Lists, which are those of both runtimes together, and their services."""
+STREAMS: dict[str, str] = {
+    "StreamPodSandboxes": "ListPodSandbox",
+    "StreamContainers": "ListContainers",
+    "StreamContainerStats": "ListContainerStats",
+    "StreamPodSandboxStats": "ListPodSandboxStats",
+    "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
+    "StreamImages": "ListImages",
+}
+"""Lists in parts. On the wire both messages of such a call are those of its list (ADR 0058)."""
 MEASURED = frozenset({"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"})
 """Lists with a time in each element, so no two of them are equal."""
 
@@ -78,6 +87,7 @@ PATHS = {
         (RUNTIME, (*BY_ID, *FIRST, RUN, STATUS_OF_ALL, UPDATE_ALL, EVENTS)),
         (IMAGES, (IMAGE_STATUS, PULL, REMOVE_IMAGE, FILESYSTEMS)),
         *((service, (name,)) for name, service in LISTS.items()),
+        *((LISTS[of], (name,)) for name, of in STREAMS.items()),
     )
     for name in names
 }
