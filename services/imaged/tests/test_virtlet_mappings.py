@@ -49,6 +49,30 @@ def test_a_configuration_has_its_prefix_names_expressions_and_transports() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("regexp", "name", "url"),
+    [
+        (r"linux/(\d+\.\d+)", "acme/linux/2.11-x", "https://h/2.11"),
+        (r"(a|ab)(c|bcd)?", "xabcd", "https://h/a"),
+        ("^linux(.*)$", "linux1", "https://h/1"),
+        ("^linux(.*)$", "alinux1", None),
+        ("(?i)LINUX(.)", "alinux1z", "https://h/1"),
+    ],
+)
+def test_an_expression_matches_a_part_of_a_name_as_in_virtlet(
+    regexp: str, name: str, url: str | None
+) -> None:
+    """The URL is only the template: the rest of the name has no part in it."""
+    found = read_mappings(f"translations: [{{regexp: '{regexp}', url: 'https://h/$1'}}]", "a.yaml")
+    assert not found.problems
+    if url is not None:
+        assert url_of(name, found) == url
+        return
+    with pytest.raises(VirtbusError) as caught:
+        url_of(name, found)
+    assert caught.value.reason == "image_unknown"
+
+
 def test_a_mapping_precedes_files_in_any_order_and_a_file_precedes_no_other() -> None:
     crd = read_mappings(mapping("https://crd.example/a"), "a.yaml")
     config = "translations: [{name: one, url: 'https://file.example/a'}]"

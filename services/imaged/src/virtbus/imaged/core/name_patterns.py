@@ -1,12 +1,13 @@
 r"""Regular expressions of image names, by RE2: their time is linear in the name, for any pattern.
 
-The only importer of re2. A pattern matches a whole name. A template is a URL with the groups of a
-pattern: `$1`, `${1}`, `${name}`, and `$$` for a dollar; `\1` and `\g<name>` as in files of 0.1.
+The only importer of re2. A pattern matches a whole name, one of Virtlet's also a part of it. A
+template is a URL with the groups of a pattern: `$1`, `${1}`, `${name}`, and `$$` for a dollar; `\1`
+and `\g<name>` as in files of 0.1.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import re2
 
@@ -26,6 +27,8 @@ class NamePattern:
     text: str
     template: str
     _regexp: "re2._Regexp" = field(repr=False, compare=False)
+    in_part: bool = False
+    """It matches a name that contains it."""
 
     @classmethod
     def of(cls, text: str, template: str) -> "NamePattern":
@@ -42,9 +45,13 @@ class NamePattern:
             raise ValueError(msg)
         return cls(text, template, regexp)
 
+    def of_parts(self) -> "NamePattern":
+        """Return the pattern of all names that contain it."""
+        return replace(self, in_part=True)
+
     def url(self, name: str) -> str | None:
-        """Return the URL for `name`; None if the pattern does not match it as a whole."""
-        match = self._regexp.fullmatch(name)
+        """Return the URL for `name`; None if the pattern does not match it."""
+        match = self._regexp.search(name) if self.in_part else self._regexp.fullmatch(name)
         if match is None:
             return None
         return _filled(self.template, lambda group: match[_key(group)] or "")

@@ -14,6 +14,7 @@ from virtbus.imaged.core.name_rules import (
     DEFAULT_TRANSPORT,
     MAX_RULES,
     Layer,
+    NameRule,
     RuleFile,
     rules_from,
 )
@@ -44,10 +45,16 @@ def read_mappings(text: str, origin: str) -> RuleFile:
     whole = RuleFile()
     for where, config, layer in _configs(value, origin, whole):
         found = _read(config, where)
-        whole.rules += [replace(rule, layer=layer) for rule in found.rules]
+        whole.rules += [_as_in_virtlet(rule, layer) for rule in found.rules]
         whole.problems += found.problems
         whole.transports |= found.transports
     return whole
+
+
+def _as_in_virtlet(rule: NameRule, layer: Layer) -> NameRule:
+    """Return a rule whose expression matches a part of a name."""
+    pattern = rule.pattern.of_parts() if rule.pattern is not None else None
+    return replace(rule, layer=layer, pattern=pattern)
 
 
 def _configs(value: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
