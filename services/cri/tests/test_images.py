@@ -60,6 +60,17 @@ async def test_an_image_is_known_by_name_and_id_after_its_pull(
     assert not answer.HasField("image")
 
 
+async def test_a_verbose_status_shows_what_each_name_stands_for(kubelet: Kubelet) -> None:
+    for name in ("tiny", f"tiny@{DIGEST}"):
+        await kubelet.call("PullImage", image={"image": name})
+    assert not (await kubelet.call("ImageStatus", image={"image": "tiny"})).info
+    answer = await kubelet.call("ImageStatus", image={"image": "tiny"}, verbose=True)
+    told = json.loads(answer.info["info"])["virtbusImages"]
+    assert [(one["ref"], one["virtual_bytes"]) for one in told] == [(f"tiny@{DIGEST}", 5000)] * 2
+    answer = await kubelet.call("ImageStatus", image={"image": "other"}, verbose=True)
+    assert not answer.info
+
+
 PRIVATE = "quay.io/team/disk:1"
 
 

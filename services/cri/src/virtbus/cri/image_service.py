@@ -37,8 +37,8 @@ class ImageService:
         return {"images": self._images.listed(wanted)}
 
     async def _status(self, call: Call) -> Plain:
-        found = self._images.status(_image(call.request))
-        return {} if found is None else {"image": found}
+        verbose = call.request.get("verbose", False)
+        return self._images.status(_image(call.request), verbose=verbose)
 
     async def _pull(self, call: Call) -> Plain:
         sandbox = call.request.get("sandbox_config", {})

@@ -122,9 +122,13 @@ class Images:
                 del self._all[key]
                 await self._folder.remove(key)
 
-    def status(self, text: str) -> Plain | None:
-        """Return an image as ImageStatus has it; None if it was not pulled."""
-        return next(iter(image_record.listed(self._same(text))), None)
+    def status(self, text: str, *, verbose: bool) -> Plain:
+        """Return the answer of ImageStatus, empty if the image was not pulled."""
+        same = self._same(text)
+        if not same:
+            return {}
+        (image,) = image_record.listed(same)
+        return {"image": image, "info": image_record.info(same) if verbose else {}}
 
     def listed(self, text: str) -> list[Plain]:
         """Return the images that a name or id means; all for an empty text."""

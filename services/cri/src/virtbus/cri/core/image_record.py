@@ -1,6 +1,8 @@
 """Defines an image that the CRI pulled, and finds images by name, digest or id."""
 
+import json
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from virtbus.cri.core import image_refs
@@ -73,6 +75,12 @@ def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
         }
         for digest, same in sorted(by_digest.items())
     ]
+
+
+def info(same: Iterable[PulledImage]) -> dict[str, str]:
+    """Return the `info` of a verbose status: JSON about each name of an image."""
+    told = sorted((one.model_dump(mode="json") for one in same), key=itemgetter("name"))
+    return {"info": json.dumps({"virtbusImages": told}, sort_keys=True)}
 
 
 def _has_tag(image: PulledImage) -> bool:
