@@ -17,6 +17,11 @@ CREATED, RUNNING, EXITED = 0, 1, 2
         ("CreateContainer", "vm.create"),
         ("StartContainer", "vm.start"),
         ("StopContainer", "vm.stop"),
+        ("RemoveContainer", "vm.stop"),
+        ("UpdateContainerResources", "vm.update"),
+        ("StopPodSandbox", "vm.stop"),
+        ("StopPodSandbox", "vm.update"),
+        ("RemovePodSandbox", "vm.stop"),
     ],
 )
 async def test_a_cancelled_call_can_be_repeated_and_its_pod_leaves_nothing(
@@ -35,9 +40,13 @@ async def test_a_cancelled_call_can_be_repeated_and_its_pod_leaves_nothing(
     }
     if call not in arguments:
         container_id = await kubelet.container(sandbox_id)
-        if call == "StopContainer":
+        if call != "StartContainer":
             await kubelet.call("StartContainer", container_id=container_id)
-        arguments[call] = {"container_id": container_id}
+        of_pod = call.endswith("PodSandbox")
+        field, key = ("pod_sandbox_id", sandbox_id) if of_pod else ("container_id", container_id)
+        arguments[call] = {field: key}
+    if call == "UpdateContainerResources":
+        arguments[call]["linux"] = {"cpu_shares": 77}
     before = len(fleet.asked(request_name))
     fleet.held[request_name] = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -53,3 +62,22 @@ async def test_a_cancelled_call_can_be_repeated_and_its_pod_leaves_nothing(
         await asyncio.sleep(0.01)
     assert not (await kubelet.call("ListContainers")).containers
     assert not (await kubelet.call("ListPodSandbox")).items
+
+
+async def test_a_command_that_kubelet_gives_up_leaves_its_place_to_the_next_one(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    _, container_id = await kubelet.running()
+    fleet.agent.hangs = True
+    async with asyncio.TaskGroup() as group:
+        given_up = [
+            group.create_task(kubelet.call("ExecSync", container_id=container_id, cmd=["true"]))
+            for _ in range(3)
+        ]
+        while not fleet.agent.running:
+            await asyncio.sleep(0.01)
+        for one in given_up:
+            one.cancel()
+    fleet.agent.hangs = False
+    done = await kubelet.call("ExecSync", container_id=container_id, cmd=["true"], timeout_s=5)
+    assert done.exit_code == 3
