@@ -13,6 +13,9 @@ from virtbus.schemas.errors import VirtbusError
 
 FIRST_POD = Path(__file__).parent / "golden" / "first-pod.json"
 """The file of a pod as the first version of the runtime wrote it (2026-11-24)."""
+STORE = Path(__file__).parent / "golden" / "store-0.2.0.json"
+"""All files of the runtime as 0.2.0 writes them: a pod that runs, one that has ended, two images,
+the node, and a VM that has to be deleted. A later version must read them as they are."""
 OTHER = {"name": "db", "uid": "77", "namespace": "default"}
 
 
@@ -97,6 +100,48 @@ async def test_a_pod_of_the_first_version_keeps_its_vm_and_root_disk(
         assert fleet.vm.uid == uid
         assert not fleet.asked("vm.delete")
         assert fleet.asked("vm.create") == made
+
+
+async def test_the_store_of_this_version_has_its_pods_also_in_later_ones(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with cri(tmp_path / "former", fleet) as kubelet:
+        await kubelet.running()
+    uid, made = fleet.vm.uid, fleet.asked("vm.create")
+    stored = json.loads(STORE.read_text())
+    web, db = (stored[name] for name in stored if name.startswith("pods/"))
+    web["machine"]["uid"] = uid
+    for name, record in stored.items():
+        path = tmp_path / "state" / "cri" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    fleet.away = True
+    async with cri(tmp_path, fleet) as kubelet:
+        assert await listed(kubelet) == {"1a" * 32, "2a" * 32}
+        runs, ended = await kubelet.status("1c" * 32), await kubelet.status("2c" * 32)
+        assert (runs.state, ended.state) == (api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED)
+        ending = db["containers"][0]["ending"]
+        assert (ended.reason, ended.finished_at) == (ending["reason"], ending["finished_ns"])
+        sandbox_status = await kubelet.call("PodSandboxStatus", pod_sandbox_id="1a" * 32)
+        assert sandbox_status.status.network.ip == web["machine"]["addresses"][0]
+        images = (await kubelet.call("ListImages")).images
+        assert {tag for one in images for tag in one.repo_tags} == {
+            "tiny:latest",
+            "virtlet.cloud/other:latest",
+        }
+    assert not list((tmp_path / "state" / "cri").rglob("*.torn"))
+    fleet.away = False
+    async with cri(tmp_path, fleet) as kubelet:
+        (gone,) = [record["uid"] for name, record in stored.items() if name.startswith("removals/")]
+        while [data["uid"] for data in fleet.asked("vm.delete")] != [gone]:
+            await asyncio.sleep(0.01)
+        fleet.end("crashed")
+        await kubelet.until_state("1c" * 32, api_pb2.CONTAINER_EXITED)
+        image = {"image": web["machine"]["image_id"]}
+        second = await kubelet.container("1a" * 32, attempt=1, image=image)
+        await kubelet.call("StartContainer", container_id=second)
+        assert fleet.vm.uid == uid
+        assert fleet.asked("vm.create") == made, "its VM and root disk are those of before"
 
 
 async def test_a_file_of_a_newer_version_is_refused_and_kept(tmp_path: Path, fleet: Fleet) -> None:

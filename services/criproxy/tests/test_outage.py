@@ -165,6 +165,19 @@ async def test_a_torn_file_counts_as_unknown(node: Node) -> None:
     assert await node.sandboxes()
 
 
+async def test_the_files_of_this_version_are_read_by_later_ones(node: Node) -> None:
+    """The bytes are those of 0.2.0: a sandbox `old` of the runtime of VMs."""
+    await node.settled()
+    await node.vms.stop()
+    await node.end()
+    path = node.folder / "state" / "criproxy" / "vms" / "ListPodSandbox"
+    length, checksum = b"\x00\x00\x00\x0e", b"k\xbe'\xc8"
+    element = b"\x0a\x03old\x12\x07\x0a\x01w\x12\x02u1"
+    path.write_bytes(b"virtbus last answers 1\n" + checksum + length + element)
+    await node.start()
+    assert await node.sandboxes() == {"old"}
+
+
 async def test_a_runtime_that_hangs_delays_a_list_by_the_limit_only(node: Node) -> None:
     _, container = await node.pod("web", vm=True)
     await node.settled()
