@@ -103,6 +103,12 @@ def test_an_annotation_has_virtlets_meaning(key: str, text: str, field: str, val
         ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: [{name: vmx, policy: maybe}]}"),
         ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: 7}"),
         ("VirtletLibvirtCPUSetting", "cache: {level: 3}"),
+        ("VirtletLibvirtCPUSetting", "topology: {sockets: 2, cores: 1, threads: 1}"),
+        ("VirtletLibvirtCPUSetting", "topology: {sockets: 0}"),
+        ("VirtletLibvirtCPUSetting", "topology: {sockets: many}"),
+        ("VirtletLibvirtCPUSetting", "topology: {dies: 2}"),
+        ("VirtletLibvirtCPUSetting", "topology: {model: 2}"),
+        ("VirtletLibvirtCPUSetting", "topology: [2]"),
         ("VirtletCloudInitUserDataSource", "configmap/data/key"),
         ("VirtletCloudInitUserDataSource", "pod/data"),
         ("VirtletCloudInitUserDataSourceKey", "key"),
@@ -116,6 +122,20 @@ def test_a_wrong_annotation_is_refused_by_name(key: str, text: str) -> None:
     (problem,) = wishes({key: text})[1]
     assert problem.path == f"annotations.{key}"
     assert problem.message.startswith(f"{key} ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("topology: {sockets: 0}", "sockets: "),
+        ("{model: Nehalem, features: [{name: vmx, policy: maybe}]}", "policy: "),
+        ("topology: {dies: 2}", "sockets, cores, threads"),
+        ("topology: {sockets: 2}", "2 vCPUs, and VirtletVCPUCount means 1"),
+    ],
+)
+def test_a_cpu_that_no_vm_can_have_is_refused_with_the_reason(text: str, words: str) -> None:
+    (problem,) = wishes({"VirtletLibvirtCPUSetting": text})[1]
+    assert words in problem.message
 
 
 async def test_all_problems_are_reported_before_anything_is_made(
@@ -137,13 +157,15 @@ async def test_the_vm_has_what_the_annotations_describe(fleet: Fleet, kubelet: K
         "VirtletSystemUUID": UUID,
         "VirtletCloudInitImageType": "configdrive",
         "VirtletCloudInitUserData": "users: [{name: me}]",
+        "VirtletLibvirtCPUSetting": "Topology: {Sockets: 2, Cores: 1, Threads: 1}",
     }
     sandbox_id = await kubelet.sandbox(annotations=notes)
     envs = [{"key": "MODE", "value": "test"}]
     await kubelet.container(sandbox_id, envs=envs)
     spec = fleet.vm.spec
     root, seed = spec.volumes
-    assert (spec.domain.cpu.vcpus, spec.domain.firmware.uuid) == (2, UUID)
+    assert (spec.domain.cpu.sockets, spec.domain.cpu.cores) == (2, 1)
+    assert spec.domain.firmware.uuid == UUID
     assert [disk.bus for disk in spec.domain.devices.disks] == [DiskBus.SCSI, DiskBus.SCSI]
     assert root.image is not None
     assert root.image.size == 4 * GIB

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import ValidationError
 
 from virtbus.cri.core.configs import LinuxResources
+from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.resources import (
@@ -71,9 +72,11 @@ def vcpus(resources: LinuxResources) -> int:
     return -(-resources.cpu_quota // resources.cpu_period)
 
 
-def cores(resources: LinuxResources, wanted: int | None) -> int:
-    """Return the guest's vCPUs: those of the annotation, or of the CPU limit."""
-    return wanted or vcpus(resources)
+def topology(resources: LinuxResources, wanted: Wishes) -> dict[str, int]:
+    """Return the guest's sockets, cores and threads: of the annotations, or of the CPU limit."""
+    inner = wanted.sockets * wanted.threads
+    cores = (wanted.vcpus or vcpus(resources)) // inner
+    return {"sockets": wanted.sockets, "cores": cores, "threads": wanted.threads}
 
 
 def memory_bytes(resources: LinuxResources, notes: Mapping[str, str]) -> int:

@@ -22,6 +22,7 @@ from virtbus.schemas.ids import check_host_name, check_uid
 from virtbus.schemas.quantity import parse_bytes
 from virtbus.schemas.seed import META_BYTES
 from virtbus.schemas.vm import Cpu, CpuFeature
+from virtbus.schemas.wire import problems
 from virtbus.schemas.yaml_text import YamlError, read_yaml
 
 TARGET, TARGET_RUNTIME = "kubernetes.io/target-runtime", "virtlet.cloud"
@@ -55,6 +56,7 @@ YAML_VALUES = 2000
 DRIVERS = {"scsi": DiskBus.SCSI, "virtio": DiskBus.VIRTIO}
 IMAGE_TYPES = ("nocloud", "configdrive")
 HOST_MODEL = "host-model"
+COUNTS = ("sockets", "cores", "threads")
 TRUE = "true"
 HOSTNAMES = ("local-hostname", "hostname")
 INSTANCE_ID = "instance-id"
@@ -66,6 +68,9 @@ class Wishes:
     """The VM that the annotations describe. None and empty values leave the default."""
 
     vcpus: int | None = None
+    sockets: int = 1
+    threads: int = 1
+    """Those of each core. With several sockets or threads, the vCPUs fill them."""
     cpu_model: str | None = None
     cpu_features: tuple[CpuFeature, ...] = ()
     disk_bus: DiskBus = DiskBus.VIRTIO
@@ -142,9 +147,13 @@ def wishes(
                 virtlet_sources.parse(reader.text(key), with_key=key == SSH_SOURCE)
         except ValueError as error:
             reader.refuse(key, str(error))
-    meta, cpu = reader.mapping(META_DATA), _cpu(reader)
+    meta, cpu, vcpus = reader.mapping(META_DATA), _cpu(reader), _vcpus(reader)
+    if vcpus is not None and cpu.vcpus not in {1, vcpus}:
+        reader.refuse(CPU, f"has a topology of {cpu.vcpus} vCPUs, and {VCPUS} means {vcpus}")
     found = Wishes(
-        vcpus=_vcpus(reader),
+        vcpus=vcpus,
+        sockets=cpu.sockets,
+        threads=cpu.threads,
         cpu_model=cpu.model,
         cpu_features=cpu.features,
         disk_bus=_disk_bus(reader),
@@ -183,18 +192,32 @@ def _cpu(reader: _Reader) -> Cpu:
     model = wanted.pop("model", None)
     mode = wanted.pop("mode", "custom" if model else HOST_MODEL)
     features = wanted.pop("features", None) or []
+    topology = wanted.pop("topology", None) or {}
     wanted.pop("match", None)
     if wanted or mode not in {"custom", HOST_MODEL, "host-passthrough"}:
-        known = "mode, match, model and features"
+        known = "mode, match, model, features and topology"
         reader.refuse(CPU, f"has other fields than {known}, which a VM here cannot have")
         return Cpu()
     named = _lowered(model).get("value", "") if isinstance(model, dict) else model
     try:
         found = [CpuFeature.model_validate(_lowered(one)) for one in features]
-        return Cpu(model=named if mode == "custom" else None, features=tuple(found))
-    except (ValidationError, TypeError, AttributeError) as error:
-        reader.refuse(CPU, f"is not usable: {str(error).splitlines()[-1]:.200}")
-        return Cpu()
+        named = named if mode == "custom" else None
+        return Cpu.model_validate({**_counts(topology), "model": named, "features": tuple(found)})
+    except ValidationError as error:
+        wrong = problems(error, model=Cpu)[0]
+        reader.refuse(CPU, f"is not usable: {wrong.path}: {wrong.message:.200}")
+    except (ValueError, TypeError, AttributeError) as error:
+        reader.refuse(CPU, f"is not usable: {error!s:.200}")
+    return Cpu()
+
+
+def _counts(topology: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the fields of a topology; raises ValueError for one that a VM here cannot have."""
+    counts = _lowered(topology)
+    if counts.keys() - set(COUNTS):
+        msg = f"a topology has {', '.join(COUNTS)} only"
+        raise ValueError(msg)
+    return counts
 
 
 def _lowered(fields: Mapping[Any, Any]) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def _spec(
     return VmSpec(
         domain=Domain(
             cpu=Cpu(
-                cores=pod_resources.cores(config.linux.resources, wanted.vcpus),
+                **pod_resources.topology(config.linux.resources, wanted),
                 model=wanted.cpu_model,
                 features=wanted.cpu_features,
             ),
@@ -350,11 +350,10 @@ def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> 
     A later sandbox of the pod may have another DNS, for example the node's.
     """
     resources, before = config.linux.resources, spec.domain
-    wanted = virtlet.wishes(sandbox.annotations)[0].vcpus
-    cores = pod_resources.cores(resources, wanted)
+    counts = pod_resources.topology(resources, virtlet.wishes(sandbox.annotations)[0])
     domain = before.model_copy(
         update={
-            "cpu": before.cpu.model_copy(update={"cores": cores}),
+            "cpu": before.cpu.model_copy(update=counts),
             "memory": Memory(guest=pod_resources.memory_bytes(resources, sandbox.annotations)),
             "resources": pod_resources.limits(resources),
         }
