@@ -4,9 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cri_api.v1 import api_pb2
 from grpc import StatusCode
-from services.cri.tests.world import ADDRESS, Fleet, Kubelet, cri, sandbox
+from services.cri.tests.world import ADDRESS, DIGEST, Fleet, Kubelet, container, cri, sandbox
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -184,3 +185,32 @@ async def test_a_vm_that_is_gone_is_made_again_for_the_next_sandbox(
     fleet.remove(uid)
     second = await kubelet.sandbox(attempt=1)
     assert (fleet.vm.uid == uid, (await shown(kubelet, second)).network.ip) == (False, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "keeps"),
+    [
+        (Code.CONFLICT, "volume_in_use", True),  # by the VM of a former pod, which ends now
+        (Code.CONFLICT, "deleting", True),
+        (Code.NOT_FOUND, "image_unknown", True),
+        (Code.CONFLICT, "uid_taken", False),
+        (Code.GONE, "deleted", False),
+    ],
+)
+async def test_a_container_that_is_refused_for_now_keeps_the_network_of_its_sandbox(
+    fleet: Fleet, kubelet: Kubelet, code: Code, reason: str, keeps: bool
+) -> None:
+    sandbox_id = await kubelet.sandbox()
+    uid = fleet.vm.uid
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    fleet.errors["vm.create"] = VirtbusError(code, reason, "not now")
+    config = container(image={"image": DIGEST})
+    await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
+    del fleet.errors["vm.create"]
+    if keeps:
+        assert (await shown(kubelet, sandbox_id)).network.ip == ADDRESS
+    await kubelet.container(sandbox_id)
+    while len(fleet.vms) > 1:
+        await asyncio.sleep(0.01)
+    assert (fleet.vm.uid == uid, fleet.vm.spec.network_state) == (keeps, "Held")
+    assert (await shown(kubelet, sandbox_id)).network.ip == ADDRESS

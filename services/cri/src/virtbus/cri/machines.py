@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 END_S = 30.0
 """Time after a guest's grace within which its node ends it and reports this."""
 AGAIN_S = (0.5, 30.0)
+OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
+"""Reasons of refusals that hold for each repeat. After others the VM keeps the pod's network."""
 
 
 class PodReads(NamedTuple):
@@ -116,7 +118,7 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "create", request)
         except VirtbusError as error:
-            if error.code in {Code.CONFLICT, Code.GONE}:
+            if error.code == Code.GONE or error.reason in OF_THE_UID:
                 await self._renew(key)
             raise pod_networks.explained(error, sandbox.annotations) from error
         await self.changes.answered(key, validate(VmCreated, answer).vm)
