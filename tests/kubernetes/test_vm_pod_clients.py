@@ -19,11 +19,21 @@ pytestmark = [
 ]
 
 
+HOST_PORT = 32022
+ROTATING = {
+    "containerLogMaxSize": "16Ki",
+    "containerLogMaxFiles": 3,
+    "containerLogMonitorInterval": "3s",
+}
+FLOOD = "for i in $(seq 300); do echo a-line-of-the-log-$i >/dev/console; done"
+
+
 @pytest.fixture(scope="module")
 def pods(pod_node: PodNode) -> Iterator[PodNode]:
     """A namespace with the running pods `guest`, a VM, and `box`, a container."""
     with pod_node.apart("clients") as own:
-        own.apply(guest("guest", vm={"stdin": True, "tty": True}), box("box"))
+        ports = [{"containerPort": 22, "hostPort": HOST_PORT}]
+        own.apply(guest("guest", vm={"stdin": True, "tty": True, "ports": ports}), box("box"))
         own.wait("condition=Ready", "pod/guest", "pod/box")
         own.booted("guest")
         yield own
@@ -87,6 +97,12 @@ def test_a_port_of_the_guest_is_forwarded(pods: PodNode) -> None:
             forwarding.kill()
 
 
+def test_a_host_port_leads_to_the_guest(pods: PodNode) -> None:
+    address = pods.pod("guest")["status"]["hostIP"]
+    with socket.create_connection((address, HOST_PORT), timeout=30) as client:
+        assert client.recv(4) == b"SSH-"
+
+
 def test_files_are_copied_both_ways(pods: PodNode, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     sent.write_bytes(bytes(range(256)) * 4096)
@@ -140,4 +156,23 @@ def test_kubelet_shows_the_ephemeral_storage_of_a_vm_pod(pods: PodNode) -> None:
         pods.restart_kubelet()
         until(lambda: used() > 1024**2, "the disk counts")
         assert pods.pod("guest")["status"]["phase"] == "Running"
+    pods.restart_kubelet()
+
+
+def test_kubelet_rotates_the_log_and_the_guest_writes_to_the_next_file(pods: PodNode) -> None:
+    """kubelet asks for lists in parts meanwhile, and logs it if a runtime does not have them."""
+    uid = pods.pod("guest")["metadata"]["uid"]
+    folder = pods.host.base / "logs" / f"{pods.namespace}_guest_{uid}" / "vm"
+    with pods.host.kubelet_settings(**ROTATING, featureGates={"CRIListStreaming": True}):
+        before = pods.host.kubelet.log.stat().st_size
+        pods.restart_kubelet()
+        argv = pods.words("exec", "guest", "--", "sh", "-c", FLOOD)
+        until(lambda: not subprocess.call(argv), "the next kubelet knows the pod")
+        until(lambda: list(folder.glob("0.log.*")), "kubelet has rotated the log")
+        pods.kubectl("exec", "guest", "--", "sh", "-c", "echo af$((1+1))ter >/dev/console")
+        pods.logged("guest", b"af2ter", within_s=60)
+        assert b"af2ter" in (folder / "0.log").read_bytes()
+        told = pods.host.kubelet.log.read_bytes()[before:].splitlines()
+        assert [line for line in told if b"falling back" in line] == []
+        assert pods.container("guest")["restartCount"] == 0
     pods.restart_kubelet()
