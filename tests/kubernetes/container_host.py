@@ -309,6 +309,7 @@ endpoint = ["http://{server}"]
             "address": "127.0.0.1",
             "failCgroupV1": False,
             "cgroupDriver": "cgroupfs",
+            "clusterDomain": "cluster.local",
             "cgroupsPerQOS": False,
             "enforceNodeAllocatable": [],
             "makeIPTablesUtilChains": False,

@@ -26,6 +26,7 @@ DONE = ["test", "-e", "/run/cloud-init/result.json"]
 
 
 NAMES = {
+    "subdomain": "shop",
     "dnsPolicy": "None",
     "dnsConfig": {
         "nameservers": ["192.0.2.53", "192.0.2.54"],
@@ -61,6 +62,8 @@ def full(pod_node: PodNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     notes = {
         "VirtletSSHKeys": Path(login.public_key).read_text(),
         "VirtletCloudInitUserData": "manage_etc_hosts: true\n",
+        "VirtletVCPUCount": "2",
+        "VirtletRootVolumeSize": "4Gi",
     }
     with pod_node.apart("debian") as own:
         own.apply(guest(POD, notes=notes, terminationGracePeriodSeconds=120, vm=vm, **NAMES))
@@ -71,11 +74,23 @@ def full(pod_node: PodNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_user_logs_in_by_ssh(full: Full, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (vm,) = full.own.vms()
     assert full.login(vm, "id -un; sudo id -un; hostname").split() == ["debian", "root", POD]
+    assert full.login(vm, "hostname -f") == f"{POD}.shop.debian.svc.cluster.local\n"
     assert full.login(vm, "cloud-init status").split() == ["status:", "done"]
     monkeypatch.setitem(full.own.platform.environ, "HOME", str(tmp_path))  # for its known hosts
     key = full.login.public_key.removesuffix(".pub")
     words = (f"debian@{vm['name']}", "-n", vm["namespace"], "-i", key, "--", "id", "-un")
     assert full.own.platform.cli("vm", "ssh", *words) == "debian\n"
+
+
+def test_the_guest_has_the_size_and_the_address_of_its_pod(full: Full) -> None:
+    (vm,) = full.own.vms()
+    size = "nproc; df -m --output=size / | tail -n 1; free -m | awk '/Mem:/{print $2}'"
+    vcpus, root_mb, memory_mb = map(int, full.login(vm, size).split())
+    assert (vcpus, root_mb > 3700) == (2, True), root_mb
+    assert 420 < memory_mb <= 512, "the kernel keeps a part"
+    address = full.own.pod(POD)["status"]["podIP"]
+    assert full.login(vm, "hostname -I").split()[0] == address
+    assert f"src {address} " in full.login(vm, "ip -4 route show default")
 
 
 def test_the_guest_has_the_dns_and_the_host_aliases_of_the_pod(full: Full) -> None:
@@ -91,7 +106,9 @@ def test_the_guest_has_the_dns_and_the_host_aliases_of_the_pod(full: Full) -> No
     )
     assert full.login(vm, "getent hosts db").split() == ["192.0.2.7", "db.example", "db"]
     own = full.login(vm, f"grep -c '^127.0.1.1.*{POD}' /etc/hosts; grep -c db.example /etc/hosts")
-    assert own.split() == ["1", "1"], "cloud-init has written the file of its template"
+    assert own.split() == ["2", "1"], (
+        "the line of the pod's name, and that of cloud-init's template"
+    )
 
 
 def test_the_environment_has_the_address_of_the_pod(full: Full) -> None:
