@@ -11,9 +11,9 @@ from virtbus.bus.client.ports import Request
 from virtbus.bus.provisioning.stream_setup import ensure
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
+from virtbus.schemas.audit import AuditFinding
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.group_rebuild import RebuiltGroup
-from virtbus.schemas.node_rpc import AuditFinding
 from virtbus.schemas.security_group import GroupSpec
 from virtbus.schemas.subjects import vm_record, vm_secret
 from virtbus.schemas.wire import encode, validate

@@ -15,7 +15,8 @@ from services.controller.tests.volumes import volume
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, EntryKind, Request, ServiceInfo
 from virtbus.schemas import subjects
-from virtbus.schemas.node_rpc import Audited, HeldResources, HeldSnapshot, Inspect
+from virtbus.schemas.audit import Audited
+from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot, Inspect
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef
 from virtbus.schemas.snapshot_api import SnapshotView

@@ -13,7 +13,8 @@ from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas import subjects
-from virtbus.schemas.node_rpc import Audited, HeldResources, HeldVolume, Inspect
+from virtbus.schemas.audit import Audited
+from virtbus.schemas.node_rpc import HeldResources, HeldVolume, Inspect
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.wire import encode, validate
 

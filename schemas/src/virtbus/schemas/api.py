@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.audit import AuditFinding
 from virtbus.schemas.base64_text import FILE_CHARACTERS
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.group_rebuild import RebuiltGroup
@@ -12,7 +13,6 @@ from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
-from virtbus.schemas.node_rpc import AuditFinding
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import SshKey

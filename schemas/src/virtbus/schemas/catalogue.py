@@ -6,6 +6,7 @@ it.
 
 from virtbus.schemas import (
     api,
+    audit,
     backup,
     backup_schedule,
     counters,
@@ -291,7 +292,7 @@ CHANNELS: tuple[Channel, ...] = (
     *NETD_CALLS,
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),
-    _rpc("agent", "audit", node_rpc.Audit, node_rpc.Audited, "Compare host and records."),
+    _rpc("agent", "audit", audit.Audit, audit.Audited, "Compare host and records."),
     _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", node_rpc.JoinBus, node_rpc.JoinedBus, "Join a rebuilt bus."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),

@@ -78,7 +78,8 @@ class ExportWork(LenientModel):
     """`rpc.imaged.export`: ensure the exported file of operation `id`, or end the export.
 
     A cancel comes too late for a file that is published; `remove` removes it. The disk is the
-    volume `ref`; without it, the `disk` of the VM `uid`. No guest may use it. No path is asked for.
+    volume `ref`, otherwise the `disk` of the VM `uid`. imaged derives all paths. No guest may use
+    the disk meanwhile.
     """
 
     id: Uid
@@ -343,7 +344,8 @@ class KnownRecords(LenientModel):
     """A page of a host's records.
 
     `removed` (first page only) are the uids that left this host recently, with their epoch.
-    `node_spec` is the node's desired state, `nonce` that of its bus. `more`: a page follows.
+    `node_spec` is the node's desired state on the bus that it had joined, or None. `nonce` is the
+    bus incarnation that the node joined. `more` is set if another page follows.
     """
 
     node: str
@@ -366,36 +368,3 @@ class JoinedBus(LenientModel):
     node: str
     nonce: str
     vms: int = 0
-
-
-class AuditFinding(LenientModel):
-    """Something on a host or the bus that no record of a VM accounts for, or that is missing.
-
-    `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
-    `repair` is what `--repair` does, if anything. `repaired`: the finding is gone. `namespace` and
-    `name` are of data that a person may adopt.
-    """
-
-    kind: str
-    uid: str = ""
-    namespace: str = ""
-    name: str = ""
-    what: str
-    repair: str = ""
-    repaired: bool = False
-
-
-class Audit(LenientModel):
-    """`rpc.agent.audit`: compare the host with the records; `repair` removes orphans.
-
-    `statuses` are the uids with a status of this node and without a record.
-    """
-
-    repair: bool = False
-    statuses: tuple[str, ...] = ()
-
-
-class Audited(LenientModel):
-    """The findings of an audit; empty if all is well."""
-
-    findings: tuple[AuditFinding, ...] = ()

@@ -21,12 +21,10 @@ from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.status_gc import purge_status
 from virtbus.schemas import subjects
+from virtbus.schemas.audit import Audit, Audited, AuditFinding
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
-    Audit,
-    Audited,
-    AuditFinding,
     HeldResources,
     Inspect,
     Release,

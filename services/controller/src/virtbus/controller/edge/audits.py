@@ -12,8 +12,8 @@ from virtbus.controller.edge.snapshot_orphans import SnapshotOrphans
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
+from virtbus.schemas.audit import Audit, Audited, AuditFinding
 from virtbus.schemas.errors import VirtbusError, quotable
-from virtbus.schemas.node_rpc import Audit, Audited, AuditFinding
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400

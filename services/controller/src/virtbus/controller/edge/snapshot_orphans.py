@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.snapshots import Snapshots
 from virtbus.schemas import subjects
+from virtbus.schemas.audit import AuditFinding
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import AuditFinding, HeldResources, HeldSnapshot, Inspect
+from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot, Inspect
 from virtbus.schemas.snapshot_api import SnapshotAdopt
 from virtbus.schemas.wire import validate
 

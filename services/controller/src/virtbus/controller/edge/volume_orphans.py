@@ -6,8 +6,9 @@ from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
+from virtbus.schemas.audit import AuditFinding
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import AuditFinding, HeldResources, HeldVolume, Inspect
+from virtbus.schemas.node_rpc import HeldResources, HeldVolume, Inspect
 from virtbus.schemas.volume_api import VolumeAdopt
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
