@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from services.controller.tests.fleets import node, record, status, uid
+from services.controller.tests.virtual import settle
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -14,6 +15,8 @@ from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.informers import Informers
+from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeSpec
@@ -62,6 +65,26 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
     left = await bus.get(subjects.vm_record("n1", uid(1)))
     assert left is not None
     assert left.kind is EntryKind.PUT
+
+
+async def test_a_node_that_releases_a_vm_before_the_delete_is_acknowledged_ends_it() -> None:
+    bus, fleet = MemoryBus(MemoryServer()), Fleet()
+    feeds = Informers(bus, fleet, WatchServer(fleet, bus, "c"))
+    key, one = subjects.vm_record("n1", uid(1)), record(1)
+    held = (await Commits(bus).create(one, None)).held
+    async with background() as tasks:
+        tasks.start(feeds.run())
+        tasks.start(Finalizer(bus, fleet, FleetEvents(bus)).finish_released(feeds.released))
+        await settle()
+        going = held.record.model_copy(update={"deleting": True})
+        # without a pause: the watch delivers the record after both
+        revision = await bus.put(key, encode(going), expect=held.revision)
+        said = status(going, VmState.DELETING, released=True)
+        fleet.put_status(subjects.vm_status(said.node, said.uid), encode(said), revision)
+        fleet.apply(StoredVm(going, revision))
+        await settle()
+    left = await bus.get(key)
+    assert left is None or left.kind is EntryKind.PURGE
 
 
 async def test_a_delete_that_meets_an_unreadable_value_is_tried_again(

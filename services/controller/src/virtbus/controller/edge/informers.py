@@ -245,16 +245,21 @@ class Informers:
                     self._watches.changed(uid)
 
     def _vm_record(self, entry: Entry) -> str | None:
+        uid = _name(entry.key)
         if entry.kind is EntryKind.PURGE:
             gone = self._fleet.purge_vm(entry.key, entry.revision)
-            uid = _name(entry.key)
             if self._fleet.moving.get(uid) == entry.revision:
                 loop = asyncio.get_running_loop()
                 loop.call_later(MOVE_S, self._not_moved, uid, entry.revision)
             return gone
-        if entry.key.startswith(WAITING):  # no node will report its release
-            self.released.put_nowait(_name(entry.key))
-        return self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+        changed = self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+        held = self._fleet.vms.get(uid)
+        # no node reports the release of a waiting VM, and a node may have answered our own write
+        # before its acknowledgement
+        answered = changed is None and held is not None and held.may_release
+        if answered or entry.key.startswith(WAITING):
+            self.released.put_nowait(uid)
+        return changed
 
     def _not_moved(self, uid: str, revision: int) -> None:
         self._changed(self._fleet.drop_moved(uid, revision))
