@@ -82,6 +82,11 @@ async def test_a_nodes_list_is_complete_after_any_earlier_pull(
             await bus.put(key, b"vm")
     keys.add("$KV.vm.n1._join")
     account = "node-n1" if user == "agent" else "netd-n1"
+    async with (
+        connect(three.settings(account), name="n1") as node,
+        node.node_watch("n1", user) as watch,
+    ):
+        await seen(watch, keys)
     for _ in range(3):  # a restarted process
         async with (
             connect(three.settings(account), name="n1") as node,
@@ -91,6 +96,16 @@ async def test_a_nodes_list_is_complete_after_any_earlier_pull(
             for _ in range(3):
                 watch.relist()
                 assert await listed(watch) == keys
+
+
+async def seen(watch: Watch, keys: set[str]) -> None:
+    """Read until all `keys` came: the consumer's server may lag behind acknowledged writes."""
+    missing = set(keys)
+    async with asyncio.timeout(20):
+        while missing:
+            item = await anext(aiter(watch))
+            if isinstance(item, Entry):
+                missing.discard(item.key)
 
 
 async def listed(watch: Watch) -> set[str]:

@@ -303,7 +303,11 @@ class Bus(Protocol):
         """
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
-        """Watch keys of one bucket: RESET, the last entry of each key, SYNCED, then changes."""
+        """Watch keys of one bucket: RESET, the last entry of each key, SYNCED, then changes.
+
+        In a cluster, the list is that of the consumer's server. It may lack the last acknowledged
+        writes, which follow as changes.
+        """
 
     def node_watch(
         self, node: str, service: str, gate: Gate | None = None
