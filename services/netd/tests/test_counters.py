@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 GATEWAY = IPv4Address("10.127.0.1")
-EXPECTED = {"mac": 1, "arp": 4, "dhcp": 1, "address": 2, "protocol": 7}
+EXPECTED = {"mac": 2, "arp": 4, "dhcp": 1, "address": 3, "protocol": 8}
 """The rule of each forbidden frame. netd takes a frame to the port of DHCP servers itself."""
 
 

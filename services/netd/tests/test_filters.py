@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node, checksum
@@ -41,6 +42,12 @@ def wire() -> Iterator[Wire]:
         yield Wire(packets)
 
 
+def tcp(guest: Guest, port: int, data: bytes, **options: Any) -> bytes:
+    """A broadcast frame with TCP for a port of the gateway, without a checksum."""
+    header = struct.pack("!HHIIBBHHH", 4000, port, 1, 1, 5 << 4, 16, 1024, 0, 0)
+    return guest.ipv4(BROADCAST, GATEWAY, 6, header + data, **options)
+
+
 def forbidden(guest: Guest) -> dict[str, bytes]:
     """Frames that must not leave the tap, each with the mark in it."""
     mark = b"virtbus-mark"
@@ -52,6 +59,9 @@ def forbidden(guest: Guest) -> dict[str, bytes]:
     vlan = BROADCAST + guest.mac + b"\x81\x00\x00\x05"
     good = guest.udp(BROADCAST, GATEWAY, (1000, 1000), mark)
     return {
+        "foreign source MAC of TCP": tcp(guest, 80, mark, source_mac=OTHER_MAC),
+        "foreign source address of TCP": tcp(guest, 80, mark, source=other),
+        "VLAN of TCP": vlan + tcp(guest, 80, mark)[12:],
         "foreign source MAC": guest.udp(BROADCAST, GATEWAY, (1, 1), mark, source_mac=OTHER_MAC),
         "foreign source address": guest.udp(BROADCAST, GATEWAY, (1, 1), mark, source=other),
         "no source address": guest.udp(BROADCAST, GATEWAY, (1, 1), mark, source=IPv4Address(0)),
@@ -83,6 +93,7 @@ async def test_forbidden_frames_stay_in_the_tap_and_allowed_ones_pass(node: Node
             assert passed == []
             allowed = guest.udp(BROADCAST, GATEWAY, (1000, 1000), b"virtbus-mark")
             assert sent(guest, host, allowed)
+            assert sent(guest, host, tcp(guest, 80, b"virtbus-mark"))
             probe = guest.arp(1, BROADCAST, guest.ip, sender=(guest.mac, IPv4Address(0)))
             assert sent(guest, host, probe + b"virtbus-mark")
 
@@ -90,6 +101,16 @@ async def test_forbidden_frames_stay_in_the_tap_and_allowed_ones_pass(node: Node
 def sent(guest: Guest, host: Wire, frame: bytes) -> bool:
     guest.send(frame.ljust(60, b"\0"))
     return host.seen(b"virtbus-mark")
+
+
+async def test_a_guest_cannot_flood_the_tcp_port_of_the_resolver(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        await guest.ping(GATEWAY)
+        with wire() as host:
+            query, other = tcp(guest, 53, b"virtbus-mark"), tcp(guest, 80, b"virtbus-mark")
+            assert sum(sent(guest, host, query) for _ in range(2000)) < 1000
+            assert all(sent(guest, host, other) for _ in range(1000))
 
 
 async def test_fragments_cannot_carry_a_dhcp_server_past_the_filter(node: Node) -> None:

@@ -6,6 +6,9 @@ neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and rout
 from the guest: netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 
+A frame costs a comparison of each rule before its own. So the first rules accept most TCP, which
+later ones would accept, too.
+
 The frames of some guests reach other hosts without being routed by this one: those on a segment,
 and those whose CNI plugins made a link past the host. Their chains also drop packets to hosts of
 the fleet (ADR 0036). On a segment, the guest asks the segment's DHCP server by broadcast, and has
@@ -81,6 +84,7 @@ def _rules(tap: Tap) -> Rules:
     # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
     probe = (_UNSPECIFIED,) if tap.addresses or tap.on_segment else ()
     return [
+        *_first(tap),
         ("mac", (*nft.ether_source_is_not(raw), *refuse)),
         *(
             ("", (*arp, *nft.arp_sender(raw, address), accept))
@@ -90,6 +94,24 @@ def _rules(tap: Tap) -> Rules:
         *(_segment(tap, tap.reach) if tap.on_segment and tap.reach else _bridged(tap)),
         *(_rules6(tap) if tap.addresses6 else []),
         ("protocol", refuse),
+    ]
+
+
+def _first(tap: Tap) -> Rules:
+    """Return rules that accept TCP from the addresses of a guest whose reach is not limited.
+
+    Fragments do not match. TCP for port 53 does not either, because the resolver's is limited.
+    """
+    if tap.on_segment or tap.reach is not None:
+        return []
+    mac = mac_bytes(tap.mac)
+    ip = nft.ether_source_and_type(mac, nft.ETHERTYPE_IP)
+    ip6 = nft.ether_source_and_type(mac, nft.ETHERTYPE_IPV6)
+    tcp, tcp6 = nft.ip_protocol(nft.TCP), nft.ip6_protocol(nft.TCP)
+    rest = *nft.destination_port(DNS_PORT, nft.NEQ), nft.verdict(nft.NftVerdict.ACCEPT)
+    return [
+        *(("", (*ip, *nft.ip_source(one), *tcp, *rest)) for one in tap.addresses),
+        *(("", (*ip6, *nft.ip6_source(one), *tcp6, *rest)) for one in tap.addresses6),
     ]
 
 

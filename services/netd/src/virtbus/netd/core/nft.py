@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from virtbus.netd.core.netlink import (
-    attr,
-    be32,
-    be64,
-    nest,
-    text,
-)
+from virtbus.netd.core.netlink import attr, be32, be64, nest, text
 
 REGISTER = 1
 VERDICT_REGISTER = 0
@@ -118,6 +112,11 @@ def ether_type(kind: int) -> tuple[bytes, ...]:
 def ether_source_is_not(mac: bytes) -> tuple[bytes, ...]:
     """Match frames with another source MAC."""
     return load(_LINK_LAYER, 6, 6), compare(mac, NEQ)
+
+
+def ether_source_and_type(mac: bytes, kind: int) -> tuple[bytes, ...]:
+    """Match the source MAC and the EtherType of the frame, with one comparison."""
+    return load(_LINK_LAYER, 6, 8), compare(mac + struct.pack(">H", kind))
 
 
 def arp_sender(mac: bytes, address: IPv4Address) -> tuple[bytes, ...]:
@@ -275,9 +274,9 @@ def source_port(port: int) -> tuple[bytes, ...]:
 
 
 @functools.cache
-def destination_port(port: int) -> tuple[bytes, ...]:
+def destination_port(port: int, op: int = EQ) -> tuple[bytes, ...]:
     """Match a TCP or UDP destination port; match the protocol first."""
-    return load(TRANSPORT, 2, 2), compare(struct.pack(">H", port))
+    return load(TRANSPORT, 2, 2), compare(struct.pack(">H", port), op)
 
 
 def _name(device: str) -> bytes:
