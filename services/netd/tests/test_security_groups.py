@@ -184,12 +184,21 @@ async def test_membership_follows_the_labels_of_a_running_vm(node: Node) -> None
     await node.attach(B)
     async with awake(node, A) as web, awake(node, B) as other:
         assert await opens(other, web, 81)
+        assert hooks(node, A) == ["0", "0"]
         await node.attach(A, labels=WEB, generation=2)
+        assert hooks(node, A) == ["1", "1"]
         assert not await opens(other, web, 81, own=4001)
         # a connection from before cannot pass as one that the guest opened
         assert not await passes(web, other, (81, 4000), PUSH)
         await node.attach(A, labels={}, generation=3)
         assert await opens(other, web, 81, own=4002)
+        assert hooks(node, A) == ["0", "0"]
+
+
+def hooks(node: Node, uid: str) -> list[str]:
+    """Return 1 for each version of IP whose hooks the frames on the bridges of a VM pass."""
+    settings = [f"/proc/sys/net/bridge/bridge-nf-call-{one}tables" for one in ("ip", "ip6")]
+    return node.inside(uid, f"cat {' '.join(settings)}").split()
 
 
 async def test_a_network_may_deny_what_no_rule_allows(node: Node) -> None:

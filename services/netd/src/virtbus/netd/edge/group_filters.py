@@ -23,6 +23,8 @@ rules passes as one that the guest opened."""
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
     """Ensure the rules of isolated interfaces; remove the tables if there are none.
 
+    Without rules, frames on the bridges of this namespace do not pass the hooks of IP.
+
     If only members of groups changed, only their sets are updated. One transaction does either.
 
     Raises:
@@ -33,6 +35,7 @@ def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
     if not nics:
         if stands:
             rules.do(group_filter.no_tables())
+        _skip_hooks()
         return
     if not _track():
         if rules.ask(group_filter.has_closed(nics)) is None:
@@ -100,6 +103,12 @@ def _track() -> bool:
         return False
     write_sysctl(_PICK_UP, "0")
     return True
+
+
+def _skip_hooks() -> None:
+    """Spare the frames on the bridges of this namespace the hooks of IP, which have no rules."""
+    for key in _OF_BRIDGES:
+        write_sysctl(key, "0")
 
 
 def _no_bridge_filter(nics: Sequence[GroupedNic]) -> VirtbusError:
