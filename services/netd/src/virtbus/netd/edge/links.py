@@ -38,6 +38,9 @@ _kept = functools.lru_cache(maxsize=128)
 """Caches encoded calls. pyroute2 takes 50 to 130 us for each, and namespaces need equal ones."""
 _GETNSID, _NSID, _NSID_OF_FD = 90, 1, 3
 """`RTM_GETNSID` and its attributes (`linux/net_namespace.h`)."""
+_INFO_KIND, _INFO_DATA, _LINK_NETNSID = 1, 2, 37
+_BR_VLAN_FILTERING, _BR_VLAN_DEFAULT_PVID = 7, 39
+"""Numbers of attributes (`linux/if_link.h`)."""
 _U32, _NO_NSID = struct.Struct("=I"), struct.pack("=i", -1)
 _STATS64 = struct.Struct("=8Q")
 _COUNTED = (
@@ -223,11 +226,13 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
     )
 
 
+@_kept
 def quiet_port(name: str) -> NetlinkCall:
     """Return the call that ends learning from a bridge's port, and frames to unknown MACs there."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
 
 
+@_kept
 def deaf_port(name: str) -> NetlinkCall:
     """Return the call that ends learning from a bridge's port."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0))
@@ -259,20 +264,22 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
     reply = netlink.ask(host_end.get_link(name))
     if reply is None:
         return None
-    message = LINKS.read(reply)
-    info = message.get_attr("IFLA_LINKINFO")
-    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
-    data = info.get_attr("IFLA_INFO_DATA") if kind == "bridge" else None
+    link = KernelLink(reply)
+    info = host_end.read_attribute(reply.message, host_end.IFLA_LINKINFO)
+    kind = find_attr(info, 0, _INFO_KIND).rstrip(b"\0").decode("utf-8", "replace")
+    data = find_attr(info, 0, _INFO_DATA) if kind == "bridge" else b""
+    pvid = find_attr(data, 0, _BR_VLAN_DEFAULT_PVID)
+    peer = host_end.read_attribute(reply.message, _LINK_NETNSID)
     return LinkDetails(
-        index=message["index"],
+        index=link.index,
         kind=kind,
-        mac=message.get_attr("IFLA_ADDRESS") or "",
-        mtu=message.get_attr("IFLA_MTU"),
-        master=message.get_attr("IFLA_MASTER") or 0,
-        alias=message.get_attr("IFLA_IFALIAS") or "",
-        filters_vlans=data is not None and bool(data.get_attr("IFLA_BR_VLAN_FILTERING")),
-        pvid=data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") if data is not None else None,
-        peer_namespace=message.get_attr("IFLA_LINK_NETNSID"),
+        mac=link.mac,
+        mtu=link.mtu,
+        master=link.master,
+        alias=link.alias,
+        filters_vlans=any(find_attr(data, 0, _BR_VLAN_FILTERING)),
+        pvid=int.from_bytes(pvid, sys.byteorder) if pvid else None,
+        peer_namespace=int.from_bytes(peer, sys.byteorder, signed=True) if peer else None,
     )
 
 
