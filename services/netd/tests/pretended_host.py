@@ -422,6 +422,7 @@ class Node:
     def stop(self) -> None:
         self.doors.dhcp.close()
         self.doors.files.close()
+        self.doors.attachers.plugin_reach.close()
 
     async def end(self) -> None:
         """Release all, and wait until the kernel has freed them."""

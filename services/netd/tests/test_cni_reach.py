@@ -111,11 +111,16 @@ async def test_the_table_follows_attach_release_and_restart(node: Node) -> None:
         assert guests() == both
         await node.attachments.release(A, 1)
         assert guests() == {second.partition("/")[0]}
+        run(f"nft delete table inet {TABLE}")
+        first = (await node.attach(A, networks=("lan",), epoch=2)).interfaces[0].addresses[0]
+        assert guests() == {address.partition("/")[0] for address in (first, second)}
+        await node.attachments.release(A, 2)
         node.stop()
         run(f"nft delete table inet {TABLE}")
         await node.start()
         assert guests() == {second.partition("/")[0]}
         await node.attachments.release(B, 1)
+        assert guests() == set()  # another guest may follow soon
         await node.attachments.tidy()
         assert TABLE not in tables()
     finally:

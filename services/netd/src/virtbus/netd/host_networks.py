@@ -85,6 +85,7 @@ class HostNetworks:
                 await self.attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self.ports.dhcp.close()
             self.ports.files.close()
+            self.ports.attachers.plugin_reach.close()
 
     async def until_recovered(self) -> None:
         """Return once all networks of an earlier netd are served again, within `running`.

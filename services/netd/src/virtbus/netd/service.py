@@ -325,3 +325,4 @@ async def teardown(settings: Settings, ports: HostPorts) -> None:
     finally:
         ports.dhcp.close()
         ports.files.close()
+        ports.attachers.plugin_reach.close()

@@ -4,6 +4,7 @@ The plugins decide where packets of these guests come in, so the table knows the
 addresses. A guest has no others: the filter of its tap sees to that.
 """
 
+import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
@@ -57,17 +58,35 @@ def table_name(bridge: str) -> str:
     return f"{table_of(bridge)}_plugins"
 
 
-def plugin_table(bridge: str, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
-    """Return the transaction that replaces the table.
+def plugin_table(
+    bridge: str, known: PluginGuests, reach: ReachRules, *, replace: bool = True
+) -> list[NetlinkCall]:
+    """Return the transaction that makes the table. `replace` removes an existing table first."""
+    chains = [nft.Chain("input", _LOCAL_IN, _FILTER), nft.Chain("forward", _FORWARD, _FILTER)]
+    sets = [*reach_rules.host_sets(reach), *_sets(known)]
+    made = nft_tables.replace_table if replace else nft_tables.new_table
+    return made(_FAMILY, table_name(bridge), chains, plugin_rules(reach), sets)
+
+
+def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> list[NetlinkCall]:
+    """Return the transaction that turns the guests of a table, `there`, into those of `known`."""
+    calls: list[NetlinkCall] = []
+    for wanted, listed in zip(_sets(known), _sets(there), strict=True):
+        packed = {address.packed for address in listed.addresses}
+        calls += nft_tables.changed_elements(_FAMILY, table_name(bridge), wanted, packed)
+    return nft_tables.batch(calls)
+
+
+@functools.lru_cache(maxsize=2)
+def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
+    """Return the rules of the table; their sets have the guests.
 
     The rules are those of `host_table` for guests of its bridge, with one difference: what is not
     closed stays as the plugins permit it. A network policy of theirs may drop it.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)
-    guests, guests6 = _sets("guests", 3, known.guests)
-    gateways, gateways6 = _sets("gateways", 5, known.gateways)
-    servers, servers6 = _sets("servers", 7, known.servers)
+    guests, guests6, gateways, gateways6, servers, servers6 = _sets(PluginGuests())
     four = (*nft.is_ipv4(), *nft.ip_source_among(guests))
     six = (*nft.is_ipv6(), *nft.ip6_source_among(guests6))
     to_server = (*four, *nft.ip_destination_among(servers))
@@ -78,7 +97,8 @@ def plugin_table(bridge: str, known: PluginGuests, reach: ReachRules) -> list[Ne
         rules += reach_rules.to_dns(chain, to_server)
         rules += reach_rules.opened6(chain, six, reach)
         rules += reach_rules.to_dns(chain, to_server6)
-    rules += [
+    return (
+        *rules,
         reach_rules.pings("input", (*four, *nft.ip_destination_among(gateways))),
         *reach_rules.discovery("input", six),
         reach_rules.pings6("input", (*six, *nft.ip6_destination_among(gateways6))),
@@ -86,13 +106,20 @@ def plugin_table(bridge: str, known: PluginGuests, reach: ReachRules) -> list[Ne
         nft.rule("input", six, drop),
         *reach_rules.closed("forward", four, hosts, reach),
         *reach_rules.closed6("forward", six, hosts6, reach),
-    ]
-    chains = [nft.Chain("input", _LOCAL_IN, _FILTER), nft.Chain("forward", _FORWARD, _FILTER)]
-    sets = [hosts, hosts6, guests, guests6, gateways, gateways6, servers, servers6]
-    return nft_tables.replace_table(_FAMILY, table_name(bridge), chains, rules, sets)
+    )
 
 
-def _sets(
+def _sets(known: PluginGuests) -> tuple[nft.AddressSet, ...]:
+    """Return the sets of guests, gateways and name servers, each for IPv4 and IPv6."""
+    named = ("guests", known.guests), ("gateways", known.gateways), ("servers", known.servers)
+    return tuple(
+        one
+        for number, (name, addresses) in zip((3, 5, 7), named, strict=True)
+        for one in _both(name, number, addresses)
+    )
+
+
+def _both(
     name: str, number: int, addresses: Collection[Address]
 ) -> tuple[nft.AddressSet, nft.AddressSet]:
     four = sorted(one for one in addresses if isinstance(one, IPv4Address))

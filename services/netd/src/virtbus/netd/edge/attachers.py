@@ -70,9 +70,9 @@ class CniAttacher:
         return [] if mend else self.reach.faults()
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Forget the addresses of guests that are gone."""
+        """Remove the rules if there is no guest."""
         del left
-        self.reach.sync()
+        self.reach.tidy()
 
 
 class Attachers:

@@ -54,6 +54,10 @@ class Netlink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket. It may take a grace period of RCU if rules were removed (8-16 ms)."""
         self._socket.close()
 
     def do(self, calls: Sequence[NetlinkCall]) -> None:

@@ -1,24 +1,26 @@
 """Limits what guests reach that CNI plugins connect: one nftables table of the host."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from virtbus.netd.core.attachment import Nic
-from virtbus.netd.core.nft_comparison import by_chain, have_equal_rules, listed_rule, sent_rule
-from virtbus.netd.core.nft_tables import rules_in
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.nft_comparison import by_chain, have_equal_rules, listed_rule
 from virtbus.netd.core.plugin_table import (
     PluginGuests,
+    changed_guests,
     has_plugin_table,
     list_plugin_rules,
     no_plugin_table,
     plugin_guests,
+    plugin_rules,
     plugin_table,
     table_name,
 )
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 
 
 def _nobody() -> Iterable[Nic]:
@@ -34,14 +36,23 @@ class PluginReach:
         self.nics: Callable[[], Iterable[Nic]] = _nobody
         """Returns the interfaces of all VMs of this host. Any thread may call it."""
         self._written: tuple[PluginGuests, ReachRules] | None = None
-        self._rules: dict[str, list[bytes]] = {}
+        self._stands: bool | None = None
+        """True if the table exists; None if an earlier netd may have left one."""
+        self._filters: Netlink | None = None
         self._lock = threading.Lock()
 
     def sync(self) -> None:
-        """Ensure the table for the guests of now; without guests, remove it."""
+        """Ensure the table for the guests of now. Without guests, it stays until `tidy`."""
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if wanted != self._written:
+                self._change(*wanted)
+
+    def tidy(self) -> None:
+        """Remove the table if there are no guests."""
+        with self._lock:
+            wanted = plugin_guests(self.nics()), self._reach
+            if self._stands is not False and not wanted[0].guests:
                 self._write(*wanted)
 
     def mend(self) -> None:
@@ -67,7 +78,9 @@ class PluginReach:
             listed = by_chain(
                 listed_rule(one.message) for one in filters.dump(list_plugin_rules(name))
             )
-        equal = have_equal_rules(self._rules, listed)
+        rules = plugin_rules(self._written[1])
+        sent = by_chain((rule.chain, b"".join(rule.expressions)) for rule in rules)
+        equal = have_equal_rules(sent, listed)
         return "" if equal else f"rules of nftables {table_name(name)}: gone, added or changed"
 
     @property
@@ -77,10 +90,44 @@ class PluginReach:
         own = self._bridge.gateway.ip
         return replace(reach, dns=tuple(server for server in reach.dns if server != own))
 
+    def _change(self, known: PluginGuests, reach: ReachRules) -> None:
+        """Change the table from what was written last; if that fails, write all of it."""
+        calls = self._changes(known, reach)
+        if calls:
+            try:
+                self._send(calls)
+            except NetlinkError:
+                calls = []  # another program has changed the table
+        if calls:
+            self._written, self._stands = (known, reach), True
+        else:
+            self._write(known, reach)
+
+    def _changes(self, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
+        """Return a transaction that is cheaper than to write all of it; empty if there is none."""
+        name = self._bridge.name
+        if self._stands and self._written is not None and self._written[1] == reach:
+            return changed_guests(name, known, self._written[0])
+        if self._stands is False and known.guests:
+            return plugin_table(name, known, reach, replace=False)
+        return []
+
     def _write(self, known: PluginGuests, reach: ReachRules) -> None:
         name = self._bridge.name
-        calls = plugin_table(name, known, reach) if known.guests else no_plugin_table(name)
-        with Netlink(NETLINK_NETFILTER) as filters:
+        self._send(plugin_table(name, known, reach) if known.guests else no_plugin_table(name))
+        self._written, self._stands = (known, reach), bool(known.guests)
+
+    def _send(self, calls: Sequence[NetlinkCall]) -> None:
+        """Send a transaction by a socket that stays open, because a close may wait for RCU."""
+        filters = self._filters = self._filters or Netlink(NETLINK_NETFILTER)
+        try:
             filters.do(calls)
-        self._written = known, reach
-        self._rules = by_chain(map(sent_rule, rules_in(calls)))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket; the next change opens another one."""
+        if self._filters is not None:
+            self._filters.close()
+            self._filters = None
