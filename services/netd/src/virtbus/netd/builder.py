@@ -17,6 +17,7 @@ from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer, Foreign
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_links import link_names
 from virtbus.netd.edge.hot_taps import return_lent
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
@@ -176,10 +177,16 @@ class Builder:
         insists = any(nic.network in self.insistent for nic in attachment.nics)
         if not insists:
             await begun()
-        await in_thread(lambda: self.links.open_namespace(attachment))
-        attachment = await self._chains.add(attachment, attachment.nics, keep)
+        before = await in_thread(lambda: self._opened(attachment))
+        attachment = await self._chains.add(attachment, attachment.nics, keep, before)
         await self.adopt(attachment)
         keep(attachment.model_copy(update={"made": True}))
+
+    def _opened(self, attachment: Attachment) -> frozenset[str]:
+        """Make the namespace; return the names of the host's links, which plugins add to."""
+        before = link_names()
+        self.links.open_namespace(attachment)
+        return before
 
     async def connect(self, attachment: Attachment, nic: Nic, keep: Keep) -> Attachment:
         """Run the CNI plugins of one interface of a running guest, once.
@@ -189,8 +196,8 @@ class Builder:
         """
         if nic.cni is None or nic.cni.result is not None:
             return attachment
-        await in_thread(lambda: self.links.open_namespace(attachment.joined))
-        done = await self._chains.add(attachment, [nic], keep)
+        before = await in_thread(lambda: self._opened(attachment.joined))
+        done = await self._chains.add(attachment, [nic], keep, before)
         keep(done)
         return done
 

@@ -9,7 +9,7 @@ from virtbus.netd.core.cni import at_network
 from virtbus.netd.core.cni_results import given_mac, host_ends, repaired, settled
 from virtbus.netd.core.masquerade import refuse_overlap
 from virtbus.netd.edge.cni import Cni
-from virtbus.netd.edge.host_links import appeared, link_names
+from virtbus.netd.edge.host_links import appeared
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_links import PluginLinks, router_of
 from virtbus.schemas.errors import VirtbusError
@@ -33,8 +33,12 @@ class PluginChains:
         """Networks whose plugins choose the MAC. They are attached before a VM starts, never
         during its start."""
 
-    async def add(self, attachment: Attachment, nics: Sequence[Nic], keep: Keep) -> Attachment:
+    async def add(
+        self, attachment: Attachment, nics: Sequence[Nic], keep: Keep, before: frozenset[str]
+    ) -> Attachment:
         """Run ADD of the chains of `nics`. After a failure, undo them all.
+
+        `before` are the links of the host before the first plugin runs.
 
         Raises:
             VirtbusError: the first failure, with the links that plugins have left on the host; 409
@@ -48,7 +52,6 @@ class PluginChains:
             latest = more
             keep(more)
 
-        before = await in_thread(link_names)
         try:
             for nic in nics:
                 if nic.cni is not None:
@@ -94,15 +97,16 @@ class PluginChains:
             log.info("the result of the plugins of %s was completed", nic.network, extra=extra)
         try:
             nic = settled(nic, result)
-            router6 = await in_thread(lambda: router_of(nic.gateway6))
-            nic = nic.model_copy(update={"router6": router6})
+            if nic.gateway6:
+                router6 = await in_thread(lambda: router_of(nic.gateway6))
+                nic = nic.model_copy(update={"router6": router6})
         finally:
             # DEL needs the result: plugins find their rules by the address, which the link loses.
             attachment = replaced(attachment, nic)
             keep(attachment)
         if link is None:
             raise no_link(nic)
-        await in_thread(lambda: self._links.take_addresses_off(attachment, nic))
+        await in_thread(lambda: self._links.take_addresses_off(attachment, nic, link))
         refuse_overlap(nic)
         mac = given_mac(result, nic) or link.mac
         if mac != nic.mac and nic.network not in self.insistent:

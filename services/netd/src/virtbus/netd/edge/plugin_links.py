@@ -61,18 +61,20 @@ class PluginLinks:
             to_host=link.kind in _PAIRED and link.peer_namespace == at_host,
         )
 
-    def take_addresses_off(self, attachment: Attachment, nic: Nic) -> None:
+    def take_addresses_off(self, attachment: Attachment, nic: Nic, found: PluginLink) -> None:
         """Remove the addresses of a link: from now on the guest uses them.
 
         The kernel removes the routes with the last one.
         """
         self.namespaces.enter(attachment.netns)
+        try:
+            index = socket.if_nametoindex(nic.eth)
+        except OSError:  # the link is gone
+            return
         with Netlink() as inside:
-            link = links.find(inside, nic.eth)
-            if link is not None:
-                found = _addresses(inside, link.index)
-                inside.do([links.delete_address(link.index, each) for each in found])
-                write_sysctl(_no_ipv6(nic), "1")
+            own = map(IPv4Interface, found.addresses)
+            inside.do([links.delete_address(index, each) for each in own])
+        write_sysctl(_no_ipv6(nic), "1")
 
     def give_addresses_back(self, attachment: Attachment) -> None:
         """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
