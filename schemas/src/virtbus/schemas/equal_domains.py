@@ -18,7 +18,7 @@ class EqualDomains:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record, with a domain that an earlier record has, if they are equal."""
+        """Return the record; its domain becomes that of an earlier record, if they are equal."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)
@@ -27,5 +27,5 @@ class EqualDomains:
         if earlier != domain:
             self._domains[kind] = domain
             return record
-        spec = record.spec.model_copy(update={"domain": earlier})
-        return record.model_copy(update={"spec": spec})
+        record.spec.__dict__["domain"] = earlier  # frozen, but nobody can tell equal values apart
+        return record

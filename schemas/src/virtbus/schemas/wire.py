@@ -54,32 +54,36 @@ class _Budget:
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
-    def _over(self) -> _PairsError:
-        return _PairsError(f"more than {self._most} values")
+    def _take(self, many: int) -> None:
+        self._left -= many
+        if self._left < 0:
+            msg = f"more than {self._most} values"
+            raise _PairsError(msg)
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        self._left -= len(pairs)
-        if self._left < 0:
-            raise self._over()
-        result = dict(pairs)
-        try:
-            keys = "".join(result)
-        except TypeError:
-            msg = "map keys must be strings"
-            raise _PairsError(msg) from None
-        if len(result) != len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            msg = f"duplicate key {twice[:64]!r}"
-            raise _PairsError(msg)
-        if not keys.isascii():
-            _check_text(keys)
-        return result
+        self._take(len(pairs))
+        return _unique(pairs)
 
     def items(self, items: list[Any]) -> list[Any]:
-        self._left -= len(items)
-        if self._left < 0:
-            raise self._over()
+        self._take(len(items))
         return items
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return a map; raise _PairsError for a key that is duplicate or no text."""
+    result = dict(pairs)
+    try:
+        keys = "".join(result)
+    except TypeError:
+        msg = "map keys must be strings"
+        raise _PairsError(msg) from None
+    if len(result) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        msg = f"duplicate key {twice[:64]!r}"
+        raise _PairsError(msg)
+    if not keys.isascii():
+        _check_text(keys)
+    return result
 
 
 def _no_ext(code: int, _data: bytes) -> Any:
@@ -171,17 +175,18 @@ def decode(
             "too_large",
             f"the message has {len(body)} bytes; at most {most_bytes} are accepted",
         )
-    budget = _Budget(most_values)
+    budget = _Budget(most_values) if len(body) > most_values else None  # a value has a byte or more
+    pairs = budget.pairs if budget is not None else _unique
     sure = _SURE_IN_MSGPACK
     try:
         if is_json(body):
             sure = _SURE_IN_JSON
-            value = json.loads(body, object_pairs_hook=budget.pairs, parse_constant=_no_constant)
+            value = json.loads(body, object_pairs_hook=pairs, parse_constant=_no_constant)
         else:
             value = msgpack.unpackb(
                 body,
-                object_pairs_hook=budget.pairs,
-                list_hook=budget.items,
+                object_pairs_hook=pairs,
+                list_hook=budget.items if budget is not None else None,
                 max_array_len=most_values,
                 max_map_len=most_values,
                 strict_map_key=False,
