@@ -1,5 +1,6 @@
 """The guest's CPU."""
 
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator
@@ -26,7 +27,7 @@ class Cpu(StrictModel):
     cores: Count = Field(1, ge=1, le=CORES_MAX)
     threads: Count = Field(1, ge=1, le=8)
     model: _CpuName | None = None
-    features: tuple[CpuFeature, ...] = Field((), max_length=64, exclude_if=lambda found: not found)
+    features: tuple[CpuFeature, ...] = Field((), max_length=64, exclude_if=not_)
     """Only with a `model`."""
 
     @field_validator("features")

@@ -2,6 +2,7 @@
 
 import hashlib
 from enum import StrEnum
+from operator import not_
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -74,7 +75,7 @@ class InterfaceStatus(LenientModel):
     mac: str
     addresses: tuple[str, ...] = ()
     gateway: str = ""
-    gateway6: str = Field("", exclude_if=lambda gateway: not gateway)
+    gateway6: str = Field("", exclude_if=not_)
     mtu: int = 1500
     queues: int = 1
     state: LinkState = LinkState.UP
@@ -82,9 +83,9 @@ class InterfaceStatus(LenientModel):
     """Ports of the host that lead to the guest: `0.0.0.0:8080->80/tcp`."""
     tap: str = ""
     netns: str = ""
-    binding: str = Field("", exclude_if=lambda binding: not binding)
+    binding: str = Field("", exclude_if=not_)
     """As the spec has it; empty: bridge."""
-    guest_addresses: tuple[str, ...] = Field((), exclude_if=lambda found: not found)
+    guest_addresses: tuple[str, ...] = Field((), exclude_if=not_)
     """With masquerade: the addresses that the guest itself has."""
     plug: PlugState = Field(PlugState.PLUGGED, exclude_if=lambda plug: plug is PlugState.PLUGGED)
 

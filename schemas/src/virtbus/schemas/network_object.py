@@ -10,6 +10,7 @@ from ipaddress import (
     IPv6Interface,
     IPv6Network,
 )
+from operator import not_
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -187,9 +188,9 @@ class NetworkSpec(StrictModel):
     """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
-    share_names: bool = Field(False, exclude_if=lambda shared: not shared)
+    share_names: bool = Field(False, exclude_if=not_)
     """True: guests on the network resolve the names of VMs on it in all namespaces."""
-    default_deny: bool = Field(False, exclude_if=lambda denies: not denies)
+    default_deny: bool = Field(False, exclude_if=not_)
     """True: guests have only the connections that a rule of a security group allows."""
     protected: bool = False
     """True: a delete is refused until this is cleared."""

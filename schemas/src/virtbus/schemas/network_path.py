@@ -1,5 +1,6 @@
 """The path of a guest's packets on its host, and what is broken on it."""
 
+from operator import not_
 from typing import Literal
 
 from pydantic import Field
@@ -36,9 +37,9 @@ class NicPath(LenientModel):
     """The types of the network's CNI plugins, in order."""
     limits: dict[str, int] = Field(default_factory=dict)
     """Bytes per second, by direction: `to guest`, `from guest`."""
-    ports: tuple[str, ...] = Field((), exclude_if=lambda ports: not ports)
+    ports: tuple[str, ...] = Field((), exclude_if=not_)
     """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
-    leased: bool = Field(False, exclude_if=lambda leased: not leased)
+    leased: bool = Field(False, exclude_if=not_)
     """True: the DHCP server of its segment gives the address, and not netd."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which it has only the connections that a security group allows."""

@@ -1,6 +1,7 @@
 """A node: its liveness record, written by its nodeagent, and its view in the API."""
 
 from enum import StrEnum
+from operator import not_
 
 from pydantic import Field
 
@@ -64,7 +65,7 @@ class NodeRecord(LenientModel):
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
     """Links of the host that networks may name, each with the kind of network that it carries."""
-    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=lambda mtus: not mtus)
+    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
     """Their MTUs."""
     tunnel: TunnelEnd | None = None
     """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""

@@ -1,6 +1,7 @@
 """Requests to the services of a node, and their events (`virtbus.node.<id>.…`)."""
 
 from enum import StrEnum
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -241,7 +242,7 @@ class ServiceReport(LenientModel):
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
-    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=lambda mtus: not mtus)
+    link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
     tunnel: TunnelEnd | None = None
     bindings: tuple[str, ...] = ()
     """Bindings of interfaces whose programs the host has."""

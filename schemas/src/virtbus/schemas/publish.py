@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from ipaddress import ip_address
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -42,7 +43,7 @@ class GuestPort(StrictModel):
     """A port of the guest, or the ports from `port` to `last_port`."""
 
     port: Count = Field(ge=1, le=PORT_MAX)
-    last_port: Count | None = Field(None, ge=1, le=PORT_MAX, exclude_if=lambda port: port is None)
+    last_port: Count | None = Field(None, ge=1, le=PORT_MAX, exclude_if=not_)
     protocol: Protocol = "tcp"
 
     @field_validator("last_port")

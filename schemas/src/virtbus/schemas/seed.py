@@ -4,6 +4,7 @@ Their contents are secrets, so they are only in `$KV.sec`, never in a record or 
 """
 
 import json
+from operator import not_
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
@@ -114,10 +115,10 @@ class CloudInit(StrictModel):
     vendor_data_base64: Base64 | None = None
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
-    meta_data: MetaData | None = Field(None, exclude_if=lambda text: text is None)
+    meta_data: MetaData | None = Field(None, exclude_if=not_)
     """Further keys of the meta-data, as a JSON object. Keys of the platform win."""
     hostname: HostName | None = None
-    fqdn: DomainHostName | None = Field(None, exclude_if=lambda name: name is None)
+    fqdn: DomainHostName | None = Field(None, exclude_if=not_)
     """The host name with its domain (`hostname -f`). `hostname` stays the guest's own name."""
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
@@ -128,9 +129,7 @@ class CloudInit(StrictModel):
     mounts: tuple[GuestMount, ...] = Field((), max_length=24)
     links: tuple[GuestLink, ...] = Field((), max_length=24)
     """Mounts and links are not secret, so a record has them, too."""
-    host_aliases: tuple[HostAlias, ...] = Field(
-        (), max_length=HOST_ALIASES_MAX, exclude_if=lambda found: not found
-    )
+    host_aliases: tuple[HostAlias, ...] = Field((), max_length=HOST_ALIASES_MAX, exclude_if=not_)
     """Not in a record either: they can be larger than it may be."""
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ translates names.
 """
 
 from enum import StrEnum
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
@@ -83,9 +84,7 @@ class Interface(StrictModel):
     name: Id
     mac_address: Mac | None = None
     model: NicModel = NicModel.VIRTIO
-    boot_order: Count | None = Field(
-        None, ge=1, le=BOOT_ORDER_MAX, exclude_if=lambda order: order is None
-    )
+    boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX, exclude_if=not_)
     """The order among disks and interfaces; None: the guest does not boot from it."""
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
@@ -100,16 +99,14 @@ class Interface(StrictModel):
     """Of the network's subnets; the network chooses one of each version without one here."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest, on networks that its host forwards to."""
-    binding: NicBinding | None = Field(None, exclude_if=lambda binding: binding is None)
+    binding: NicBinding | None = Field(None, exclude_if=not_)
     """None: bridge. At most one interface of a VM has masquerade."""
-    ports: tuple[GuestPort, ...] = Field(
-        (), max_length=GUEST_PORTS_MAX, exclude_if=lambda ports: not ports
-    )
+    ports: tuple[GuestPort, ...] = Field((), max_length=GUEST_PORTS_MAX, exclude_if=not_)
     """With masquerade and passt: the guest's ports that others can connect to; empty: all."""
-    vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=lambda cidr: cidr is None)
+    vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=not_)
     """With masquerade: the guest's network. Its first address is the gateway's, its second the
     guest's. None: 10.0.2.0/24."""
-    vm_ipv6_network_cidr: GuestNetwork6 | None = Field(None, exclude_if=lambda cidr: cidr is None)
+    vm_ipv6_network_cidr: GuestNetwork6 | None = Field(None, exclude_if=not_)
     """As `vm_network_cidr`, for IPv6. None: fd10:0:2::/120."""
 
 
@@ -140,7 +137,7 @@ class Domain(StrictModel):
     firmware: Firmware = Firmware()
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     io_threads: IoThreads | None = None
-    resources: Resources | None = Field(None, exclude_if=lambda found: found is None)
+    resources: Resources | None = Field(None, exclude_if=not_)
 
     @model_validator(mode="after")
     def _within_memory(self) -> "Domain":
@@ -219,7 +216,7 @@ class Network(StrictModel):
 
     name: Id
     network: Id = "default"
-    plugins_digest: PluginsDigest | None = Field(None, exclude_if=lambda digest: digest is None)
+    plugins_digest: PluginsDigest | None = Field(None, exclude_if=not_)
     """The VM is refused unless this is a network of these CNI plugins (`cni_config`)."""
 
 
@@ -247,7 +244,7 @@ class VmSpec(StrictModel):
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
-    dns_config: DnsConfig | None = Field(None, exclude_if=lambda found: found is None)
+    dns_config: DnsConfig | None = Field(None, exclude_if=not_)
     ignition: Ignition | None = None
     """For guests that read Ignition's configuration from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)
@@ -256,7 +253,7 @@ class VmSpec(StrictModel):
     protected: bool | None = None
     """True: a delete is refused until an update clears it."""
     placement: PlacementRules | None = None
-    network_state: NetworkState | None = Field(None, exclude_if=lambda state: state is None)
+    network_state: NetworkState | None = Field(None, exclude_if=not_)
 
     @property
     def local_disks(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Volumes: named disks that outlive the VMs that use them (ADR 0045)."""
 
 from enum import StrEnum
+from operator import not_
 
 from pydantic import Field
 
@@ -99,7 +100,7 @@ class VolumeRecord(LenientModel):
     of its holders."""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
-    holds: dict[str, VolumeHold] = Field(default_factory=dict, exclude_if=lambda holds: not holds)
+    holds: dict[str, VolumeHold] = Field(default_factory=dict, exclude_if=not_)
     """All holders of a shared volume, by uid; empty for other volumes."""
     made_for: str = ""
     """The uid of the VM whose spec made it; empty if `volume.create` did (ADR 0072)."""

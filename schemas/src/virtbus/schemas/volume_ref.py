@@ -1,5 +1,6 @@
 """References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
 
+from operator import not_
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -39,7 +40,7 @@ class HostDevice(StrictModel):
     """
 
     path: DevicePath
-    image: ImageRef | None = Field(None, exclude_if=lambda image: image is None)
+    image: ImageRef | None = Field(None, exclude_if=not_)
 
 
 class HostDisk(StrictModel):
@@ -60,7 +61,7 @@ class NamedVolume(StrictModel):
     """
 
     name: Id
-    template: VolumeSpec | None = Field(None, exclude_if=lambda spec: spec is None)
+    template: VolumeSpec | None = Field(None, exclude_if=not_)
 
 
 class VolumeRef(LenientModel):
@@ -80,7 +81,7 @@ class VolumeRef(LenientModel):
     """The pool of the node that has the data."""
     kind: PoolKind = PoolKind.LOCAL
     """The kind of that pool."""
-    shared: bool = Field(False, exclude_if=lambda shared: not shared)
+    shared: bool = Field(False, exclude_if=not_)
     """True: other VMs may hold it at the same time, so its data is raw (ADR 0086)."""
 
     @property
