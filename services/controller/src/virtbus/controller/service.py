@@ -132,7 +132,7 @@ class ControllerService:
         moves = VolumeMoves(bus, self._fleet, events, files)
         removals = VolumeRemovals(bus, self._fleet, events, files)
         wakes = (self._placing.wake, self._fills.wake, moves.wake, removals.wake)
-        self._feeds.listeners += wakes
+        self._feeds.wakes.calls += wakes
         return moves, removals
 
     @property
@@ -188,10 +188,10 @@ class ControllerService:
             grace_s=settings.orphan_grace_s,
         )
         completing = SnapshotSweep(bus, fleet, events)
-        self._feeds.listeners.append(completing.wake)
+        self._feeds.wakes.calls.append(completing.wake)
         schedules = BackupScheduleRuns(bus, fleet, events, self._room)
         networks, groups = NetworkRemovals(bus, fleet, events), NodeGroups(bus, fleet)
-        self._feeds.listeners += [schedules.wake, networks.wake, groups.wake]
+        self._feeds.wakes.calls += [schedules.wake, networks.wake, groups.wake]
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,

@@ -21,6 +21,7 @@ from virtbus.controller.core.security_groups import SecurityGroups
 from virtbus.controller.core.snapshots import Snapshots
 from virtbus.controller.core.volumes import Volumes
 from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.wakes import Wakes
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -59,7 +60,7 @@ class Informers:
         self._fleet = fleet
         self._watches = watches
         self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
-        self.listeners: list[Callable[[], None]] = []
+        self.wakes = Wakes()
         """Called when anything of the fleet may have changed."""
         self.released: asyncio.Queue[str] = asyncio.Queue()
         """Uids whose status or record changed, and that may have released something."""
@@ -115,8 +116,7 @@ class Informers:
                         names = {_name(item.key), item.key}
                         self._forget(bucket, listing.outdated(names, item.revision))
                     self._changed(self._take(take, item))
-                    for listener in self.listeners:
-                        listener()
+                    self.wakes.request()
 
     def _begin_list(self, bucket: str) -> None:
         """Forget how far the watch had come: a restored bus continues at a lower revision."""
