@@ -14,7 +14,6 @@ from virtbus.schemas.wire import spec_hash
 
 NAMESPACE = "https://virtbus.dev/domain/1"
 PREFIX = "virtbus"
-ET.register_namespace(PREFIX, NAMESPACE)
 _ADDRESSES, _DISKS = "addresses", "volume_disks"
 _DIGITS = 12
 
@@ -61,7 +60,7 @@ def _still(disk: Disk) -> Disk:
 
 def metadata(record: VmRecord, addresses: Addresses) -> Element:
     """Return the element for a record. It has no secrets: every libvirt client can read it."""
-    element = ET.Element(f"{{{NAMESPACE}}}vm")
+    element = ET.Element(f"{PREFIX}:vm", {f"xmlns:{PREFIX}": NAMESPACE})
     values = {
         "uid": record.uid,
         "namespace": record.namespace,
@@ -81,7 +80,7 @@ def metadata(record: VmRecord, addresses: Addresses) -> Element:
         "traceparent": record.traceparent or "",
     }
     for name, value in values.items():
-        ET.SubElement(element, f"{{{NAMESPACE}}}{name}").text = value
+        ET.SubElement(element, f"{PREFIX}:{name}").text = value
     return element
 
 
