@@ -168,12 +168,17 @@ def entered(namespace: int, back: int) -> Iterator[None]:
 def write_sysctl(key: str, value: str) -> bool:
     """Set `/proc/sys/<key>` of the calling thread's namespace; return False if it is missing."""
     try:
-        Path("/proc/sys", key).write_text(value)
+        fd = os.open(f"/proc/sys/{key}", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
     return True
 
 
 def read_sysctl(key: str) -> str:
     """Return the value of `/proc/sys/<key>` in the calling thread's namespace."""
-    return Path("/proc/sys", key).read_text().strip()
+    with opened(f"/proc/sys/{key}") as fd:
+        return os.read(fd, 4096).decode().strip()
