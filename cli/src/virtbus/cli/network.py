@@ -43,8 +43,8 @@ def command() -> None:
     """Manage networks for the NICs of VMs.
 
     `default` is built in: each node has it without an object. Other networks are objects on the
-    bus, or CNI conflists that an operator put on a node. A VM keeps the settings that its network
-    had at its create.
+    bus, or CNI conflists that an operator put on a node. A VM keeps the network settings that
+    applied when it was created.
     """
 
 
@@ -52,7 +52,7 @@ def _scoped(function: Any) -> Any:
     everywhere = click.option(
         "--all-namespaces",
         is_flag=True,
-        help="A network of all namespaces; to change it, use the credentials admin (--creds).",
+        help="A network of all namespaces. Only the credentials of admin change it (--creds).",
     )
     return everywhere(namespace_option(function))
 
@@ -85,7 +85,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--subnet",
     metavar="CIDR",
-    help="The guests' addresses. On a LAN: instead of its DHCP.",
+    help="The guests' addresses. For bridge and macvtap: the segment's, without its DHCP.",
 )
 @click.option(
     "--on",
@@ -97,20 +97,24 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--gateway",
     metavar="IP",
-    help="Of nat, or the router of a LAN.  [of nat: the first address]",
+    help="The gateway. For bridge and macvtap: the router.  [nat, overlay: the first address]",
 )
 @click.option(
     "--subnet6",
     metavar="CIDR",
     help="As --subnet, for IPv6. Guests get both addresses; a LAN may have IPv6 alone.",
 )
-@click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6. Of a LAN: fe80::….")
+@click.option(
+    "--gateway6",
+    metavar="IP",
+    help="As --gateway, for IPv6. For bridge and macvtap: the router's link-local address.",
+)
 @click.option(
     "--range",
     "ranges",
     multiple=True,
     metavar="IP[-IP]",
-    help="Addresses that are chosen for interfaces; repeatable.  [default: all]",
+    help="Interfaces get addresses from this range only; repeatable.  [default: all]",
 )
 @click.option(
     "--exclude",
@@ -122,17 +126,22 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--pool",
     type=click.Choice(("host", "fleet")),
-    help="For nat and isolated: fleet gives each address to one VM of all hosts.  [default: host]",
+    help="For nat and isolated: addresses are unique on a host or in the fleet.  [default: host]",
 )
 @click.option(
-    "--dns", multiple=True, metavar="IP", help="Name server for names of no VM; repeatable."
+    "--dns", multiple=True, metavar="IP", help="Name server for names that no VM has; repeatable."
 )
 @click.option(
     "--share-names",
     is_flag=True,
     help="Guests resolve the names of this network's VMs in all namespaces.",
 )
-@click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
+@click.option(
+    "--mtu",
+    type=int,
+    metavar="BYTES",
+    help="[default: 1500, less in tunnels; that of the link or the plugins]",
+)
 @click.option(
     "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
 )
@@ -162,14 +171,15 @@ def create(
     """Make the network NAME. Hosts set it up when a VM first uses it.
 
     With nat, guests reach each other on their host, and the outside under the host's address. With
-    routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
-    isolated, they reach each other on their host, and nothing else. With overlay, it is as with
-    nat, and guests of all hosts reach each other. With bridge, they are on the
-    segment of a bridge that hosts have, and its DHCP server gives them addresses, unless the
-    network has a --subnet. With macvtap, they are on that of an interface, and do not reach the
-    host itself. With cni, plugins decide.
+    routed, they reach the outside under their own addresses; `virtbus network get` shows the routes
+    that routers outside need. With isolated, they reach each other on their host, and nothing else.
+    With overlay, guests of all hosts reach each other, and the outside as with nat.
 
-    The netd of a host allows the bridges and interfaces of --link in its setting links_allowed.
+    With bridge, guests are on the segment of a bridge of their host. The segment's DHCP server
+    gives them addresses, unless the network has a --subnet. With macvtap, guests are on the segment
+    of an interface of their host, and do not reach the host itself. With cni, plugins decide.
+
+    A host accepts only bridges and interfaces of --link that its netd's setting links_allowed has.
     """
     wanted = {
         **_asked(name, namespace, everywhere=all_namespaces),
@@ -218,7 +228,7 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @verb
 def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...]) -> None:
-    """List network objects, then what nodes offer without one: `default`, and CNI conflists."""
+    """List network objects. Without a filter, also list `default` and the nodes' CNI conflists."""
     query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": PAGE}
     if namespace:
         query["namespace"] = namespace
@@ -302,7 +312,7 @@ def delete(
 ) -> None:
     """Remove networks. It is refused while VMs use the network, or while it is protected.
 
-    A network ends some seconds later, when no create of a VM can be under way any more.
+    A network is removed some seconds later, so that creates of VMs in progress can end first.
     """
     asked = [_asked(name, namespace, everywhere=all_namespaces) for name in dict.fromkeys(names)]
     wait_s = timeout if wait else None

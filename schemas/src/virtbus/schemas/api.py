@@ -1,4 +1,4 @@
-"""Requests and answers of the public API, `virtbus.api.v1.<vm|node|image|network>.<verb>`."""
+"""Requests and answers of the public API about VMs, nodes, offered networks and the bus."""
 
 from typing import Annotated
 
@@ -58,9 +58,9 @@ class VmCreate(StrictModel):
     user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
     network: Id | None = None
     origin: Id | None = None
-    """A snapshot of a VM in the same namespace: the own disks of the new VM rest on those of the
-    snapshot, by name, on its node. First-boot data of the snapshot's VM that the request leaves
-    empty is taken over. The new VM has an identity of its own."""
+    """A snapshot of a VM in the same namespace. Each disk of the new VM starts from the snapshot's
+    disk of the same name, on the snapshot's node. First-boot data that the request does not give is
+    that of the snapshot's VM. The new VM has an identity of its own."""
 
 
 class VmRef(StrictModel):
@@ -129,7 +129,7 @@ class VmFreeze(VmCommand):
 
 
 class VmMove(VmRef):
-    """`vm.move`: stops the VM and starts it on the node `to` from its images.
+    """`vm.move`: stops the VM and starts it on the node `to`, with new disks of its images.
 
     The default of `to` is the best other node. `discard_local_disks` permits the loss of the data
     on its disks.
@@ -168,7 +168,7 @@ class NodeRef(StrictModel):
 
 
 class NodeForget(NodeRef):
-    """`node.forget`. The lists name, as NAMESPACE/NAME, each object that is lost with it."""
+    """`node.forget`. The lists must name each object that is lost with the node: NAMESPACE/NAME."""
 
     lose_volumes: tuple[VolumeName, ...] = Field((), max_length=10_000)
     lose_snapshots: tuple[VolumeName, ...] = Field((), max_length=10_000)
@@ -339,7 +339,7 @@ class BusStatus(LenientModel):
 
 
 class RebuiltVm(LenientModel):
-    """The result for one VM: `step` is add, raise, move, end, keep, unsigned or conflict."""
+    """The result for one VM; `step` is a value of the controller's `RebuildAction`."""
 
     uid: Uid
     namespace: str = ""
@@ -350,7 +350,7 @@ class RebuiltVm(LenientModel):
 
 
 class RebuiltNode(LenientModel):
-    """A node of the rebuild. `joined`: it belongs to this bus now; `message` says why not."""
+    """A node of the rebuild. If it has not `joined` this bus, `message` says why."""
 
     node: str
     vms: int = 0
@@ -359,7 +359,7 @@ class RebuiltNode(LenientModel):
 
 
 class BusRebuilt(LenientModel):
-    """The answer of `bus.rebuild`. VMs that need no change are only counted, in `kept`."""
+    """The answer of `bus.rebuild`. `kept` counts the VMs that need no change and no explanation."""
 
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()

@@ -9,14 +9,14 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from virtbus.schemas.model import StrictModel
 
 NAMESERVERS_MAX, SEARCHES_MAX, SEARCH_CHARACTERS_MAX = 3, 32, 2048
-"""Those of Kubernetes; the characters are those of all domains with a space between two."""
+"""The limits of Kubernetes. The characters are those of all search domains, joined by spaces."""
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE)
 _DOMAIN_MAX = 253
 
 
 def is_domain(text: str) -> bool:
-    """Return True if a domain name can be encoded: its labels and its length are within bounds."""
+    """Return True for a domain name with valid characters, labels and length."""
     return len(text) <= _DOMAIN_MAX and text.isascii() and _DOMAIN.fullmatch(text) is not None
 
 
@@ -54,7 +54,7 @@ NameServer = Annotated[IpText, AfterValidator(_server)]
 
 
 class DnsConfig(StrictModel):
-    """The DNS settings of a guest, which replace those of its networks; both may be empty.
+    """The DNS settings of a guest, which replace those of its networks. Either field may be empty.
 
     DHCP gives them to the guest.
     """

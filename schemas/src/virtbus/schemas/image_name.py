@@ -31,7 +31,7 @@ def check_scope(text: str) -> str:
 def check_no_query(url: str) -> str:
     """Return a URL without a query; raise ValueError if it has one.
 
-    A query may be a signature, and an image name has no secrets.
+    A query may contain a secret signature, and an image name is not secret.
     """
     if "?" in url:
         msg = "must have no query: it may be a secret, which an image name cannot keep"
@@ -52,7 +52,7 @@ class ImageNameSpec(StrictModel):
     digest: ImageDigest | None = None
     """The digest of the image file; for a `docker://` URL, that of the manifest."""
     transport: TransportName | None = None
-    """A transport that `images.d` of each node has, and that it permits for the URL's server."""
+    """The name of a transport in each node's `images.d`. It must permit the server of the URL."""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     """The rule for a VM's create: fetch always, only if the node lacks the image, or never."""
 

@@ -1,6 +1,6 @@
 """Decides how much disk space the bus needs, and the action if there is less.
 
-All sizes are in bytes. They are smaller on a small disk, so that a bus works on one of its own.
+All sizes are in bytes. The limits are lower on a small disk, which may be for the bus alone.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,8 @@ def page() -> str:
             "## The phase of a VirtualMachineInstance",
             "",
             "The phase follows from the state of the VM in virtbus. `Succeeded` and `Failed` are"
-            " final, and no phase leads back to an earlier one. A failed start is retried, and the"
+            " final, and from `Pending` to `Running` no phase leads back, except from `Unknown`."
+            " The phase is not `Failed` if the guest never ran: the start is retried, and the"
             " condition `Synchronized` has the reason of the failure.",
             "",
             *table(
@@ -39,7 +40,7 @@ def page() -> str:
             *table(("Strategy", "Instance", "Request", "Action"), _strategies()),
             "## Verbs",
             "",
-            f"The verbs of `{GROUP}`. A verb that is not supported yet answers 501 with this text.",
+            f"The verbs of `{GROUP}`. An unsupported verb answers 501 with the text in its row.",
             "",
             *table(
                 ("Verb", "Method", "Answer"),

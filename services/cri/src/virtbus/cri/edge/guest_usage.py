@@ -1,7 +1,7 @@
 """Reads what a guest uses of its node: its emulator's CPU time and memory, and its disks' files.
 
-It reads small files of the kernel, so it needs no thread. A guest that has ended in between, or has
-no disk yet, has no value; the values of others do not depend on it.
+It reads files in /proc, a file of libvirt and a folder's metadata. These reads are short, so they
+need no thread. A value that cannot be read is None.
 """
 
 import os
@@ -14,7 +14,7 @@ from virtbus.schemas.ids import check_uid
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _USER_TICKS, _RESIDENT_PAGES = 11, 1
-"""Positions of the user time behind the name in `/proc/<pid>/stat`, and of the size in `statm`."""
+"""Positions of the user time in `/proc/<pid>/stat`, after the name, and of memory in `statm`."""
 
 
 class Usage(NamedTuple):
@@ -46,7 +46,7 @@ class GuestUsage:
             pid = int((self._libvirt / f"{name}.pid").read_text(encoding="ascii"))
             process = self._proc / str(pid)
             if name.encode() in (process / "cmdline").read_bytes():
-                return process  # and no other process that got the id meanwhile
+                return process  # another process may have got the id
         return None
 
 
@@ -67,7 +67,7 @@ def _memory_bytes(process: Path) -> int | None:
 
 
 def _disk_bytes(folder: Path) -> int | None:
-    """Return the size of the files of a VM's own disks."""
+    """Return the space that the files of a VM's own disks take; None without files."""
     with suppress(OSError):
         sizes = [path.lstat().st_blocks * _BLOCK_BYTES for path in folder.glob("*.qcow2")]
         return sum(sizes) if sizes else None

@@ -9,7 +9,7 @@ Place = asyncio.Future[None]
 
 
 class FairTurns:
-    """Grants turns in the loop's next round, when all waiting sources are known."""
+    """Grants turns in the next round of the event loop, so that all tasks of this round compete."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, deque[Place]]] = {}

@@ -1,7 +1,7 @@
-"""Resolves names for guests, with what the last netd said, until no netd and no guest is there.
+"""Resolves names for guests in a process that outlives netd.
 
-netd says which VMs have names, and asks the controllers. While netd is away, the names that it said
-stay, and names of other hosts have their last answers.
+netd sends the names of this host's VMs, and asks the controllers for those of other hosts. While no
+netd runs, known names stay, and names of VMs on other hosts keep their last answers.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.resolver import Resolver
 
 ASK_S = 3.0
-"""netd answers each question within its own limit. A netd that is stopped answers none."""
+"""The limit for an answer of netd, which has shorter limits itself unless it is suspended."""
 
 LOOK_S = 5.0
 
@@ -46,7 +46,9 @@ class ResolverService(logging.Handler):
         self._over = asyncio.Event()
 
     async def run(self, netd: ResolverChannel) -> None:
-        """Serve; return when a netd ends it, or when no netd is there and no VM has a name.
+        """Serve until netd requests the end, or until there is no netd and no VM with a name.
+
+        Return at once if netd has gone or the ports are taken, and later if the socket is removed.
 
         The ports are opened when netd says so: until then, an earlier process may have them.
         """
@@ -90,7 +92,7 @@ class ResolverService(logging.Handler):
                 self._left()
 
     def _left(self) -> None:
-        """Continue without netd. Names of other hosts keep their last answers."""
+        """Continue without netd if there are VMs with names; otherwise end."""
         self._netd = None
         for waiting in self._questions.values():
             if not waiting.done():

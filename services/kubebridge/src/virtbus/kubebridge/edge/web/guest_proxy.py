@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 GUEST_S = 10.0
 """Timeout of KubeVirt's guest agent commands."""
 WINDOW_BYTES = 64 * 1024
-"""Unread bytes of a guest for each stream. 200 streams need 13 MB."""
+"""Maximum unread bytes that a guest has sent on a stream. 200 streams need 13 MB."""
 STREAMS_MAX = 200
 """Maximum number of streams. Each needs another 300 KB for TLS and the websocket."""
 VERBS = {"console": "console", "vnc": "vnc", "portforward": "port", "screenshot": "screenshot"}
