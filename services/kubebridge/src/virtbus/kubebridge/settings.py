@@ -1,4 +1,4 @@
-"""The bridge's settings."""
+"""Declares the bridge's settings."""
 
 from pathlib import Path
 from typing import ClassVar

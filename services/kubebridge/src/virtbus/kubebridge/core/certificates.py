@@ -1,8 +1,8 @@
 """Decides when the bridge's certificates are renewed.
 
-The clients of the bridge are API servers. They get all valid authorities. A new authority signs the
-serving certificate a day later, when all of them know it. Only a missing or nearly expired
-certificate is signed without that wait.
+The clients of the bridge are API servers, which get all valid authorities. A new authority signs
+the serving certificate a day later, when every API server knows that authority. Only a missing or
+nearly expired certificate is signed without that wait.
 """
 
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ class Life(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The certificates to make. If both are due, the new authority signs the certificate."""
+    """The certificates to make. If both are due, the new authority signs the serving one."""
 
     authority: bool
     serving: bool

@@ -1,8 +1,8 @@
 """Serves the webhooks: answers admission reviews of the API server (ADR 0025).
 
 Any client that reaches the port may send a review, because API servers by default show webhooks no
-certificate. An answer changes nothing, and these bounds limit its cost (ADR 0029). A review waits
-for its turn only after its body is read, so a slow sender delays no other.
+certificate. An answer changes nothing, and the bounds below limit its cost (ADR 0029). A review
+waits for its turn only after its body is read, so a slow sender delays no other.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 MAX_BYTES = 8 * 1024**2
-"""Largest review. It contains an object at most twice, and the API server accepts up to 3 MiB."""
+"""Largest review. It has an object at most twice, and an object may have 3 MiB."""
 MAX_VALUES = 40_000
 """Limit of JSON values of a review: two objects as large as a bus message.
 
@@ -33,7 +33,7 @@ A review costs at most 0.6 s of CPU time.
 ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
-"""Time between two parts of a body. API servers send it in one piece."""
+"""Longest time between two parts of a body. API servers send a body in one piece."""
 BODIES_BYTES = 64 * 1024**2
 """Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
@@ -50,8 +50,8 @@ def routes(
 ) -> list[web.RouteDef]:
     """Return the routes of the two webhooks.
 
-    Only accepted clients get an answer. Without `accepted`, these are all, because API servers by
-    default show webhooks no certificate.
+    Only accepted clients get an answer. Without `accepted`, every client gets one, because API
+    servers by default show webhooks no certificate.
     """
     reviews = _Reviews(accepted, answer_s, idle_s)
     mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
@@ -91,7 +91,7 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # Wait for the end even if cancelled, so that at most one thread works.
+            # Wait for the end even if cancelled: the turn lasts as long as the thread works.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)

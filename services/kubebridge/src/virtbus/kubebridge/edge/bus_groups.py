@@ -57,7 +57,7 @@ class BusGroups:
         return None
 
     def answered(self, request: Request, reply: Any) -> None:
-        """Process the answer of a call."""
+        """Update the cache by the answer of a call."""
         for (namespace, _), groups in self._groups.items():
             if namespace == request.namespace:
                 groups.pop(request.name, None)

@@ -71,5 +71,5 @@ class BusNodes:
 
 
 def _shown(view: NodeView | None) -> tuple[bool, bool] | None:
-    """Return if a node takes VMs, and if it is silent: its mark depends on both."""
+    """Return two flags: the node takes VMs, and it is silent. Its Node's mark depends on both."""
     return None if view is None else (takes(view), view.state in SILENT)

@@ -29,7 +29,7 @@ SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Sec
 SERVICE_NAME = "virtbus-kubebridge"
 WEBHOOKS = "virtbus-kubebridge"
 LOOK_S = 60.0
-"""Time between checks. It delays a change by another replica or by cert-manager."""
+"""Time between checks. The next check sees a change by another replica or by cert-manager."""
 RETRY_S = 5.0
 API_SERVICES = ("v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io")
 _FILES = {"ca.crt": "ca_crt", "ca.key": "ca_key", "tls.crt": "tls_crt", "tls.key": "tls_key"}

@@ -201,9 +201,10 @@ class KubernetesApi:
     async def delete(
         self, kind: Kind, name: str, namespace: str = "", uid: str = "", version: str = ""
     ) -> None:
-        """Delete an object if it still has this uid. A missing one counts as success.
+        """Delete an object if it still has this uid. A missing object counts as success.
 
-        With `version`, another version is a conflict (409).
+        An object of that name with another uid counts as success, too. With `version`, which needs
+        `uid`, another uid or version is a conflict (409).
         """
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:

@@ -14,7 +14,7 @@ PACKAGE = "kubernetes_asyncio"
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Replace the packages that import everything by stubs. Loaded packages are kept.
+    """Put stubs in place of the packages that import everything, unless they are loaded already.
 
     The imported modules are the library's own. At the end, the stubs are removed from
     `sys.modules`.

@@ -1,8 +1,8 @@
 """Elects one leading bridge by a Lease. The others watch it and take over.
 
-Correctness does not depend on it, because every write is made at the version that was read (ADR
-0026). It only avoids conflicting writes. A bridge that cannot renew its Lease continues until
-another one has it. A bridge without permission for Leases works without one.
+Correctness does not depend on the election, because every write is made at the version that was
+read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew its Lease
+continues until another one has it. A bridge without permission for Leases works without one.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class LeaseHolder:
         return now_s - self._seen[1] > LASTS_S
 
     def _mine(self, before: Json | None) -> Json:
-        """Return the Lease with this bridge as holder, at the version read, so only one wins."""
+        """Return the Lease with this bridge as holder, at the version read: only one can win."""
         now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
         switched = at(before, "spec", "leaseTransitions") or 0

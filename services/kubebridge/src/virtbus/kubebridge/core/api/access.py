@@ -27,7 +27,7 @@ class SubresourceTarget(NamedTuple):
 
 
 def target_of(path: str) -> SubresourceTarget | None:
-    """Return the target of `/apis/<group>/<version>/…`; None if the path is not of this API.
+    """Return the target of `/apis/<group>/<version>/…`; None if the path names no subresource.
 
     The port and protocol of `portforward` go into `rest`, not into `subresource`.
     """

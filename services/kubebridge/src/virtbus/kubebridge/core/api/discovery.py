@@ -89,7 +89,10 @@ def aggregated() -> dict[str, Any]:
 
 
 def _discovered() -> Iterator[dict[str, Any]]:
-    """Yield the resources with their subresources. A resource itself has no verbs in this group."""
+    """Yield `expand-vm-spec`, then VMs and VMIs with their subresources.
+
+    VMs and VMIs themselves have no verbs in this group.
+    """
     yield {"resource": EXPAND, "scope": "Namespaced", "singularResource": "", "verbs": ["update"]}
     by_resource = sorted(VERBS, key=lambda verb: verb.resource)
     for resource, verbs in groupby(by_resource, key=lambda verb: verb.resource):

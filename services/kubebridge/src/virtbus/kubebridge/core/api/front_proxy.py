@@ -76,9 +76,8 @@ def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[st
 def of_config_map(found: Object | None) -> FrontProxy:
     """Return the front proxy that the ConfigMap describes.
 
-    Missing or invalid entries have defaults.
-
-    Without the ConfigMap, or if its list of names is invalid, no certificate is accepted.
+    A missing or invalid list of headers gets its default. Without the ConfigMap, or if its list of
+    names is invalid, no certificate is accepted.
     """
     usual = FrontProxy()
     names = _listed(found, "allowed-names")

@@ -1,4 +1,4 @@
-"""Fields of the guest's devices: `spec.domain.devices`."""
+"""Declares the fields of the guest's devices: `spec.domain.devices`."""
 
 import re
 
@@ -26,7 +26,7 @@ PLACE = "devices are placed by virtbus"
 
 
 def link_state(state: str) -> str | None:
-    """Return the state of the link; None for an interface that is to be unplugged."""
+    """Return a link's state for VmCreate; None for an interface that is to be unplugged."""
     return None if state == "absent" else state
 
 

@@ -1,4 +1,4 @@
-"""Fields of the machine: `spec.domain` without its devices."""
+"""Declares the fields of the machine: `spec.domain` without its devices."""
 
 from typing import Any
 
@@ -16,7 +16,11 @@ ENCRYPTED = "encrypted guests are not supported"
 
 
 def memory_bytes(value: Any) -> int:
-    """Return the quantity in bytes, raised to the smallest memory that a machine starts with."""
+    """Return the quantity in bytes, at least MEMORY_MIN: a machine does not start with less.
+
+    Raises:
+        ValueError: it is not a quantity, or it is not positive.
+    """
     memory_bytes = whole(value)
     if memory_bytes == 0:
         msg = "must be greater than 0"

@@ -1,4 +1,4 @@
-"""Fields of placement, termination and naming: the rest of the VMI's spec.
+"""Declares the fields of placement, termination and naming: the rest of the VMI's spec.
 
 Node affinity with one term and single values becomes a node selector.
 """
@@ -152,7 +152,7 @@ def terms(spec: Object) -> list[Object]:
 
 
 def expressions(spec: Object) -> Iterator[Expression]:
-    """Yield the expressions of the only term. A node must match all of them."""
+    """Yield the expressions of the first term: a rule refuses more terms. A node must match all."""
     for index, one in enumerate(items(next(iter(terms(spec)), {}), "matchExpressions")):
         yield f"{TERMS}[0].matchExpressions[{index}]", one
 

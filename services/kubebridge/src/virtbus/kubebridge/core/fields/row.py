@@ -38,9 +38,9 @@ class Field:
 
     `path` begins below the spec of a VMI, a VM or a template. `[]` stands for each item of a list.
     `to` is the path in virtbus' VmCreate. `make` converts the value, and raises ValueError if it
-    cannot. A result of None counts as missing. Only `values`, or values that match `pattern`, are
-    accepted. `why` explains the mapping or the refusal. `instead` is the advice for a refused
-    value. If several rows have the same `to`, the first given field counts.
+    cannot. A result of None counts as missing. If `values` or `pattern` is given, other values are
+    refused. `why` explains the mapping or the refusal. `instead` is the advice for a refused value.
+    If the manifest gives fields of several rows with the same `to`, the earliest row counts.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Field:
 
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
-    """Return the row of an object, or of a list if its path ends in `[]`. Its fields have rows."""
+    """Return the row of an object, or of a list if `path` ends in `[]`. Fields below have rows."""
     kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 

@@ -50,7 +50,7 @@ class Translation:
     def where(self, path: str) -> str:
         """Return the manifest's path for a path in `ours`, such as `spec.volumes[0].name`.
 
-        A field without an origin gets its path from its nearest parent that has one.
+        A field without an origin gets its path from its nearest parent that has an origin.
         """
         found = re.findall(r"[^.\[\]]+", path)
         parts = tuple(int(part) if part.isdigit() else part for part in found)
@@ -123,12 +123,12 @@ def _mapped(
 def _object(
     value: Any, row: Field, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
-    """Walk through an object, or an object of a list."""
+    """Walk through an object, or through an item of a list, which must be an object."""
     if not isinstance(value, dict):
         yield Cause(path, "must be an object")
         return
     if row.to:
-        ours = {} if row.make is as_is else row.make(value)  # an empty object is filled later
+        ours = {} if row.make is as_is else row.make(value)  # the fields below fill it
         yield table.place[row.path], _ours(row.to, indices), ours, path
     for key, one in value.items():
         below = f"{row.path}.{key}" if row.path else str(key)

@@ -1,4 +1,4 @@
-"""Fields of a VirtualMachine except its template, and the annotations that KubeVirt acts on."""
+"""Declares the fields of a VirtualMachine except its template, and annotations of KubeVirt."""
 
 from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
 from virtbus.schemas.vm import RunStrategy

@@ -1,4 +1,7 @@
-"""Fields of disk contents, networks and SSH keys: `volumes`, `networks`, `accessCredentials`."""
+"""Declares the fields of disk contents, networks and SSH keys.
+
+These are `volumes`, `networks` and `accessCredentials`.
+"""
 
 from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole

@@ -1,7 +1,8 @@
-"""Labels the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat.
+"""Marks the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat.
 
 A Node and a virtbus node belong together if they have the same name. Tools find schedulable nodes
-by the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
+by the label; virtbus itself places VMs. The mark is removed once the bus has not listed the node
+for some time (`FORGOTTEN`).
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ FORGOTTEN = timedelta(minutes=5)
 """Time after the last heartbeat before the mark is removed. It is this long because a bus that has
 just returned may list no nodes yet."""
 ABSENT_S = 300.0
-"""Seconds before a missing Node is tried again."""
+"""Seconds before the next attempt to mark a Node that does not exist."""
 UNKNOWN_S = 10.0
 """Seconds before the next attempt while the bus does not answer."""
 SILENT = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
@@ -64,7 +65,7 @@ class Nodes(Protocol):
 
 
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
-    """Return the write that is due, or a Requeue for the time when one is.
+    """Return the write that is due, or a Requeue at the time of the next write.
 
     `node` is None if it does not exist or does not have the bridge's mark.
     """
@@ -104,7 +105,7 @@ def slim(node: Object) -> dict[str, Any]:
 
 
 def controller(nodes: Nodes) -> Controller:
-    """Return the controller of Nodes. While the bus does not answer, it writes no heartbeat."""
+    """Return the controller of Nodes. While the bus does not answer, it changes no Node."""
 
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if not nodes.current:

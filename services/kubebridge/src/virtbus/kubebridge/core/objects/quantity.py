@@ -17,7 +17,7 @@ def parse(value: Any) -> Decimal:
     """Return the number of a quantity.
 
     Raises:
-        ValueError: it is not a quantity, or it is larger than 64 bits.
+        ValueError: it is not a quantity, or its amount is larger than 2^63 - 1.
     """
     msg = "must be a quantity such as 4Gi, 500M or 2"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -40,7 +40,7 @@ def whole(value: Any) -> int:
     """Return the quantity rounded up to a whole number: bytes, or CPUs.
 
     Raises:
-        ValueError: it is not a quantity, or it is negative.
+        ValueError: it is not a quantity, it is negative, or it is larger than 2^63 - 1.
     """
     number = parse(value)
     if number < 0:

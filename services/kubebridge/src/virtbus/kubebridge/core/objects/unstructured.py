@@ -61,8 +61,8 @@ def path(*names: str, default: Any = None, make: Callable[[Any], Any] | None = N
 
     An empty path is the whole object.
 
-    `make` converts a value; without it, the type of the field does. `default` replaces an unknown
-    value of an enum.
+    `make` converts a value; without it, the type of the field does. `default` replaces a missing
+    or unknown value of an enum.
     """
     return field(metadata={"path": names, "default": default, "make": make})
 
@@ -116,7 +116,7 @@ def moment(value: Any) -> datetime | None:
     """Parse a time. Return None if it is invalid."""
     try:
         return datetime.fromisoformat(value).astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):  # the time is out of range in UTC
+    except (TypeError, ValueError, OverflowError):  # OverflowError: out of range in UTC
         return None
 
 

@@ -28,9 +28,9 @@ from virtbus.schemas.security_group_api import (
 )
 
 DENIED = "NotTranslated"
-"""Reason of the Event about parts of a policy that deny, because virtbus cannot express them."""
+"""Reason of the Event about parts that deny traffic because virtbus cannot express them."""
 REFUSED = "NotApplied"
-"""Reason of the Event about a group that the bus refused. Its rules are not in force."""
+"""Reason of the Event about a group that the bus refused. The group's rules have no effect."""
 RETRY_S = 60.0
 EVENT_CHARACTERS = 1024
 
@@ -64,9 +64,9 @@ class Policies(NamedTuple):
         return {Key(NETWORK_POLICY, key.namespace, name) for name in names or {key.name}}
 
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        """Return the calls that bring the bus' groups to those of the policy.
+        """Return the calls that make the groups on the bus equal to those of the policy.
 
-        A policy that is gone has none. Nothing is decided before the groups were listed.
+        A deleted policy has no groups. Until the groups on the bus are listed, it only waits.
         """
         if not self.groups.current:
             return [Requeue(1.0)]
@@ -94,7 +94,7 @@ class Policies(NamedTuple):
         return [one.removeprefix(prefix) for one in self.policies if one.startswith(prefix)]
 
     def _events(self, key: Key, wanted: Translated, inputs: Inputs) -> list[Action]:
-        """Return the Events about what is not in force, each once."""
+        """Return the Events about parts that have no effect, unless the last ones were the same."""
         if inputs.obj is None:
             self.told.pop(key, None)
             return []
@@ -117,7 +117,7 @@ class Policies(NamedTuple):
 def _written(
     key: Key, name: str, label: str, spec: GroupSpec, there: SecurityGroupView | None
 ) -> list[Action]:
-    """Return the call that makes or changes one group, if it differs."""
+    """Return the call that makes or changes one group; none if `there` is already as wanted."""
     asked: dict[str, Any] = {"name": name, "namespace": key.namespace, "spec": spec}
     labels = {POLICY_LABEL: label}
     if there is None:

@@ -17,7 +17,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A label selector. `raw` is empty for a missing one, and for one that selects everything."""
+    """A label selector. If both fields are empty, it is missing or selects everything."""
 
     labels: Object = path("matchLabels")
     expressions: tuple[Requirement, ...] = path("matchExpressions")
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A NetworkPolicy. `has_egress` tells an empty list from a missing one."""
+    """A NetworkPolicy. A missing list of rules reads as empty; only `types` has the directions."""
 
     name: str = path("metadata", "name")
     namespace: str = path("metadata", "namespace")

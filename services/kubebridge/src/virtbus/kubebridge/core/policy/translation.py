@@ -1,4 +1,4 @@
-"""Translates a NetworkPolicy to security groups of virtbus. Parts without a translation deny.
+"""Translates a NetworkPolicy to security groups. Parts without a translation allow nothing.
 
 A policy becomes one group, and one more for each selector of peers. A group selects by the labels
 that the VM got from its VMI. Every VM of a bridge counts as a pod with KubeVirt's own label.
@@ -28,29 +28,29 @@ from virtbus.schemas.security_group import (
 from virtbus.schemas.wire import validate
 
 POLICY_LABEL = "virtbus.io/network-policy"
-"""The label of a group: the name of its policy, or a digest of a long name."""
+"""The label of a group. Its value is the name of the group's policy; see `short`."""
 LAUNCHER = ("kubevirt.io", "virt-launcher")
 """KubeVirt's label of every pod with a guest."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 NAME_MAX = 63
 PEER_GROUPS_MAX = 128
-"""The groups that one policy makes for selectors of peers. A namespace may have 200 groups."""
+"""Most groups of one policy for selectors of peers. A namespace may have 200 groups."""
 DENIED_MAX = 64
-"""The problems of a policy that are kept for its Event, which shows fewer."""
+"""Most problems of a policy that are kept for its Event, which shows fewer."""
 _TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
 _PROTOCOLS = {"": IpProtocol.TCP, "TCP": IpProtocol.TCP, "UDP": IpProtocol.UDP}
 Net = IPv4Network | IPv6Network
 
 
 class Translated(NamedTuple):
-    """The groups of a policy by name, and what of it denies because it has no translation."""
+    """The groups of a policy by name, and the parts of the policy that have no translation."""
 
     groups: Mapping[str, GroupSpec]
     denied: tuple[str, ...] = ()
 
 
 def short(name: str) -> str:
-    """Return a policy's name as a label; a long one ends with a digest."""
+    """Return a policy's name as the value of a label. A long name is cut and gets a digest."""
     if len(name) <= NAME_MAX:
         return name
     return f"{name[:40]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -107,7 +107,7 @@ class _Translation:
             return None
 
     def _within(self, rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return as many rules as a group may have. Further ones are not even made."""
+        """Return as many valid rules as a group may have. The rest of `rules` is never made."""
         kept: list[dict[str, Any]] = []
         left = MATCHES_MAX
         for index, rule in enumerate(rules):
@@ -125,14 +125,14 @@ class _Translation:
 
     # --- selectors ------------------------------------------------------------------------
     def _selector(self, selector: Selector, where: str) -> dict[str, Any]:
-        """Return a selector of VMs. With fewer conditions, it selects and closes more VMs."""
+        """Return a selector of VMs. If it has too many conditions, it isolates more VMs instead."""
         found = _conditions(selector)
         if len(found["expressions"]) > EXPRESSIONS_MAX:
             self._denied.append(f"{where}: expressions beyond {EXPRESSIONS_MAX}; more VMs match")
         return found | {"expressions": found["expressions"][:EXPRESSIONS_MAX]}
 
     def _group(self, selector: Mapping[str, Any], where: str) -> str:
-        """Return the name of the group of a peer's selector; empty if there is none."""
+        """Return the name of the group of a peer's selector; empty if it cannot be made."""
         name = group_name(self._policy.name, selector)
         if len(self._peers) >= PEER_GROUPS_MAX and name not in self._peers:
             self._denied.append(f"{where}: selectors of peers beyond {PEER_GROUPS_MAX}")
@@ -145,7 +145,7 @@ class _Translation:
 
     # --- rules ----------------------------------------------------------------------------
     def _all_rules(self, types: Collection[Direction]) -> Iterator[dict[str, Any]]:
-        """Yield the rules of virtbus for the policy, each when it is asked for."""
+        """Yield the rules of virtbus for the policy. Each is made only when it is needed."""
         for direction, some, field in (
             (Direction.INGRESS, self._policy.ingress, "ingress"),
             (Direction.EGRESS, self._policy.egress, "egress"),
@@ -154,7 +154,7 @@ class _Translation:
                 yield from self._rules(direction, rule, f"spec.{field}[{index}]")
 
     def _rules(self, direction: Direction, rule: Rule, where: str) -> Iterator[dict[str, Any]]:
-        """Yield the rules of virtbus for one rule, split at its limits."""
+        """Yield the rules of virtbus for one rule of the policy, split at the limits of virtbus."""
         peers = rule.sources if direction is Direction.INGRESS else rule.destinations
         field = "from" if direction is Direction.INGRESS else "to"
         cidrs: dict[str, None] = {}
@@ -259,7 +259,7 @@ def _split(found: Iterable[str], most: int) -> Iterator[list[str]]:
 
 
 def _without(network: Net, outs: Iterable[Net]) -> Iterator[Net]:
-    """Yield the parts of a network outside of others, by address."""
+    """Yield the parts of a network that are in none of `outs`, in the order of addresses."""
     address = type(network.network_address)
     start, end = int(network.network_address), int(network.broadcast_address)
     gaps = [

@@ -1,7 +1,8 @@
 """Defines controllers: kinds and keys of objects, actions, and the changes that cause a reconcile.
 
 Each action is safe to repeat, and actions run in order. A write at the version that was read may
-conflict. A conflict or a refusal ends the actions, and the newer object is reconciled instead.
+conflict. A conflict or a refusal ends the actions, and the object is reconciled again. A refusal
+that is ignored, or that repeats the reported one, does not end them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class Kind(NamedTuple):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
-        """Return the URL path of one object, or without `name` of all objects.
+        """Return the URL path of one object; without `name`, the path of all objects.
 
         Without `namespace`, the path covers all namespaces.
         """
@@ -131,7 +132,7 @@ class OnRefusal(Enum):
 
     RETRY = auto()
     REPORT = auto()
-    """The next reconcile gets it as its input."""
+    """The next reconcile gets the refusal as an input."""
     IGNORE = auto()
 
 
@@ -155,8 +156,8 @@ class Replace:
 class Patch:
     """Change the reconciled object at the version that was read.
 
-    Each part outside of `metadata` and `spec` is replaced as a whole, such as `status`. Within
-    them, labels and other maps are added to; other values are replaced.
+    `status` is replaced as a whole. In `metadata` and `spec`, entries are added to an existing map,
+    such as the labels, and any other field is replaced.
     """
 
     changes: dict[str, Any]

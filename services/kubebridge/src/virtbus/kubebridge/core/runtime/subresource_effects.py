@@ -14,7 +14,7 @@ KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
 
 @dataclass(frozen=True, slots=True)
 class SubresourceCall:
-    """A call, with the objects of that name, or None for a missing one.
+    """A call, with the VM and the VMI of its name. A missing object is None.
 
     `options` is the request body, or the `port` and `protocol` of a stream.
     """
@@ -40,7 +40,7 @@ class SubresourceCall:
 
 @dataclass(frozen=True, slots=True)
 class JsonPatch:
-    """A JSON patch (RFC 6902). Its tests turn a concurrent change into a 409."""
+    """A JSON patch (RFC 6902). Its `test` operations turn a concurrent change into a 409."""
 
     of: Literal["vm", "vm/status", "vmi"]
     operations: tuple[dict[str, Any], ...]

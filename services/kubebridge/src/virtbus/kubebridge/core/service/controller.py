@@ -1,6 +1,6 @@
 """Registers the controller of Services that select guests, with the indices that it needs.
 
-A change of a guest reconciles only the Services that select it, now or before.
+A change of a guest reconciles only the Services that select it, or selected it before.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class Services:
         self._slices = slices
         self._views = views
         self._members: dict[str, dict[str, Member]] = {}
-        """Guests by namespace, then by path. Only namespaces with a Service that has a selector."""
+        """Guests by namespace, then by path. It has only the namespaces in `_selecting`."""
         self._selecting: dict[str, set[Key]] = defaultdict(set)
         """The Services that have a selector, by namespace."""
         self._of: dict[str, Key] = {}
@@ -78,7 +78,7 @@ class Services:
         return {key}
 
     def slice_changed(self, key: Key) -> set[Key]:
-        """Update the indices of a slice; return its Service, now and before."""
+        """Update the indices of a slice; return its Service, and its Service before the change."""
         before = self._of.pop(key.path, None)
         if before is not None:
             self._slices_of[before].discard(key.path)
@@ -91,7 +91,7 @@ class Services:
         return {one for one in (before, self._of.get(key.path)) if one is not None}
 
     def guest_changed(self, key: Key) -> set[Key]:
-        """Update a guest; return the Services that select it, now or before."""
+        """Update a guest; return the Services that select it, or selected it before."""
         if key.namespace not in self._members:
             return set()
         changed = self._learn(key.namespace, key.path)
@@ -116,7 +116,7 @@ class Services:
 
     # --- reconcile ------------------------------------------------------------------------
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        if inputs.obj is None:  # Kubernetes deletes its slices with it: the Service owns them
+        if inputs.obj is None:  # Kubernetes deletes the slices that the Service owned
             self._warned.pop(key, None)
             return []
         there = [self._slices.get(one) for one in self._slices_of.get(key, ())]
@@ -126,7 +126,7 @@ class Services:
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:
-        """Return False for a warning that was recorded before."""
+        """Return False for a warning that repeats the last one of its Service."""
         if not isinstance(action, RecordEvent):
             return True
         before, self._warned[key] = self._warned.get(key), action.message

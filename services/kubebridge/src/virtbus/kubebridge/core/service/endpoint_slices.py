@@ -1,4 +1,4 @@
-"""Computes the EndpointSlices of guests that Services select, in addition to those of pods.
+"""Computes EndpointSlices of guests that Services select. Pods have slices of their own.
 
 Kubernetes' own controller (k8s.io/endpointslice) does the same for pods. The bridge touches only
 its own slices. A proxy combines all slices of a Service.
@@ -42,7 +42,7 @@ def reconcile(
 ) -> list[Action]:
     """Return the writes that are needed. `slices` are the bridge's slices for this Service.
 
-    An endpoint stays in its slice, so a change of one guest writes one slice.
+    An endpoint stays in its slice, so a change of one guest writes one slice of each IP family.
     """
     if service.deleting:
         return []

@@ -1,6 +1,7 @@
 """Declares the fields of Services and EndpointSlices that rules read, and the guests behind them.
 
-Services select a guest by the labels of KubeVirt's pods. Its addresses come from virtbus.
+Services select a guest by the labels that its pod in KubeVirt would have. The guest's addresses
+come from virtbus.
 """
 
 import ipaddress
@@ -109,7 +110,10 @@ def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
 
 
 def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
-    """Return one address of each family. The pod network has precedence."""
+    """Return one address of each family, all from one interface.
+
+    It is the first interface with addresses. Interfaces of the pod network have precedence.
+    """
     addressed = [one for one in interfaces if one.addresses]
     of_pod = [one for one in addressed if one.network == "default"]
     found: dict[str, str] = {}

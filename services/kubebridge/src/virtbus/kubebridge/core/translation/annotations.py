@@ -13,7 +13,7 @@ READ = frozenset(ANNOTATIONS)
 VALUE_CHARS = 1024
 IGNITION_CHARS = 16 * 1024
 LONG = {IGNITION: IGNITION_CHARS + 1}
-"""Bounds of longer annotations. One more character shows that a value was too long."""
+"""Bounds of longer annotations. The extra character shows that a value exceeds its bound."""
 TEMPLATE_BYTES = 16 * 1024
 """Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -41,7 +41,10 @@ def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slim_template(meta: Object) -> dict[str, Any]:
-    """Return a template's metadata with the annotations that its VMI gets, and their total size."""
+    """Return a template's metadata with only the annotations that its VMI gets.
+
+    If all its annotations together are too large, their total size is added (`SIZE`).
+    """
     notes = part(meta, "annotations")
     size_bytes = sum(_size_bytes(name, value) for name, value in notes.items())
     marked = {SIZE: size_bytes} if size_bytes > TEMPLATE_BYTES else {}

@@ -1,4 +1,4 @@
-"""Translates what belongs to the bindings masquerade and passt: ports and the guest's networks."""
+"""Translates the ports and the guest's networks of the bindings masquerade and passt."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -15,7 +15,7 @@ _LAST = "last_port"
 def fill(walked: Translation, spec: Object, prefix: str) -> None:
     """Give each interface with masquerade its ports and networks, and with passt its ports.
 
-    KubeVirt ignores them with other bindings: they close nothing there.
+    KubeVirt ignores these fields with other bindings, so their ports close nothing.
     """
     networks = {
         text(one, "name"): (one, f"{prefix}.networks[{index}].pod")
@@ -60,7 +60,7 @@ def _cidrs(walked: Translation, network: Object, place: Path, field: str) -> Non
         if not given:
             continue
         try:
-            found = str(ip_network(given, strict=False))  # as Go's net.ParseCIDR
+            found = str(ip_network(given, strict=False))  # host bits are allowed, as in Go
         except ValueError as error:
             walked.causes.append(Cause(f"{field}.{name}", str(error)))
         else:

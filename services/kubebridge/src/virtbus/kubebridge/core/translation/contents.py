@@ -1,6 +1,6 @@
 """Finds the Secrets and ConfigMaps that a VMI refers to, and fills their contents into its VM.
 
-They are read when the VMI starts. They become seeds, files, logins and keys.
+The objects are read when the VMI starts. Their contents become seeds, files, logins and keys.
 """
 
 import base64
@@ -191,7 +191,7 @@ def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterato
 
 # --- files and logins --------------------------------------------------------------------------
 def _files(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
-    """Make a file of each key, under the key's name."""
+    """Turn each key into a file with the key's name."""
     if need.use is Use.ANSWERS and not any(key.lower() in ANSWERS for key in data):
         _lacks(walked, need, " or ".join(sorted(ANSWERS)))
     wrong = [

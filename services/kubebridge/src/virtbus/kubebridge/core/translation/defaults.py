@@ -1,6 +1,6 @@
 """Fills in defaults as KubeVirt's mutating webhooks do: one row for each default.
 
-A default fills only a missing field, so a repeat has no effect.
+A default fills only a missing field, so filling in the defaults again has no effect.
 """
 
 import copy
@@ -128,7 +128,7 @@ def _cdroms(spec: Plain) -> None:
 
 
 def _watchdog(spec: Plain) -> None:
-    """Make a watchdog without a model an i6300esb."""
+    """Make i6300esb the default model of a watchdog, and `reset` its default action."""
     watchdog = at(spec, "domain", "devices", "watchdog")
     if not isinstance(watchdog, dict) or watchdog.get("diag288") is not None:
         return
@@ -169,9 +169,9 @@ SPEC_DEFAULTS = (
 
 
 def of_vmi(vmi: Object) -> Plain:
-    """Return the VMI as it is stored: with defaults, and with its finalizer.
+    """Return the VMI as it is stored: with defaults and, unless it is deleted, its finalizer.
 
-    It has no status. Its phase Pending comes with the first status update.
+    No status is filled in. The first status update sets the phase Pending.
     """
     whole: Plain = copy.deepcopy(dict(vmi))
     spec = into(whole, "spec")

@@ -1,7 +1,8 @@
 """Maps a VMI to `vm.create` by the table of fields.
 
-A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`core/vm`)
-decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
+A VMI is one run of a guest, so its VM on the bus has the run strategy Once. The controller of
+VirtualMachines (`core/vm`) decides about the next run. The VMI and its VM on the bus share a uid,
+so a repeated create finds the existing VM.
 """
 
 import math
@@ -86,7 +87,7 @@ def vm_field_causes(vm: Object) -> list[Cause]:
 def translate(vmi: Object, given: Given, cluster: str, *, contents: bool = True) -> Translated:
     """Translate a VMI. `given` has the contents of its references (`needs`, `attachments`).
 
-    Without `contents`, those of Secrets and ConfigMaps are left out.
+    Without `contents`, the contents of Secrets and ConfigMaps are left out.
     """
     vmi = without_absent(of_vmi(vmi))
     walked = walk(part(vmi, "spec"), VMI, "spec")
@@ -168,7 +169,7 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
 
 # --- fields that depend on others --------------------------------------------------------------
 def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) -> None:
-    """Add the node affinity, and seeds with host name and keys.
+    """Add fields that depend on others, such as queues, node affinity, and seeds with keys.
 
     Without `given`, the contents of references are left out.
     """
@@ -176,7 +177,7 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
     for index, disk in enumerate(items(spec, "domain", "devices", "disks")):
-        if at(disk, "io") == "native":  # as KubeVirt does; a given mode is set already
+        if at(disk, "io") == "native":  # as in KubeVirt; a given cache mode stays
             cache = ("spec", "domain", "devices", "disks", index, "cache")
             walked.put(cache, "none", f"{prefix}.domain.devices.disks[{index}].io")
     _queues(walked, spec, prefix)

@@ -1,7 +1,8 @@
 """Finds the network of the bus that a multus network means (ADR 0066).
 
 A NetworkAttachmentDefinition is read in the namespace of its VM. It names a network object of the
-bus, or a conflist of the nodes. Plugins in its configuration have to be those of that network.
+bus, or a conflist of the nodes. The network must have the plugins of the definition's
+configuration, unless an annotation names the network.
 """
 
 import json
@@ -19,7 +20,7 @@ ANNOTATION = "virtbus.io/network"
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
 CONFIG_CHARS = 65_536
 UNREAD_NAME = "unread"
-"""A valid name in place of the network, while nothing was read."""
+"""A valid name that stands for the network as long as no definition was read."""
 
 
 class Found(NamedTuple):
@@ -48,7 +49,7 @@ def attachments(spec: Object) -> Iterator[Attachment]:
 def network_of(
     one: Attachment, own: str, given: Mapping[tuple[str, str], Object] | None, field: str
 ) -> Found | Cause:
-    """Return the network, or why there is none.
+    """Return the network, or the reason why there is none.
 
     `own` is the namespace of the VMI, or "" if it is not known. Without `given`, nothing was read.
     """
@@ -72,9 +73,9 @@ def network_of(
 
 
 def _named(definition: Object, name: str) -> Found:
-    """Return the annotation, the name in the CNI configuration, or that of the definition.
+    """Return the first name of: the annotation, the CNI configuration, the definition itself.
 
-    The annotation is a choice of a person, so the plugins do not matter then.
+    A person wrote the annotation, so a network that it names may have any plugins.
     """
     if chosen := text(definition, "metadata", "annotations", ANNOTATION):
         return Found(chosen)

@@ -23,7 +23,7 @@ from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_v
 from virtbus.kubebridge.core.validation.rules import foreign_vmi_causes, vm_causes, vmi_causes
 
 LONGEST = 1024
-"""Longest reported path or message. Both may quote the user, who may write 1.5 MB."""
+"""Most characters of a reported path or message. Both may quote 1.5 MB of a user's object."""
 VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 CREATE, UPDATE = "CREATE", "UPDATE"
 Plain = dict[str, Any]
@@ -59,7 +59,7 @@ def _vm_changed(vm: Object, old: Object) -> list[Cause]:
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
-    """Refuse changes of a VMI's spec, because one run of a guest keeps its spec."""
+    """Refuse changes of reserved labels, and of the spec, which one run of a guest keeps."""
     causes = []
     if at(vmi, "spec") != at(old, "spec"):
         message = (

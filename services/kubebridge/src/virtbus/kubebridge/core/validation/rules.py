@@ -1,4 +1,4 @@
-"""The rules between fields, as in KubeVirt's validating webhooks: one row for each rule.
+"""Defines the rules between fields, as in KubeVirt's validating webhooks: one row each.
 
 A rule about a single field is in the field's row of the table. `number` is the number of the rule
 in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     """A rule. Paths of its violations begin below the spec.
 
     With `of`, such as `volumes[]` or `volumes[].secret`, it checks each item of the list, or that
-    part of each item. The paths then begin there.
+    part of each item. The paths then begin at the item, or at its part.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Defines the checks of the rules.
 
-Each returns its violations: a path, and the values for the message.
+Each check returns its violations: a path, and the values for the message.
 """
 
 import re
@@ -47,7 +47,7 @@ def other_than_one(names: list[str], separator: str = ", ") -> list[Found]:
 
 
 def amount(spec: Object, path: str) -> Decimal | None:
-    """Return a quantity. None if it is absent, or reported by the field's row."""
+    """Return a quantity; None if it is absent, or invalid (the field's row reports that)."""
     try:
         return quantity.parse(at(spec, *path.split(".")))
     except ValueError:
@@ -89,7 +89,7 @@ def names_twice(path: str) -> Check:
 
 
 def unpartnered(path: str, partners: str, besides: str = "") -> Check:
-    """Find items without a partner of their name. Those with the field `besides` need none."""
+    """Find items without a partner of their name. Items with the field `besides` need none."""
 
     def check(spec: Object) -> Iterator[Found]:
         names = {"", *(text(one, "name") for one in listed(spec, partners))}
@@ -134,7 +134,7 @@ def masquerade_off_pod(spec: Object) -> list[Found]:
 
 
 def reserved_mac(nic: Object) -> list[Found]:
-    """Find an interface with masquerade that has the address of its gateway."""
+    """Find an interface with masquerade that has the MAC address of its gateway."""
     reserved = mac_address(text(nic, "macAddress")) == RESERVED_MAC
     return when(reserved and at(nic, "masquerade") is not None, ".macAddress")
 
@@ -310,7 +310,7 @@ _PREFERENCES: tuple[tuple[str, str, Callable[[Object], Iterable[tuple[str, str]]
 
 
 def ports(nic: Object) -> Iterator[Found]:
-    """Find invalid and repeated ports of an interface."""
+    """Find invalid port numbers and repeated port names of an interface."""
     twice = "is used twice; give each port a name of its own"
     odd = (index for index, one in enumerate(items(nic, "ports")) if at(one, "port") not in PORTS)
     yield from ((f".ports[{index}].port", "must be 1 to 65535") for index in odd)
@@ -318,7 +318,7 @@ def ports(nic: Object) -> Iterator[Found]:
 
 
 def host_disk(one: Object) -> list[Found]:
-    """Return the fields of a disk in a file of the node that are missing, or too many."""
+    """Find missing and superfluous fields of a disk that is a file of the node."""
     found: list[Found] = [
         (f".{name}", "must be given") for name in ("path", "type") if not text(one, name)
     ]

@@ -1,7 +1,8 @@
-"""Brings the interfaces of a running VMI to the template of its VM, as KubeVirt does (ADR 0066).
+"""Gives a running VMI the interfaces of its VM's template, as KubeVirt does (ADR 0066).
 
-An interface that the template adds is plugged. One with `state: absent` is unplugged, and removed
-from the VMI and the template once the guest has released it. All other changes need a restart.
+An interface that the template adds is plugged. An interface with `state: absent` is unplugged, and
+removed from the VMI and the template once the guest has released it. A changed link state takes
+effect at once. All other changes need a restart.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ _ABSENT_S = 0.5
 
 
 def follow(vm: Vm, vmi: Vmi | None) -> list[Action]:
-    """Return the writes that make the VMI, and the template, have the interfaces due now."""
+    """Return the writes that give the VMI and the template the interfaces that are due now."""
     alive = vmi if vmi is not None and not vmi.deleting and vmi.phase not in FINAL else None
     if vmi is not None and (alive is None or vmi.made_of == str(vm.generation)):
-        return []  # its interfaces end with it, or are the template's
+        return []  # its interfaces end with it, or are already the template's
     plan: list[Action] = []
     if alive is not None and (spec := _changed(part(defaulted_template(vm.raw), "spec"), alive)):
         key = Key(VMI, alive.namespace, alive.name)
@@ -59,7 +60,7 @@ def _changed(wanted: Object, vmi: Vmi) -> dict[str, Any]:
 
 
 def _ordered(due: Sequence[str], stays: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Return the names in the template's order if that keeps the present one."""
+    """Return the names in the template's order if those in `stays` keep theirs; new names last."""
     names = {*stays, *more}
     if [name for name in due if name in stays] == list(stays):
         return [name for name in due if name in names]

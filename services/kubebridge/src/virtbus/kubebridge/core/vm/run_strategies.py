@@ -1,4 +1,4 @@
-"""Decides by run strategy: one table from a VM's strategy, VMI and requests to an action.
+"""Decides the next action for a VM: a table by its run strategy, its VMI and its requests.
 
 It follows KubeVirt's behaviour. If the strategy continues after a VMI has finished, the VMI is
 deleted. The next reconcile finds no VMI, and decides about a new one.
@@ -83,7 +83,7 @@ def has_of(vmi: Vmi | None) -> VmiPresence:
 def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
     """Return the next step, and the requests that are still open.
 
-    A change to Halted drops all earlier requests, because a restart must not undo it.
+    A change to Halted drops all earlier requests, because an open restart must not undo the change.
     """
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
@@ -106,7 +106,7 @@ def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
 
 
 def _met(request: StateChange, vmi: Vmi | None) -> bool:
-    """Return True for a stop whose VMI is gone, a start whose VMI exists, or an unknown action."""
+    """Return True for a stop whose VMI is gone, a start whose VMI lives, or an unknown action."""
     match request.action:
         case "Stop":
             return vmi is None or request.uid != vmi.uid

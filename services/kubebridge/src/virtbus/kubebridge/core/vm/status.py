@@ -32,9 +32,9 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted.
+    """A VM and its VMI. The VMI is about to be created if `starts`, and deleted if `stops`.
 
-    `failures` is the new number of failed starts in a row; None: as in the status.
+    `failures` is the new number of failed starts in a row; None: the number in the status counts.
     """
 
     vm: Vm
@@ -108,7 +108,7 @@ def status(
     """Return the whole status.
 
     `failed` is the reason why the VMI could not be created. `observed` is the strategy that was
-    acted on. `requests` are the unmet ones.
+    acted on. `requests` are the unmet requests.
     """
     vm, vmi = pair.vm, pair.vmi
     failure = start_failure(vm, vmi, now)
@@ -207,6 +207,6 @@ def _is_behind(vm: Vm, vmi: Vmi) -> bool:
 
 
 def _lasting(spec: Object | None) -> Object:
-    """Return the spec without fields that the verbs start and stop change in the VMI only."""
+    """Return the spec without the fields that verbs of a VM change only in its VMI."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
     return {key: value for key, value in (spec or {}).items() if key not in own}

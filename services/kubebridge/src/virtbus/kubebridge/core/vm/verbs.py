@@ -39,7 +39,7 @@ def _phase(call: SubresourceCall) -> str:
 
 
 def start(call: SubresourceCall) -> Outcome:
-    """Start a VM. A running VM is refused first, under any strategy."""
+    """Start a VM. Before any other check, refuse a VM that already runs."""
     if call.vmi is not None and _phase(call) not in {*FINAL, VmiPhase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
     paused = call.options.get("paused") is True
@@ -62,7 +62,7 @@ def _asked_start(call: SubresourceCall, strategy: R, asked: dict[str, Any]) -> O
 
 
 def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
-    """Return the seconds of grace in a call, if any."""
+    """Return the seconds of grace in a call, None without any, or a refusal if it is invalid."""
     grace_s = call.options.get(name)
     if grace_s is None:
         return None
@@ -151,7 +151,7 @@ def _changed(
 ) -> JsonPatch:
     """Return the patch that sets a field.
 
-    A concurrent change of the field is a conflict, unless `test` is given instead.
+    A concurrent change of the field is a conflict, unless another condition is given as `test`.
     """
     pointer, before = "/" + "/".join(path), at(obj, *path)
     change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}

@@ -1,9 +1,10 @@
 """Reconciles this cluster's VMs on the bus that have no VMI.
 
-A slow create or a restored API server can leave such VMs. A VM is a suspect if its VMI was not seen
-for GRACE_S. Then the API server itself is asked. If the end of its VMI was reported, the VM is
-deleted. Otherwise a person decides (ADR 0033). The VM is marked on the bus, and reported by an
-Event and by the `kubevirt` object. VMs without this cluster's label are ignored.
+A slow create or a restored API server can leave such VMs. A VM whose VMI is not in the cache is a
+suspect. After GRACE_S, the bridge asks the API server itself for this VMI. If it does not exist,
+and its end was reported, the VM is deleted. Otherwise a person decides (ADR 0033). The VM is marked
+on the bus, and reported by an Event and by the `kubevirt` object. VMs without this cluster's label
+are ignored.
 """
 
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm_status import VmView
 
 GRACE_S = 10.0
-"""Longer than the delay between the creation of a VMI and its watch event."""
+"""Seconds before a suspect's first check. A new VMI's watch event arrives within this time."""
 LOOK_AGAIN_S = 300.0
 """Time between two checks of a kept VM: a restored API server may have its VMI again."""
 NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
@@ -62,7 +63,10 @@ def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | 
 
 
 def hold(view: VmView, why: str) -> BusCall:
-    """Mark a VM that has no VMI with the reason, or remove the mark. The VM continues to run."""
+    """Mark a VM that has no VMI with `why`, or remove the mark if `why` is empty.
+
+    The VM continues to run.
+    """
     notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
     notes |= {ORPHANED: why} if why else {}
     return BusCall("update", VmUpdate(uid=view.uid, revision=view.revision, annotations=notes))
@@ -103,14 +107,14 @@ class Orphans:
         return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
 
     def _suspicious(self, key: Key) -> Iterable[Key]:
-        """Return the key if it has a suspect, or a VM that is marked or has no VMI."""
+        """Return the key if its name has a suspect, or a VM that is marked or has no VMI."""
         path = key.path
         uid = self._vmis.uid(path)
         odd = any(one != uid or self._views.marked(one) for one in self._views.named(path))
         return (key,) if odd or path in self._due_s else ()
 
     def _references(self, key: Key, time_s: float) -> Iterable[Key]:
-        """Return the VMI if the API server itself has to be asked now."""
+        """Return the key of the VMI if the API server itself has to be asked for it now."""
         uid = self._vmis.uid(key.path)
         due = any(at_s <= time_s for at_s in self._due_s.get(key.path, {}).values())
         return (key.of(VMI),) if due or (uid and self._views.marked(uid)) else ()
@@ -143,7 +147,7 @@ class Orphans:
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:
-        """Return the actions for a VM that the API server has no VMI for."""
+        """Return the actions for a VM for which the API server has no VMI."""
         ended = self._vmis.ended(view.uid)
         found = orphan(view, there, self._cluster, ended=ended)
         actions: list[Action] = [found] if found is not None else []

@@ -1,4 +1,4 @@
-"""Reconciles a VMI and its VM of virtbus in one function (ADR 0026)."""
+"""Reconciles a VMI and its VM on the bus in one function (ADR 0026)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -48,8 +48,9 @@ from virtbus.schemas.vm_status import VmView
 RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries.
 
-An image that failed permanently is retried after as long as it has been failing, within these
-bounds. The first bound applies if the cause may end by itself, the second if a user must act.
+A start that failed permanently is retried 10, 20, 40 … seconds after its failure, with delays
+within these bounds. Other calls wait for the first bound if the cause may end by itself, and for
+the second if a user must act.
 """
 FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
 """Refusals that last until the manifest, or a Secret that it names, changes."""
@@ -68,8 +69,8 @@ LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, Vm
 def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
     """Return the actions for a VMI; none if all is done and reported.
 
-    Any input may be older than the others. Only certain knowledge (`Seen.gone`) ends, releases or
-    fails a VMI. A repeated create changes nothing.
+    Any input may be older than the others. A missing VM ends, releases or fails its VMI only if the
+    VM's end is certain (`Seen.gone`). A repeated create changes nothing.
     """
     plan: list[Action] = []
     if vmi.deleting:
@@ -94,15 +95,15 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
 def _unseen(seen: Seen) -> bool:
     """Return True if no VM is seen for the VMI, without a known reason. The status then stays.
 
-    A controller that lags behind may have listed the VMs without it. A repeated create shows if the
-    VM exists. Its answer can be `uid_taken`, because a Secret changed since the VM was created.
+    A controller that lags behind may have listed the VMs without this VM. A repeated create shows
+    if it exists. Its answer can be `uid_taken`, because a Secret changed since the VM was created.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
     return seen.view is None and not seen.gone and not seen.waits and there
 
 
 def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Create the VM if none is seen. Return `seen`, or the reason why the create has to wait."""
+    """Create the VM if none is seen. Return `seen`, or why the create waits (`Seen.waits`)."""
     if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
     translated = translate(vmi.raw, given, cluster)
@@ -123,7 +124,10 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
 
 
 def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Give the VM the interfaces and labels of the VMI. Return `seen` with what prevents it."""
+    """Give the VM the interfaces and labels of the VMI.
+
+    Return `seen`, with `waits` if the VMI cannot be translated.
+    """
     view = seen.view
     if view is None:
         return seen
@@ -136,7 +140,7 @@ def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]
         waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
         plan.append(Requeue(RETRY_S[0]))
         return replace(seen, waits=waits[:1024])
-    # a change of labels alone reads no definitions, so its networks mean nothing
+    # if only labels changed, no definitions were read, and the translated networks are wrong
     spec = replugged(view.spec, translated.create.spec) if is_replugged(vmi, view) else None
     labels = _labels(translated.create.labels, view) if is_relabelled(vmi, view) else None
     if spec is None and labels is None:
@@ -184,7 +188,7 @@ def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> 
 
 
 def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
-    """Delete the VM, then remove the finalizer: a VMI that is gone has nothing on any node."""
+    """Delete the VM, and remove the finalizer once no node has anything of the VM."""
     if seen.gone:
         if VMI_FINALIZER in vmi.finalizers:
             kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
@@ -235,7 +239,7 @@ def _trouble(vmi: Vmi) -> Condition | None:
 
 
 def given_up(view: VmView) -> bool:
-    """Return True if its node has given up on a start and waits for a request."""
+    """Return True if the VM's node has given up on a start and waits for a request."""
     retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
     return view.state is VmState.FAILED and view.failure_stage != "guest" and not retrying
 
@@ -293,7 +297,10 @@ class Instances(NamedTuple):
         return reconcile(vmi, seen, given, inputs.now, self.cluster)
 
     def _references(self, key: Key, _: float) -> Iterable[Key]:
-        """Return the references of a VMI whose VM is to be created, or to get interfaces."""
+        """Return the objects to read.
+
+        These are all references before a create, and definitions before a change of interfaces.
+        """
         uid = self.vmis.uid(key.path)
         if not uid or self.views.gone(uid):
             return ()

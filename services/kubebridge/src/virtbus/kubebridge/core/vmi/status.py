@@ -56,9 +56,9 @@ class GuestAnswers(Protocol):
 class Seen:
     """The bus's knowledge of a VMI's VM.
 
-    `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
-    `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
-    why `vm.create` was not sent.
+    `gone` is certain and permanent: the watch reported the VM's end, `vm.delete` answered 404, or
+    `vm.create` answered 410. `refused` is the last refusal of `vm.create` or `vm.update`. `waits`
+    is the reason why that call was not sent.
 
     `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
     written status is kept until then.
@@ -73,7 +73,7 @@ class Seen:
 
 
 def status(vmi: Vmi, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
-    """Return the whole status. `retried` is the time of the last retry of a failed image."""
+    """Return the whole status. `retried` is the time of the last retry of a failed start."""
     before, view = vmi.status, seen.view
     after = phase_of(vmi.phase, view, gone=seen.gone)
     kept = {key: value for key, value in before.items() if key not in _OURS}
@@ -116,7 +116,7 @@ _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW
 
 
 def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
-    """Return the first time of each phase. Metrics are computed from it."""
+    """Return the first time of each phase. Metrics are computed from these times."""
     there = list(vmi.status.get("phaseTransitionTimestamps") or ())
     if any(one.phase == after for one in vmi.transitions):
         return there
@@ -181,7 +181,7 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
         return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
     # The addresses from virtbus come first, because they are certain.
-    # Behind NAT, the guest knows only its own ones, which nobody else reaches.
+    # Behind NAT, the guest reports its own addresses, which nobody else reaches.
     own = inside.addresses if inside and one.binding != NicBinding.MASQUERADE else ()
     reported = (*one.addresses, *own)
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
@@ -202,7 +202,7 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
 def _sources(one: InterfaceStatus, vmi: Vmi, *, inside: bool) -> str:
     """Return the sources of an interface's status, in KubeVirt's words.
 
-    `domain` begins when the guest has the device. `multus-status` is that of each multus network.
+    `domain` is a source once the guest has the device. Each multus network has `multus-status`.
     """
     multus = any(net.multus for net in vmi.networks if net.name == one.name)
     named = {
@@ -244,7 +244,7 @@ MACHINE = "q35"
 
 
 def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
-    """Return the fields of the status. The QEMU of the node decides the machine's version."""
+    """Return the status of machine, QoS and disks. The node's QEMU decides the q35 version."""
     return {
         "machine": {"type": vmi.machine or MACHINE},
         "qosClass": qos_class(vmi),

@@ -79,7 +79,7 @@ def _ask(*questions: GuestQuestion) -> Decide:
 def _console(call: SubresourceCall) -> Outcome:
     if text(call.vmi, "status", "phase") == VmiPhase.FAILED:
         return _no(call, "VMI is in failed status")
-    # 400 instead of 409: virtctl retries for as long as it gets this answer.
+    # 400 instead of 409: on a 400, virtctl continues to retry.
     return (GuestStream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 
@@ -118,7 +118,7 @@ def _wrong_port(port: str, protocol: object) -> str:
 
 
 def _freeze(call: SubresourceCall) -> Outcome:
-    """Freeze the guest for `unfreezeTimeout`. KubeVirt's 0 (no limit) is the longest time."""
+    """Freeze the guest for `unfreezeTimeout`. KubeVirt's 0 (no limit) becomes FREEZE_MAX_S."""
     wanted = call.options.get("unfreezeTimeout")
     asked_s = FREEZE_DEFAULT_S if wanted is None else seconds_of(wanted)
     if asked_s is None or asked_s > FREEZE_MAX_S:

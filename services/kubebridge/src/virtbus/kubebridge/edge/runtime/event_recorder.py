@@ -1,4 +1,4 @@
-"""Records Events on objects, with rate limits. Events that cannot be sent in time are dropped.
+"""Records Events on objects, with rate limits. Events beyond a limit, or that fail, are dropped.
 
 Each object has a burst of BURST events and then one event per REFILL_S, as in client-go's recorder.
 A repeated event increments the series of the first. Events do not delay the reconcile.
@@ -20,7 +20,7 @@ BURST, REFILL_S = 25.0, 300.0
 WAITING_MAX = 2000
 """Events in the queue. Further ones are dropped."""
 SENT_MAX = 4096
-"""Events that are remembered in order to count repeats."""
+"""Most sent events that are remembered to count repeats, and most objects with a rate limit."""
 COUNTED_S = 60.0
 """Shortest time between two writes of a count."""
 SENDERS = 2

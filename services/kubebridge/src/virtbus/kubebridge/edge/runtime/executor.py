@@ -1,7 +1,8 @@
 """Executes the actions of a reconcile in order (`core/runtime/controller.py` documents each).
 
-A write is made at the version that was read. A conflict or a refusal ends the actions. Temporary
-errors are raised, and the work queue retries them.
+A write is made at the version that was read. A conflict or a refusal ends the actions, unless the
+refusal is ignored or repeats the reported one. Temporary errors are raised, and the work queue
+retries them.
 """
 
 import logging
@@ -79,7 +80,7 @@ class Executor:
         """The last refusal of each object, with the object's uid."""
 
     def refused(self, key: Key, uid: str) -> Refused | None:
-        """Return the last refusal for the object. One for an earlier object is forgotten."""
+        """Return the last refusal for the object. That of an earlier object is forgotten."""
         of_uid, refused = self._refusals.get(key, (uid, None))
         if of_uid == uid:
             return refused
@@ -192,7 +193,7 @@ class Executor:
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
     async def _group_call(self, action: GroupCall, key: Key, read: Json) -> None:
-        """Send a call about a security group. A conflict ends the actions after a new list."""
+        """Send a call about a security group. A conflict leads to a new list of the groups."""
         subject = subjects.api("security-group", action.verb)
         try:
             reply = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
@@ -212,7 +213,7 @@ class Executor:
         self._groups.answered(action.request, reply)
 
     def _report(self, key: Key, read: Json, refused: Refused) -> None:
-        """Remember a refusal. A new one is reported by a reconcile at once."""
+        """Remember a refusal. If it is new, end the actions: a reconcile reports it at once."""
         uid = text(read, "metadata", "uid")
         before = self.refused(key, uid)
         self._refusals[key] = uid, refused
@@ -224,7 +225,7 @@ class Executor:
 def operations(read: Object, patch: Json) -> list[Json]:
     """Return a JSON patch at the version that was read, so that a concurrent write is a conflict.
 
-    `status` replaces the whole status. Labels are added to existing ones.
+    `status` replaces the whole status. Entries are added to an existing map, such as the labels.
     """
     version = text(read, "metadata", "resourceVersion")
     changes: dict[tuple[str, ...], Any] = {("metadata", "resourceVersion"): version}

@@ -32,7 +32,7 @@ from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
-"""Time between checks for dropped keys, after this bridge became the leader."""
+"""Time between checks for dropped keys while this bridge leads."""
 
 
 class ChangeSource(Protocol):
@@ -122,7 +122,7 @@ class Reconciler:
 
     # --- running --------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until cancelled. A reconcile waits until the lists that it watches are complete."""
+        """Run until cancelled. A reconcile waits until the kinds that it watches are listed."""
         async with asyncio.TaskGroup() as group:
             for reflector in self.reflectors.values():
                 group.create_task(reflector.run())
@@ -140,7 +140,7 @@ class Reconciler:
             await self._synced[kind].wait()
 
     async def _resync(self) -> None:
-        """Queue every object when this bridge became the leader: it dropped keys before."""
+        """Queue every object after this bridge became the leader: it dropped keys before that."""
         while True:
             await self._leads.wait()
             if self.queue.dropped:

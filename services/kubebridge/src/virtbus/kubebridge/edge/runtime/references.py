@@ -1,4 +1,4 @@
-"""Watches the objects that a reconcile waits for, and queues its key when one changes.
+"""Watches the objects that a key waits for, and queues the key when one of them changes.
 
 A watch covers one kind in one namespace, and runs while a key waits for an object there. It gets
 metadata only (ADR 0039). Without permission to watch, the objects are read again after growing
@@ -41,7 +41,7 @@ class References:
         self._changed = asyncio.Event()
 
     def wait(self, who: Key, references: frozenset[Key]) -> None:
-        """Queue `who` when one of the objects changes. This replaces what it waited for before."""
+        """Queue `who` when one of the objects changes. They replace those of an earlier call."""
         before = self._of.pop(who, frozenset())
         for one in before - references:
             self._waiting[one].discard(who)
@@ -54,7 +54,7 @@ class References:
         if before != references:
             self._changed.set()
         if any(one[:2] in self._watches for one in references - before):
-            self._add(who)  # its object may have changed after it was read
+            self._add(who)  # a running watch may have reported a change before this call
 
     async def run(self) -> None:
         """Start and end watches until cancelled."""

@@ -1,8 +1,9 @@
 """Lists and watches objects without losses.
 
-It lists, then watches from that version on, with bookmarks to keep the version recent. A watch that
-ends is resumed. If the API server no longer knows the version (410), everything is listed again,
-and objects that are missing in the list are removed. It retries after 429, 5xx and timeouts.
+It lists, then watches from the list's version on, with bookmarks to keep the version recent. A
+watch that ends, also by 429, 5xx or a timeout, is resumed. After any other error, such as 410 (the
+API server no longer knows the version), everything is listed again, and objects that are missing in
+the list are removed.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ class Reflector:
         self.synced.set()
 
     async def _watch(self) -> None:
-        """Watch until the server ends it."""
+        """Watch until the server ends the watch."""
         loop = asyncio.get_running_loop()
         begun_s, worked = loop.time(), False
         async for event in self._cluster.watch(self._kind, self._version, self._scope):

@@ -106,9 +106,10 @@ class ObjectStore:
 
 
 def slim_kubevirt(obj: Object) -> dict[str, Any]:
-    """Remove the fields that no rule reads: managedFields and other annotations.
+    """Remove managedFields, and the annotations that no rule reads and no VMI gets.
 
-    An object may have 256 KiB of annotations, and a template as much as etcd takes (ADR 0028).
+    An object may have 256 KiB of annotations. Its template may have as many as fit into etcd (ADR
+    0028).
     """
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     if isinstance(meta.get("annotations"), dict):

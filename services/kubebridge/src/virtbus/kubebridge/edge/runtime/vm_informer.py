@@ -26,7 +26,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Three heartbeats of a watch."""
+"""Seconds of silence that end a watch: three of its heartbeats."""
 RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 
@@ -83,7 +83,8 @@ class VmInformer:
     def answered(self, view: VmView) -> None:
         """Store the VM in an answer, unless the watch is already ahead of it.
 
-        The answer to a delete may arrive after the VM has left the watch. No change would follow.
+        The answer to a delete may arrive after the VM has left the watch. It is not stored then,
+        because no later change would remove the VM.
         """
         before, left = self.get(view.uid), view.deleting and view.uid in self._left
         newer = before is None or before.revision < view.revision

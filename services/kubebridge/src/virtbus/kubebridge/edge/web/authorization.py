@@ -62,7 +62,7 @@ class Authorization:
         """Return the user of a request.
 
         Raises:
-            RefusedError: 401, no front proxy vouches for a user.
+            RefusedError: 401, the request names no user, or the client is not the front proxy.
         """
         user = self._proxy.user(list(request.headers.items()))
         if user is None or not self.is_front_proxy(request):

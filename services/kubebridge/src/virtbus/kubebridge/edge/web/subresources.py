@@ -130,7 +130,7 @@ class Subresources:
             raise
 
     async def _call(self, request: web.Request, target: SubresourceTarget) -> SubresourceCall:
-        """Return the call. Its objects are read only if the verb exists."""
+        """Return the call. Its objects are read only for a supported verb with the right method."""
         verb = BY_NAME.get((target.resource, target.subresource))
         vm = vmi = None
         options: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def _object(text: str) -> Any:
 
 
 def _json_or_yaml(text: str) -> Any:
-    """Parse options. This runs on the event loop, and 3 MB of YAML would take a minute."""
+    """Parse options. Their size is bounded: on the event loop, 3 MB of YAML would take a minute."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
     return read_yaml(text, max_values=OPTIONS_VALUES_MAX)

@@ -21,9 +21,9 @@ SHUTDOWN_S = 1.0
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
-    Without a certificate, no client can connect. A client need not show one; API servers that call
-    webhooks show none. A certificate that the CA did not sign fails the handshake. A connection
-    keeps the settings with which it was made.
+    Before the port has a certificate, no client can connect. A client need not show a certificate
+    of its own; API servers that call webhooks show none. If it shows one that the CA did not sign,
+    the handshake fails. A connection keeps the settings with which it was made.
     """
 
     def __init__(self) -> None:

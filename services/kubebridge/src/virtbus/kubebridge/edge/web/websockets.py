@@ -78,9 +78,9 @@ async def _back(stream: ByteStream, socket: web.WebSocketResponse, *, datagrams:
 
 
 async def _knock(socket: web.WebSocketResponse) -> None:
-    """Detect a client that left while the guest accepts no data, so that its socket is not read.
+    """Detect that a client left while its socket is not read, because the guest accepts no data.
 
-    A ping to it breaks the connection (OSError), which ends the stream.
+    A ping to a client that left fails (OSError), which ends the stream.
     """
     while True:
         await asyncio.sleep(ALIVE_S)
