@@ -1,8 +1,8 @@
 """Merges GetContainerEvents of both runtimes.
 
-An answer waits for its client, and so do the runtimes: nothing is queued. A loss of a runtime may
-lose events. So a client's stream ends when the runtime is back, and the client lists and calls
-again, as it does without a proxy.
+The proxy keeps no backlog of events: a slow client slows down the runtimes. Events may be lost
+while a runtime is away. So a client's stream ends when the runtime is back, and the client lists
+and calls again, as it does without a proxy.
 """
 
 import asyncio

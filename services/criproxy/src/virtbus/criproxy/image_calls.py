@@ -21,7 +21,7 @@ class ImageCalls:
         self._vm_handlers = vm_handlers
 
     async def status(self, call: Call) -> bytes:
-        """ImageStatus: of the runtime that the image's name says; otherwise of the one that has it.
+        """Answer ImageStatus by the runtime that the call decides, otherwise by one with the image.
 
         Raises:
             VirtbusError: 400 the request is unreadable.
@@ -39,18 +39,18 @@ class ImageCalls:
             other = await second.passed(call)
         except CallFailedError as error:
             if error.code in NO_ANSWER and not _holds(second, image):
-                return answer  # it is away, and does not have it
+                return answer  # the second is away, and is not known to have it
             raise
         return other if messages.has_image(other) else answer
 
     def _in_order(self, image: ImageAsked) -> tuple[NodeRuntime, NodeRuntime]:
-        """Return both runtimes, the one first that is known to have the image."""
+        """Return both runtimes: first that of VMs if only it is known to have the image."""
         containers, vms = self._runtimes
         only_vms = _holds(vms, image) and not _holds(containers, image)
         return (vms, containers) if only_vms else (containers, vms)
 
     async def pull(self, call: Call) -> bytes:
-        """PullImage: by the pod that it is for, by the image's name, or for containers.
+        """Pass PullImage to the runtime that its pod or image decides, or to that of containers.
 
         Raises:
             VirtbusError: 400 `image_of_other_runtime`, or the request is unreadable.
@@ -62,7 +62,9 @@ class ImageCalls:
         return await self._runtimes.named(name or routing.CONTAINERS).passed(call)
 
     async def remove(self, call: Call) -> bytes:
-        """RemoveImage: in each runtime that has it; in both if none is known to have it.
+        """Pass RemoveImage to the runtime that the call decides, or to each that has the image.
+
+        If none is known to have the image, each runtime that is not away gets the call.
 
         Raises:
             VirtbusError: 400 the request is unreadable.

@@ -1,4 +1,4 @@
-"""Merges the lists of both runtimes. A runtime that is away answers with its last list."""
+"""Merges the lists of both runtimes. For a runtime that is away, its last list is used."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from virtbus.criproxy.memory import Memory
 from virtbus.criproxy.runtimes import NO_LIST, Mark, NodeRuntime, Runtimes
 
 OF_STATISTICS = {"ListContainerStats": "ListContainers", "ListPodSandboxStats": "ListPodSandbox"}
-"""Statistics have no labels of their own kind; the filter is about what they belong to."""
+"""The lists to which filters of statistics are applied: a kept statistic has only its id."""
 
 
 class Told(NamedTuple):
@@ -39,7 +39,7 @@ class Lists:
     async def streamed(self, call: Call) -> AsyncIterator[bytes]:
         """Yield the list of each runtime; raises the errors of `_parts`.
 
-        The runtimes are asked for their lists, which older ones have, too.
+        The runtimes are asked by the older call that lists, which all of them have.
         """
         for part in await self._parts(call._replace(name=calls.STREAMS[call.name])):
             if part:
@@ -50,7 +50,7 @@ class Lists:
 
         Raises:
             VirtbusError: 400 the request is unreadable; 503 `list_unknown`.
-            CallFailedError: the error of the runtime of containers.
+            CallFailedError: the error of a runtime. The runtime of VMs may lack a call.
         """
         wanted = messages.asked_filter(call.name, call.body)
         parts = []
@@ -64,7 +64,7 @@ class Lists:
         return parts
 
     async def filesystems(self, call: Call) -> bytes:
-        """Return the file systems of both runtimes; the first is that of containers."""
+        """Return the file systems of both runtimes, those of containers first."""
         parts = []
         for told in await ask_both(self._runtimes, call):
             if isinstance(told.answer, bytes):
@@ -92,7 +92,7 @@ async def ask_both(runtimes: Runtimes, call: Call) -> list[Told]:
 
 
 def _without(told: Told, call: str, wanted: Wanted) -> bytes:
-    """Return the part of a list whose runtime gave no list."""
+    """Return the part of a runtime that gave no list, from its last entries."""
     entries = _last(told, call)
     if call in OF_STATISTICS and not wanted.everything:
         owners = told.runtime.entries(OF_STATISTICS[call])
@@ -104,8 +104,8 @@ def _without(told: Told, call: str, wanted: Wanted) -> bytes:
 def _last(told: Told, call: str) -> dict[str, Entry]:
     """Return the last entries of a runtime that is away.
 
-    The runtime of VMs may lack a call, and then has no part in its answer. Without the call in
-    the runtime of containers the node has no such call.
+    The runtime of VMs may lack a call, and then adds nothing to the answer. If the runtime of
+    containers lacks the call, the node lacks it.
     """
     error = told.answer
     if isinstance(error, CallFailedError):

@@ -1,6 +1,7 @@
-"""Keeps answers after they were passed on, so that no call waits for it.
+"""Keeps answers after they were passed on, so that no call waits until its answer is kept.
 
-A status is asked for again after each change, so that the last known one is never an earlier one.
+After each change, the proxy asks for the status again. So the last known status is not one from
+before the change.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
 QUEUED = 1024
 SETTLE_S = 0.005
-"""A pause after an answer was given to gRPC, in which it is sent."""
+"""Pause in which gRPC sends an answer, before the proxy keeps it."""
 
 
 class Memory:
@@ -47,7 +48,7 @@ class Memory:
         await self._queue.join()
 
     def of_list(self, runtime: NodeRuntime, call: str, body: bytes, begun: Mark) -> None:
-        """Keep a whole list; of several that wait, only the last. An unchanged one costs little."""
+        """Keep a whole list, or the last of several that wait. An unchanged list costs little."""
         key = (runtime.name, call)
         if self._kept.get(key) == (body, begun) and begun.quiet:
             return
@@ -79,7 +80,7 @@ class Memory:
         self._put(lambda: runtime.restate(of, body))
 
     def of_change(self, runtime: NodeRuntime, of: calls.Of, field: str, key: str) -> None:
-        """Ask for the status of what was changed, and keep it."""
+        """Ask for the status of the changed sandbox or container, and keep it."""
 
         async def keep() -> None:
             asked = Call(calls.STATUS[of], messages.status_of(calls.STATUS[of], field, key), None)
@@ -90,7 +91,7 @@ class Memory:
         self._put(keep)
 
     def _put(self, work: Work) -> bool:
-        """Return False if too much waits; the next list then has what is lost."""
+        """Queue work. Return False if the queue is full; the next list then has the lost state."""
         try:
             self._queue.put_nowait(work)
         except asyncio.QueueFull:

@@ -15,7 +15,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class NodeCalls:
-    """The handlers. A false condition waits for `grace_s`, so that no restart makes one."""
+    """The handlers. A short restart of the runtime of containers makes no condition false.
+
+    `grace_s` is the time for which Status is refused instead.
+    """
 
     def __init__(self, runtimes: Runtimes, memory: Memory, grace_s: float) -> None:
         self._runtimes = runtimes
@@ -26,8 +29,8 @@ class NodeCalls:
         """Return the answer of the runtime of containers, or its last one.
 
         Raises:
-            VirtbusError: 503 `list_unknown`: it has never answered.
-            CallFailedError: its error.
+            VirtbusError: 503 `list_unknown`: the runtime has never answered.
+            CallFailedError: the runtime's error.
         """
         runtime = self._runtimes.containers
         answer = await runtime.told(call, NO_LIST)
@@ -77,7 +80,7 @@ class NodeCalls:
             raise VirtbusError(Code.UNAVAILABLE, "runtime_away", f"{runtime.away}; repeat the call")
 
     async def update(self, call: Call) -> bytes:
-        """Pass UpdateRuntimeConfig to both; kubelet repeats it until both have it.
+        """Pass UpdateRuntimeConfig to both runtimes; kubelet repeats it until both have it.
 
         Raises:
             CallFailedError: the first error; the other runtime has been asked, too.

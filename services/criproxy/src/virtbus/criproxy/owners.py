@@ -1,7 +1,7 @@
 """Finds the runtime of a sandbox, a container or a pod.
 
-The last lists say it. An id that no list has is asked for, so it need not be one that the proxy
-has seen: its state may be new, and clients may shorten ids.
+The last lists show the runtime. For an id that no list has, the runtimes are asked: the proxy's
+state may be new, and clients may shorten ids.
 """
 
 from virtbus.criproxy.core import calls
@@ -28,7 +28,7 @@ class Owners:
         a stop or removal, NOT_FOUND of other calls.
 
         Raises:
-            VirtbusError: 503 `list_unknown`: a runtime is away that may have it.
+            VirtbusError: 503 `list_unknown`: a runtime that may have the id is away.
         """
         for one in self._runtimes:
             if key in one.entries(calls.LIST[of]):
@@ -47,7 +47,7 @@ class Owners:
             del self._removed[next(iter(self._removed))]
 
     def of_pod(self, uid: str) -> Name | None:
-        """Return the runtime that has a sandbox of a pod."""
+        """Return the runtime that has a sandbox of a pod, or None."""
         for one in self._runtimes:
             listed = one.entries(calls.LIST["sandbox"]).values()
             if uid and any(sandbox.pod_uid == uid for sandbox in listed):

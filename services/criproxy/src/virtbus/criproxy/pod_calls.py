@@ -30,9 +30,9 @@ class PodCalls:
         self._sources = sources
 
     async def run(self, call: Call) -> bytes:
-        """RunPodSandbox: the runtime by RuntimeClass or annotation.
+        """Pass RunPodSandbox to the runtime that the RuntimeClass or annotation decides.
 
-        The sandbox is in the last list before the answer, so that no later list is shorter.
+        The last list gets the sandbox before the client gets the answer, so no later list lacks it.
 
         Raises:
             VirtbusError: 400 `runtime_unknown`, `runtime_unclear`, or unreadable.
@@ -84,7 +84,7 @@ class PodCalls:
         return answer
 
     async def _status(self, runtime: NodeRuntime, call: Call, rule: ById, key: str) -> bytes:
-        """Return a status; the last known one, marked as such, while the runtime is away."""
+        """Return a status; while the runtime is away, the last known one, marked as such."""
         answer = await runtime.told(call)
         if answer is not None:
             self._memory.of_status(runtime, rule.of, answer)
@@ -97,6 +97,6 @@ class PodCalls:
 
 
 async def _add(runtime: NodeRuntime, call: str, made: Entry) -> None:
-    """Add what a call made, unless a list has it already: the call may be a repeated one."""
+    """Add a new sandbox or container, unless the list has it: the call may be a repetition."""
     if made.key not in runtime.entries(call):
         await runtime.last[call].put(made)

@@ -1,4 +1,4 @@
-"""The two runtimes of the node: each has its connection, its last answers, and its absence."""
+"""Holds the two runtimes of the node, with their connections, last answers and absences."""
 
 import asyncio
 import logging
@@ -26,14 +26,14 @@ NO_LIST = NO_ANSWER | {"INTERNAL", "UNKNOWN", "DATA_LOSS", "RESOURCE_EXHAUSTED",
 
 
 class Mark(NamedTuple):
-    """The state of a runtime's changes when a list began."""
+    """The number of a runtime's changes when a list began. `quiet`: no change was running."""
 
     turn: int
     quiet: bool
 
 
 class NodeRuntime:
-    """One runtime. `away` says why it does not answer; it is empty while it does."""
+    """One runtime. `away` is the reason why it does not answer, or empty if it answers."""
 
     def __init__(
         self, name: Name, client: RuntimeClient, folder: AnswerFolder, limit_s: float
@@ -91,7 +91,7 @@ class NodeRuntime:
 
     # --- lists ----------------------------------------------------------------------------
     def entries(self, call: str) -> dict[str, Entry]:
-        """Return the last entries of a list, for routes; it may be incomplete."""
+        """Return the last entries of a list, for routes. Some may be missing."""
         return self.last[call].all
 
     def last_list(self, call: str) -> dict[str, Entry]:
@@ -121,8 +121,8 @@ class NodeRuntime:
     async def remember(self, call: str, entries: dict[str, Entry], begun: Mark) -> None:
         """Keep a whole list.
 
-        A list that ran during a change may miss what was added, or have what was removed. So it
-        only updates the entries that are known, and the change itself adds or removes its own.
+        A list that ran during a change may lack an added entry, or have a removed one. So it only
+        updates known entries. The change itself adds or removes its entries.
         """
         last = self.last[call]
         if last.known and (not begun.quiet or begun != self.mark()):
@@ -161,7 +161,7 @@ class NodeRuntime:
 
 
 class Runtimes(NamedTuple):
-    """Both runtimes. The first one's answers come first."""
+    """Both runtimes. In an answer, the part of `containers` comes first."""
 
     containers: NodeRuntime
     vms: NodeRuntime

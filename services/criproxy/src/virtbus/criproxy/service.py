@@ -25,7 +25,7 @@ from virtbus.criproxy.settings import Settings
 log = logging.getLogger(__name__)
 
 KEEP_S = 2.0
-"""Time of a stop for the answers that are not kept yet."""
+"""Longest time that a stop waits for answers that are not kept yet."""
 
 
 class CriProxy:

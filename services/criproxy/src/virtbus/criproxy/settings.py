@@ -1,4 +1,4 @@
-"""The proxy's settings."""
+"""Declares the proxy's settings."""
 
 from pathlib import Path
 from typing import ClassVar

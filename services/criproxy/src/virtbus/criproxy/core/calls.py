@@ -1,7 +1,8 @@
-"""Lists the calls of the CRI by what the proxy does with them. Every other call is refused.
+"""Lists the calls of the CRI in tables, by their treatment. Every other call is refused.
 
-A call that is not in these tables is newer than this proxy. To pass it to one of the runtimes
-would hide the pods of the other, so it answers UNIMPLEMENTED, and kubelet uses the older calls.
+A call that is not in these tables is newer than this proxy. If such a call went to one of the
+runtimes, its answer would hide the pods of the other. So the proxy answers UNIMPLEMENTED, and
+kubelet uses the older calls.
 """
 
 from typing import Literal, NamedTuple
@@ -47,9 +48,9 @@ BY_ID: dict[str, ById] = {
 """Calls for the runtime that has the sandbox or container."""
 
 STATUS: dict[Of, str] = {"sandbox": "PodSandboxStatus", "container": "ContainerStatus"}
-"""The calls whose last answer is served while the runtime is away."""
+"""The status call of each kind. Its last answer is served while the runtime is away."""
 LIST: dict[Of, str] = {"sandbox": "ListPodSandbox", "container": "ListContainers"}
-"""The lists that say which runtime has an id."""
+"""The list call of each kind. Its answers show which runtime has an id."""
 
 LISTS: dict[str, str] = {
     "ListPodSandbox": RUNTIME,
@@ -60,7 +61,7 @@ LISTS: dict[str, str] = {
     "ListPodSandboxMetrics": RUNTIME,
     "ListImages": IMAGES,
 }
-"""Lists, which are those of both runtimes together, and their services."""
+"""Calls that list, with their services. An answer joins the lists of both runtimes."""
 STREAMS: dict[str, str] = {
     "StreamPodSandboxes": "ListPodSandbox",
     "StreamContainers": "ListContainers",
@@ -69,12 +70,15 @@ STREAMS: dict[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""Lists in parts. On the wire both messages of such a call are those of its list (ADR 0058)."""
+"""Calls that list in parts, with the older calls that list.
+
+On the wire, request and answer of both calls are encoded in the same way (ADR 0058).
+"""
 MEASURED = frozenset({"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"})
 """Lists with a time in each element, so no two of them are equal."""
 
 FIRST = ("Version", "RuntimeConfig")
-"""Answered by the runtime of containers; its last answer is served while it is away."""
+"""Calls for the runtime of containers. Their last answers are served while it is away."""
 RUN, STATUS_OF_ALL, UPDATE_ALL = "RunPodSandbox", "Status", "UpdateRuntimeConfig"
 EVENTS = "GetContainerEvents"
 IMAGE_STATUS, PULL, REMOVE_IMAGE = "ImageStatus", "PullImage", "RemoveImage"

@@ -1,7 +1,8 @@
 """Derives the conditions of the node's runtimes that the proxy adds to those of CRI.
 
-kubelet reads only RuntimeReady and NetworkReady. They are those of the runtime of containers: the
-Node stays Ready while VM pods cannot be served. The other conditions say what is missing.
+kubelet reads only RuntimeReady and NetworkReady. The proxy takes both from the runtime of
+containers, so the Node stays Ready while VM pods cannot be served. The other conditions show which
+runtime is not ready.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Condition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A runtime at this call: its conditions at its last answer, and why it does not answer."""
+    """The state of a runtime: the conditions in its last answer, and the reason of its absence."""
 
     told: Mapping[str, Condition]
     away: str = ""
@@ -35,7 +36,7 @@ class Seen(NamedTuple):
 def merged(seen: Mapping[Name, Seen]) -> list[Condition]:
     """Return the conditions for kubelet, and one for each runtime.
 
-    The conditions of a runtime that does not answer are not repeated as if they were true.
+    The last conditions of a runtime that does not answer are left out, as they may be outdated.
     """
     return [
         *_kubelets(seen[CONTAINERS]),

@@ -1,6 +1,6 @@
 """Defines an entry of a list, selects entries by a filter, and joins entries to an answer.
 
-protobuf's encoding makes that simple. Every list of the CRI is the first field of its answer, so
+protobuf's encoding makes joining simple. Every list of the CRI is the first field of its answer, so
 an answer is a sequence of framed entries, and two joined answers are one answer.
 """
 
@@ -12,7 +12,7 @@ _LIST_FIELD = b"\x0a"
 
 
 class Entry(NamedTuple):
-    """One element of a list. `raw` is its message; the rest is what filters and routes need."""
+    """One element of a list. `raw` is its message; filters and routes need the rest."""
 
     key: str
     raw: bytes
@@ -42,7 +42,7 @@ EVERYTHING = Wanted()
 
 
 def selected(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
-    """Return the entries that match each part of the filter. Ids match by their beginning."""
+    """Return the entries that match the whole filter. An id may be given by its beginning."""
     return [
         one
         for one in entries

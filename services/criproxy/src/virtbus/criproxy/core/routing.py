@@ -1,7 +1,8 @@
 """Decides which of the two runtimes a pod or an image belongs to.
 
-A pod belongs to the runtime of VMs by its RuntimeClass or by Virtlet's annotation, an image by the
-prefix of its name. Contradictions are refused, because the pod could never start.
+A pod belongs to the runtime of VMs by its RuntimeClass or by Virtlet's annotation. An image belongs
+to it by its pod, by its own handler or annotation, or by the prefix of its name. Contradictions are
+refused, because the pod could never start.
 """
 
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ def runtime_of_pod(asked: PodAsked, vm_handlers: tuple[str, ...]) -> Name:
 def runtime_of_image(
     image: ImageAsked, pod: PodAsked, owner: Name | None, vm_handlers: tuple[str, ...]
 ) -> Name | None:
-    """Return the runtime of an image; None: nothing in the call decides it.
+    """Return the runtime of an image; None if nothing in the call decides it.
 
     `owner` is the runtime of the pod that the call is for, if it is known.
 

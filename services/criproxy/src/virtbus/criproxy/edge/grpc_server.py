@@ -25,7 +25,7 @@ CALLS_OF_A_CONNECTION = 256
 """The limit of open calls of one connection, so that a stalled client leaves calls to others."""
 STOP_S = 5.0
 OWN_METADATA = ("grpc-", ":", "user-agent", "content-type", "te", "virtbus-")
-"""The beginnings of keys that gRPC writes itself."""
+"""Beginnings of keys that are not passed on. gRPC writes its own; `virtbus-` is reserved."""
 
 STATUSES: Mapping[int, grpc.StatusCode] = {
     Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -38,7 +38,7 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
 
 
 class Call(NamedTuple):
-    """A call. `left_s` is the time until the client's deadline, in seconds (None: it has none)."""
+    """A call. `left_s` is the time until the client's deadline, in seconds; None without one."""
 
     name: str
     body: bytes
@@ -129,7 +129,7 @@ def _call(name: str, body: bytes, context: Context) -> Call:
 
 
 async def _abort(context: Context, name: str, error: Exception) -> NoReturn:
-    """End a call with the status of a runtime, or of the proxy's own error."""
+    """End a call with a runtime's own status, or with the status of the proxy's own error."""
     match error:
         case CallFailedError():
             status = grpc.StatusCode[error.code]

@@ -1,8 +1,9 @@
 """Keeps the last answers of a runtime, in memory and in one file for each kind of answer.
 
-They are served while the runtime does not answer. A file is replaced atomically, so a kill at any
-instant leaves the earlier or the later one. It has a checksum: after a loss of power a torn file
-counts as unknown, never as a short list. A second after a write, files are synced to the disk.
+The answers are served while the runtime does not answer. A file is replaced atomically, so a kill
+at any instant leaves the earlier or the later file. A file has a checksum: after a loss of power, a
+torn file counts as unknown, never as a short list. Written files are synced to the disk within
+about a second (SYNC_S).
 """
 
 import asyncio
@@ -30,7 +31,11 @@ Read = Callable[[bytes], Entry]
 
 
 class LastAnswers:
-    """The answers of one kind of call, by key. `known` is True after the first whole list."""
+    """The answers of one kind of call, by key.
+
+    `known` is True after the first whole list or status, or after `load` found a valid file. The
+    file is written only then.
+    """
 
     def __init__(self, path: Path, writer: ThreadPoolExecutor, dirty: set[Path]) -> None:
         self._path = path
@@ -40,7 +45,7 @@ class LastAnswers:
         self.all: dict[str, Entry] = {}
 
     def load(self, read: Read) -> None:
-        """Read the file, if there is one; one that is torn is reported, and counts as unknown."""
+        """Read the file, if there is one. A torn file is logged, and counts as unknown."""
         try:
             body = self._path.read_bytes()
         except FileNotFoundError:
@@ -54,12 +59,12 @@ class LastAnswers:
         self.known = True
 
     async def put(self, entry: Entry) -> None:
-        """Add or replace one entry; it is written on return."""
+        """Add or replace one entry. On return, the file has it if `known` is True."""
         self.all = {**self.all, entry.key: entry}
         await self._save()
 
     async def drop(self, keys: Iterable[str]) -> None:
-        """Remove entries; they are removed from the file on return."""
+        """Remove entries. On return, the file does not have them if `known` is True."""
         left = {key: one for key, one in self.all.items() if key not in set(keys)}
         if len(left) < len(self.all):
             self.all = left

@@ -1,7 +1,8 @@
 """Reads the parts of CRI's messages that routes and lists need. It is the only user of protobuf.
 
-Messages of either side pass through the proxy as bytes. A message is read here for a decision,
-and written again only if it is merged; protobuf keeps fields that these stubs do not know.
+Messages of either side pass through the proxy as bytes. A message is read here for a decision, and
+encoded again only if it is merged, changed or kept. protobuf keeps fields that these stubs do not
+know.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from virtbus.criproxy.core.routing import ImageAsked, PodAsked
 from virtbus.schemas.errors import Code, VirtbusError
 
 STALE = "virtbus.io/stale"
-"""The key in a status's `info` that says that it is a last known one."""
+"""The key in the `info` of a status that marks it as the last known one."""
 
 
 class ContainerAsked(NamedTuple):
@@ -42,13 +43,13 @@ def asked_id(call: str, field: str, body: bytes) -> str:
 
 
 def asked_pod(body: bytes) -> PodAsked:
-    """Return what RunPodSandbox asks for; raises VirtbusError 400 if it is unreadable."""
+    """Return the pod of RunPodSandbox; raises VirtbusError 400 if the request is unreadable."""
     request = _request("RunPodSandbox", body)
     return _pod(request.config, request.runtime_handler)
 
 
 def asked_container(body: bytes) -> ContainerAsked:
-    """Return what CreateContainer asks for; raises VirtbusError 400 if it is unreadable."""
+    """Return sandbox and image of CreateContainer; raises VirtbusError 400 if unreadable."""
     request = _request("CreateContainer", body)
     return ContainerAsked(request.pod_sandbox_id, _image_spec(request.config.image))
 
@@ -120,11 +121,11 @@ def entries(call: str, body: bytes) -> dict[str, Entry]:
 
 
 def digest(call: str, body: bytes) -> int:
-    """Return a digest of a list, of this process; it is equal for the same elements, in any order.
+    """Return a digest of a list, which is equal for the same elements in any order.
 
-    Runtimes in Go write the elements, and the maps in them, in another order each time. The whole
-    list is written once, and Python's own hash has 64 bits and a secret key: with a message for
-    each element and a cryptographic hash it takes twice the CPU.
+    Runtimes in Go write the elements, and the maps in them, in another order each time. The list is
+    encoded as a whole, and hashed by Python's own hash, which has 64 bits and a secret key of this
+    process. Encoding each element and a cryptographic hash would take twice the CPU time.
 
     Raises:
         UnreadableError: the answer is no such list.
@@ -199,7 +200,7 @@ def status_entry(call: str, body: bytes) -> Entry:
 
 
 def stale(call: str, entry: Entry, why: str) -> bytes:
-    """Return the answer of a status that is the last known one, marked in its `info`."""
+    """Return the last known status as an answer, marked as such in its `info`."""
     message = _answer(call, entry.raw)
     message.info[STALE] = why
     made: bytes = message.SerializeToString()
@@ -283,8 +284,9 @@ def conditions(answer: bytes) -> dict[str, Condition]:
 def status_answer(first: bytes, others: Iterable[bytes], merged: Iterable[Condition]) -> bytes:
     """Return the answer of Status with the merged conditions.
 
-    `first` is the answer of the runtime of containers; it is empty if there is none. Its features
-    hold, and of two handlers with one name its own.
+    `first` is the answer of the runtime of containers; it is empty if there is none. The features
+    are those of `first`. If two answers have a handler or info of the same name, that of `first`
+    is kept.
 
     Raises:
         UnreadableError: an answer is no status.

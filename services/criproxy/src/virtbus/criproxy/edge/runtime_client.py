@@ -9,9 +9,9 @@ from typing import TypeAlias
 import grpc
 
 MESSAGE_BYTES = 16 * 1024 * 1024
-"""The size of a message that kubelet sends and accepts."""
+"""Size of the largest message that kubelet sends and accepts."""
 _NOT_CONNECTED = "failed to connect to all addresses"
-"""The beginning of gRPC's text; the rest names the path twice."""
+"""The beginning of gRPC's text about a failed connection. The rest names the path twice."""
 RECONNECT_MS = (100, 250)
 """The first and the longest pause between two attempts to connect."""
 
