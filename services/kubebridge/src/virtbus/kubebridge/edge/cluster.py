@@ -141,7 +141,7 @@ class KubernetesApi:
     async def watch(
         self, kind: Kind, resource_version: str, scope: Scope = EVERYTHING
     ) -> AsyncIterator[WatchEvent]:
-        """Yield the changes since a version until the server ends the watch, about every minute.
+        """Yield the changes since a version. The server ends the watch after about a minute.
 
         Raises:
             StatusError: 410, the version is too old; only a new list shows deletions.

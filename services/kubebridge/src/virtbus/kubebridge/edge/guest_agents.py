@@ -1,7 +1,8 @@
 """Polls the guest agents for the condition AgentConnected, the guest's system and its addresses.
 
-A guest that answered is polled each minute. One that did not may still be booting, or may have no
-agent. It is polled at growing intervals: half of the time that it has run.
+A guest that answered is polled each minute. A guest that did not answer may still be booting, or
+may have no agent. It is polled at growing intervals: half of the time that it has run, within the
+bounds of `Delays`. A guest that cannot have an agent is polled at the longest interval.
 """
 
 import asyncio

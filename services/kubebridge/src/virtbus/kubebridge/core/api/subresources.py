@@ -1,7 +1,7 @@
 """Maps the verbs of `subresources.kubevirt.io` to effects, by the verb tables of VMs and VMIs.
 
-Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that is
-not supported yet answers 501 with the name of the missing feature.
+Codes and messages are KubeVirt's, because virtctl prints the messages and waits for some codes. A
+verb that is not supported yet answers 501 with the name of the missing feature.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
 def answer(call: SubresourceCall) -> Outcome:
     """Return the effects of a call, in the order to run them, or a refusal.
 
-    For a dry run, only patches and answers are returned.
+    For a dry run, only `JsonPatch` and `Give` are returned.
     """
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:

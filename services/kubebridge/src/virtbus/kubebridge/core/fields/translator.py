@@ -14,7 +14,7 @@ from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 MAX_CAUSES = 100
 """Largest number of reported problems. A hostile object of 1.5 MB may have far more."""
 NOTHING: tuple[Any, ...] = (False, [], "")
-"""Values without effect. They are accepted even for a refused field."""
+"""Values without effect, also 0 (it equals False). Even refused fields accept these values."""
 Path = tuple[str | int, ...]
 _SHAPES: dict[FieldType, tuple[type, ...]] = {
     FieldType.OBJECT: (dict,),

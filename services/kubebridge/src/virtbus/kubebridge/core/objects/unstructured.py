@@ -25,7 +25,7 @@ def part(value: Any, *path: str) -> Object:
 
 
 def items(value: Any, *path: str) -> list[Object]:
-    """Return the list at the path. Other items than objects become empty objects."""
+    """Return the list at the path. Items that are not objects become empty objects."""
     found = at(value, *path)
     if not isinstance(found, list):
         return []

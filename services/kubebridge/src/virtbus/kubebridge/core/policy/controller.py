@@ -57,7 +57,10 @@ class Policies(NamedTuple):
         return Controller(NETWORK_POLICY, self._reconcile, watches, workers=4, gather_s=0.2)
 
     def of_group(self, key: Key) -> set[Key]:
-        """Return the policy of a group; `key` has the group's label in place of a name."""
+        """Return the policy of a group; `key` has the group's label in place of a name.
+
+        If no policy has the label, the label itself is returned as the name of a policy.
+        """
         prefix = f"{key.namespace}/"
         found = (one for one in self.policies if one.startswith(prefix))
         names = {name for one in found if short(name := one.removeprefix(prefix)) == key.name}

@@ -32,7 +32,7 @@ class PendingRequest(StrEnum):
 
 
 class Decision(StrEnum):
-    """The action that follows."""
+    """The action that a VM needs next."""
 
     NOTHING = "nothing"
     START = "create a VMI"

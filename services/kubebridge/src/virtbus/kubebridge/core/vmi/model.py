@@ -49,7 +49,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network. `multus` is True for one of Multus."""
+    """A network. `multus` is True for a network of Multus."""
 
     name: str = path("name")
     multus: bool = path("multus")

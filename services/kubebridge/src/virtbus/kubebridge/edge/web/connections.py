@@ -1,4 +1,4 @@
-"""Bounds the connections of the HTTPS port, by a share for each source and time limits."""
+"""Bounds the connections of the HTTPS port, by a share for each source and by time limits."""
 
 import asyncio
 import logging
