@@ -169,6 +169,16 @@ async def test_an_image_is_removed_only_where_it_is(node: Node) -> None:
     assert node.containers.images
 
 
+async def test_a_removal_is_no_success_if_no_runtime_could_be_asked(node: Node) -> None:
+    await node.settled()
+    await node.vms.stop()
+    await node.containers.stop()
+    await node.sandboxes()  # the proxy sees that both are away
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.call("RemoveImage", image={"image": "sha256:unknown"})
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_call_that_the_proxy_does_not_know_is_unimplemented(node: Node) -> None:
     method: Any = node.channel.unary_unary("/runtime.v1.RuntimeService/NobodyKnowsThis")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
