@@ -47,7 +47,7 @@ AddressRange = Annotated[str, StringConstraints(max_length=79), AfterValidator(_
 class AddressPool(NamedTuple):
     """The addresses of one subnet that may be given out.
 
-    `spans` are the ones that are chosen. `hosts` are those that a user may ask for.
+    virtbus chooses addresses from `spans`. A user may ask for any address in `hosts`.
     """
 
     subnet: Net
@@ -61,7 +61,7 @@ class AddressPool(NamedTuple):
         return sum(last - first + 1 for first, last in self.spans)
 
     def has(self, address: Address) -> bool:
-        """Return True if an interface may have the address, because a user asked for it."""
+        """Return True if a user may ask for the address for an interface."""
         if address.version != self.subnet.version:
             return False
         return any(first <= int(address) <= last for first, last in self.hosts)
@@ -71,8 +71,8 @@ class AddressPool(NamedTuple):
     ) -> Address | None:
         """Return a free address, if possible the same for the same `key`; None if all are taken.
 
-        `freed` has the addresses that somebody had, with the order of their releases. They are
-        chosen only if no other is left, and the oldest release first.
+        `freed` has the released addresses, with the order of their releases. They are chosen only
+        if no other address is left, in the order of their releases.
         """
         known = freed or {}
         size = self.size

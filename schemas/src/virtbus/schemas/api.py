@@ -72,7 +72,7 @@ class VmRef(StrictModel):
 
 
 class VmUpdate(VmRef):
-    """`vm.update`: replaces the spec or the labels at the `revision` that the client has read."""
+    """`vm.update`: replaces the given parts at the `revision` that the client has read."""
 
     revision: Count
     spec: VmSpec | None = None
@@ -129,7 +129,7 @@ class VmFreeze(VmCommand):
 
 
 class VmMove(VmRef):
-    """`vm.move`: stops the VM and starts it on the node `to`, with new disks of its images.
+    """`vm.move`: stops the VM and starts it on the node `to`, with new disks from its images.
 
     The default of `to` is the best other node. `discard_local_disks` permits the loss of the data
     on its disks.
@@ -364,9 +364,9 @@ class BusRebuilt(LenientModel):
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
     groups: tuple[RebuiltGroup, ...] = ()
-    """Security groups that hosts have, and the bus lacks or has in an older version."""
+    """Security groups of hosts that the bus lacks, or that it has in an older version."""
     groups_omitted: int = 0
-    """The number of further ones, which do not fit in the answer."""
+    """The number of further groups, which do not fit in the answer."""
     groups_message: str = ""
     """The reason why groups may be missing, such as hosts that did not answer in time."""
     kept: int = 0

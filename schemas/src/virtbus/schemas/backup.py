@@ -11,13 +11,14 @@ from virtbus.schemas.version import VERSION
 from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_CHAIN = 24
-"""The longest chain of backups. A restore opens all of it, in a sandbox with 64 files."""
+"""The longest chain of backups. A restore opens every file of the chain, and its sandbox allows 64
+open files."""
 CHAIN_BACKUPS = 8
 """The default length of a chain: a full backup and seven increments."""
 BITMAP = "virtbus-"
-"""The prefix of the bitmaps of backups in a directory. Others are left alone."""
+"""The prefix of the bitmaps of backups. virtbus does not touch bitmaps without its prefixes."""
 READ_BITMAP = "virtbus.read-"
-"""The prefix of the bitmaps of readers: a chain of its own, which no backup ends."""
+"""The prefix of the bitmaps of readings. They are a chain of their own, which no backup ends."""
 MAX_TEXT = 2000
 """The longest text of a manifest, in characters. A program that is not virtbus may write one."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
@@ -44,12 +45,12 @@ class BackupMode(StrEnum):
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. Of an increment it has the changed clusters."""
+    """A disk in a backup: the file `<name>.qcow2`. An increment has the changed clusters."""
 
     name: Id
     """The name of the disk in the VM's spec."""
     volume_uid: Uid | Literal[""] = ""
-    """The volume that the disk was; empty for an own disk of the VM."""
+    """The uid of the volume that was the disk; empty for an own disk of the VM."""
     virtual_size_bytes: int = Field(ge=0)
     size_bytes: int = Field(0, ge=0)
     """The length of the file."""
@@ -78,9 +79,10 @@ class BackupManifest(LenientModel):
     schedule: str = Field("", max_length=63)
     """The schedule that made it, and that removes it; empty for a person."""
     created_ns: int
-    """The instant of the content; of a VM that was off, the begin of the copy."""
+    """The instant of the content. For a VM that was off: the time at which the copy began."""
     number: int = Field(0, ge=0)
-    """Greater than those of all earlier backups in the directory: clocks may be set back."""
+    """Greater than the number of every earlier backup in the directory. It gives the order, because
+    clocks may be set back."""
     parent: Uid | Literal[""] = ""
     """The backup that an increment rests on; empty for a full backup."""
     depth: int = Field(0, ge=0, le=MAX_CHAIN)
@@ -90,12 +92,12 @@ class BackupManifest(LenientModel):
     bitmap: str = Field("", max_length=64)
     """The bitmap in the disks that counts the writes since this backup; empty if there is none."""
     remark: str = Field("", max_length=MAX_TEXT)
-    """The reason why the guest was not frozen, if so."""
+    """The reason why the guest was not frozen; empty if there is none."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """The specification of the VM. It contains no secrets."""
     disks: tuple[BackupDisk, ...] = Field((), max_length=256)
     attempt: str = Field("", max_length=64)
-    """Of a draft: `BackupWork.attempt`."""
+    """In a draft: the `BackupWork.attempt` that staged its files. Empty in a published backup."""
 
     @property
     def size_bytes(self) -> int:
@@ -109,7 +111,7 @@ class BackupCheck(LenientModel):
     operation: Uid
     at_ns: int
     problem: str = Field("", max_length=MAX_TEXT)
-    """Empty: all of the chain has been read, and is as its manifests say."""
+    """The damage that was found; empty if the whole chain agrees with its manifests."""
 
 
 class HeldBackup(LenientModel):
@@ -129,7 +131,7 @@ class BackedDisk(LenientModel):
     name: Id
     ref: VolumeRef | None = None
     size_bytes: int = Field(0, ge=0)
-    """The size that a running guest sees; 0: its file says it."""
+    """The size that a running guest sees; 0: imaged reads the size from the disk's file."""
 
 
 class BackupWork(LenientModel):
@@ -153,10 +155,10 @@ class BackupWork(LenientModel):
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups; above it, the next backup is a full one."""
     may_begin: bool = True
-    """False: a guest may use the disks unless this work has begun."""
+    """False: a guest may use the disks, so work that has not begun yet is refused."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
-    """The bitmaps that all disks have, by QEMU's answer; given: stage the files again."""
+    """The bitmaps that every disk has, as QEMU reports. If given, imaged stages the files again."""
     attempt: str = Field("", max_length=64)
     """The id of this attempt: files that were staged for another one are not stored."""
     pushed: bool = False
@@ -169,7 +171,8 @@ class BackupWork(LenientModel):
 class ScratchWork(LenientModel):
     """`rpc.imaged.scratch`: check the free space for reading `id`, or remove its files (`cancel`).
 
-    The guest's QEMU writes to these files what it overwrites while a reader has its disks.
+    While a reader has the disks, the guest's QEMU saves old data to these files before it
+    overwrites the data.
     """
 
     id: Uid

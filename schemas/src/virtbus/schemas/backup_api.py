@@ -10,7 +10,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.quantity import Count
 
 READ_S = 3600
-"""The default time of a reader."""
+"""The default time limit of a reading, in seconds."""
 MAX_READ_S = 86_400
 
 
@@ -49,8 +49,8 @@ class BackupServe(StrictModel):
     """`backup.serve`: let a reader have all disks of a running VM at one instant, as NBD exports.
 
     `id` is the id of the reading and of its operation, as in `BackupCreate`. With `since`, the id
-    of the last finished reading of the VM, each export has the bitmap `changes` of what was written
-    since. The operation fails after `within_s`.
+    of the last finished reading of the VM, each export has the bitmap `changes`. The bitmap marks
+    the clusters that were written since that reading. The operation fails after `within_s`.
     """
 
     vm: Id
@@ -97,7 +97,7 @@ class BackupView(LenientModel):
     verified_ns: int = 0
     """The time of the last verification; 0: none."""
     problem: str = ""
-    """The result of a verification that found damage, or of a description that is unreadable."""
+    """The damage that the last verification found, or the reason why the manifest is unreadable."""
     children: tuple[Uid, ...] = ()
     version: str = ""
     spec: dict[str, Any] = Field(default_factory=dict)

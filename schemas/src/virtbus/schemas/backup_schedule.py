@@ -21,9 +21,9 @@ class BackupScheduleSpec(StrictModel):
     vm: Id
     """The name of the VM. A VM that takes the name later is backed up as well."""
     every_s: Count = Field(ge=LEAST_EVERY_S, le=MOST_EVERY_S)
-    """The seconds between the begins of two backups."""
+    """The seconds from the beginning of one backup to that of the next."""
     keep: Count = Field(ge=1, le=MAX_KEEP)
-    """The number of backups of this schedule that are kept, without those that they rest on."""
+    """The number of this schedule's backups to keep. Backups that these rest on do not count."""
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups."""
     verify: bool = True
@@ -34,8 +34,8 @@ class BackupScheduleSpec(StrictModel):
 class BackupScheduleRecord(LenientModel):
     """`$KV.vm._bsched.<namespace>.<token>`: a schedule. The key is also the claim of its name.
 
-    `run` is stored before its operation is. So a controller that dies in between leaves a run that
-    the next leader begins.
+    A controller stores `run` before it stores the operation of the run. If it dies in between, the
+    next leader begins that run.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -61,7 +61,7 @@ class BackupScheduleRecord(LenientModel):
     generation: int = 1
     created_ns: int
     owner: str = ""
-    """The owner of the VM at the create, as `VmRecord.owner`."""
+    """The owner that the VM had when the schedule was created, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it. A repeat changes nothing."""
 

@@ -50,7 +50,7 @@ guests of an overlay on one host."""
 GROUP = Bound("security group", 128 * KIB, 192 * KIB)
 """A request of up to 64 KiB."""
 NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)
-"""The group with the addresses of its peers: some 5,000, as controllers limit them."""
+"""The group with the addresses of its peers. Controllers limit them to some 5,000."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)

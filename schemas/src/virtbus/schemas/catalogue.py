@@ -1,7 +1,7 @@
 """Lists every subject of the bus with its kind, its messages, its senders and its receivers.
 
 The permissions of the NATS users, docs/reference/subjects.md and asyncapi.yaml are generated from
-it.
+this list.
 """
 
 from virtbus.schemas import (

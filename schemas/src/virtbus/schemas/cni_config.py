@@ -21,7 +21,7 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
     names, at any depth. So each `type` counts as a plugin.
 
     Raises:
-        ValueError: it is no conflist.
+        ValueError: `config` is no conflist.
     """
     try:
         conf = json.loads(config)
@@ -43,7 +43,7 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
 def plugins_digest(conf: Mapping[str, Any]) -> str:
     """Return a digest of the plugins of a conflist, or of one plugin's own configuration.
 
-    It is empty without plugins. The name and the version are no part of it.
+    The digest is empty without plugins. It does not depend on the name and the version.
     """
     plugins = conf.get("plugins", [conf] if "type" in conf else [])
     if not isinstance(plugins, list) or not plugins:
@@ -58,7 +58,7 @@ def plugins_digest(conf: Mapping[str, Any]) -> str:
 
 
 def plugins_differ(index: int, network: str, why: str) -> VirtbusError:
-    """Return the refusal of entry `index` of the networks, whose plugins are others."""
+    """Return the error for entry `index` of the networks, whose plugins are not the named ones."""
     message = (
         f"{network!r} does not have the CNI plugins that the request names: {why}; make a network "
         "of the kind cni with them, or name no plugins (in Kubernetes: choose the network by the "

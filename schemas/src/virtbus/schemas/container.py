@@ -124,7 +124,7 @@ def only_login(ref: ContainerRef, text: str) -> str:
     """Return a `config.json` with the login in `text` for an image, and with no other.
 
     Raises:
-        ValueError: there is none, or `text` is invalid. The error does not quote it.
+        ValueError: `text` has no such login, or is invalid. The error does not quote `text`.
     """
     login = login_for(ref.image, text.encode())
     if login is None:

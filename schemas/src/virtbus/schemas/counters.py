@@ -27,9 +27,10 @@ class NicCounters(LenientModel):
     to_guest: Traffic = Traffic()
     from_guest: Traffic = Traffic()
     refused: dict[str, int] = Field(default_factory=dict)
-    """Packets of the guest that a rule dropped, by rule: `mac`, `arp`, `address`, `dhcp`,
-    `protocol`. `ingress` and `egress` are packets of connections that no security group allows, of
-    either sender, and `state` those of no connection. `dhcp_flood` are lost DHCP requests."""
+    """Packets that a rule dropped, by rule. `mac`, `arp`, `address`, `dhcp` and `protocol` count
+    packets of the guest. `ingress` and `egress` count packets, from either end, of connections that
+    no security group allows. `state` counts packets that belong to no connection. `dhcp_flood`
+    counts lost DHCP requests."""
 
 
 class Counters(LenientModel):

@@ -74,7 +74,7 @@ class CacheMode(StrEnum):
 
 
 UNBUFFERED = frozenset({None, CacheMode.NONE, CacheMode.DIRECTSYNC})
-"""The cache modes of a shared volume's disk. Without one, its mode is none."""
+"""The cache modes that a shared volume's disk may have. If the spec has no mode, it is `none`."""
 
 
 class IoMode(StrEnum):
@@ -137,7 +137,7 @@ class DiskLimits(Rates):
     """The rates that a disk never exceeds for long."""
 
     burst: Rates | None = None
-    """Higher rates after a quiet time. Each needs the same rate among the limits without burst."""
+    """Higher rates after a quiet time. Each needs a value for the same field in `limits` itself."""
     burst_s: Count | None = Field(None, ge=1, le=86_400)
     """The length of a burst. Unset: one second."""
 
@@ -169,7 +169,7 @@ class Disk(StrictModel):
     readonly: bool = False
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
-    """None: the disk's name. A name that is too long is cut, and a part of its SHA-256 added."""
+    """None: the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
     error_policy: ErrorPolicy | None = None
     """None: enospace."""
     read_error_policy: ReadErrorPolicy | None = None
@@ -201,7 +201,7 @@ class Disk(StrictModel):
 
 
 def serial_of(name: str) -> str:
-    """Return the serial of a disk that has none of its own: its name, or a short form of that."""
+    """Return the serial of a disk that has none of its own: its name, or a short form of it."""
     if len(name) <= SERIAL_MAX:
         return name
     digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()

@@ -25,7 +25,7 @@ disks are on one controller. The USB controller has 15 ports.
 
 
 BOOTABLE_SATA = 12
-"""The firmware's memory suffices for some 14 SATA disks. It never sees the others."""
+"""The firmware's memory suffices for some 14 SATA disks. The firmware never sees further ones."""
 
 
 class Verb(StrEnum):

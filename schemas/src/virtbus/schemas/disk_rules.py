@@ -1,6 +1,6 @@
 """Checks a VM's disks: the limits of each bus, and values that exclude each other.
 
-The controllers check requests with it, and kubebridge checks manifests. A stored spec is read
+The controllers check requests, and kubebridge checks manifests. A stored spec is read
 without these checks, so a stricter rule affects no existing VM.
 """
 

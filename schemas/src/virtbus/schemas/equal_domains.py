@@ -9,7 +9,7 @@ _Kind = tuple[int, int, int]
 
 
 class EqualDomains:
-    """The last domain of each kind that a kept record has.
+    """The last domain of each kind, while a kept record has it.
 
     A domain is 8 models of 600 bytes each, which is nearly half of a record.
     """

@@ -1,4 +1,4 @@
-"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, nodes (uid `_`), and named objects."""
+"""Events of VMs, nodes (uid `_`), objects and operations: `virtbus.evt.<node>.<uid>.<kind>`."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs, nodes, volumes, snapshots, image names and networks."""
+    """The kinds of events of VMs, of nodes, and of named objects and operations."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"

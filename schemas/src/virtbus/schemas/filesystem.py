@@ -57,7 +57,7 @@ def root_of(directory: str, roots: Iterable[str]) -> str:
 def filesystem_problems(given: Iterable[Filesystem], volumes: Collection[str]) -> Iterator[Detail]:
     """Yield the problems between the directories of a VM; `volumes` are the names of its volumes.
 
-    The mounts of a seed name both, so the names differ.
+    The mounts of a seed refer to volumes and directories by name, so no two may have one name.
     """
     seen: dict[str, Filesystem] = {}
     for index, one in enumerate(given):

@@ -12,7 +12,7 @@ from virtbus.schemas.snapshot import SnapshotDisk
 class FlattenWork(LenientModel):
     """`rpc.imaged.flatten`: ensure that disks rest on no layers, as operation `id`, or cancel it.
 
-    Their content does not change. A guest uses them only if the work is `live`.
+    The content of the disks does not change. A guest uses the disks only if the work is `live`.
     """
 
     id: Uid
@@ -22,10 +22,10 @@ class FlattenWork(LenientModel):
     """The name of the VM or the volume."""
     disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
     live: bool = False
-    """True: the guest's QEMU merges them. imaged checks the free space, and notes the result."""
+    """True: the guest's QEMU merges layers. imaged checks the free space, and notes the result."""
     whole: bool = False
     """True: nothing is copied yet, so the free space must hold the data of all layers."""
     merged: dict[Id, int] = Field(default_factory=dict, max_length=256)
     """The inode numbers of the files that QEMU has merged, by the disks' names."""
     may_begin: bool = True
-    """False: a guest may use the disks unless this work has begun."""
+    """False: a guest may use the disks, so work that has not begun yet is refused."""

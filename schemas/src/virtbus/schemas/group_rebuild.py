@@ -25,8 +25,8 @@ class KnownGroups(LenientModel):
 class RebuiltGroup(LenientModel):
     """The result for one group. `step` is add, raise, unconfirmed or conflict.
 
-    `nodes` have this copy. An unconfirmed copy is written once a person accepts one of them with
-    its `digest`, which is of the whole copy: another selector or rule has another one.
+    `nodes` have this copy. An unconfirmed copy is written once a person accepts it with its
+    `digest`. The digest covers the whole copy: it changes with the selector and with each rule.
     """
 
     namespace: str

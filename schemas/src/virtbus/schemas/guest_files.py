@@ -57,7 +57,7 @@ class GuestMount(StrictModel):
     """A volume of the VM that cloud-init mounts, by a path that does not depend on disk order.
 
     The volume needs a file system. `make_filesystem` makes one at first boot, on an empty disk of
-    the VM only. Other volumes may have data, and cloud-init's `fs_setup` is the user's choice then.
+    the VM only. Other volumes may have data. For these, a user can choose cloud-init's `fs_setup`.
     """
 
     volume: Id
@@ -68,7 +68,7 @@ class GuestMount(StrictModel):
     )
     partition: Count | None = Field(None, ge=1, le=128)
     make_filesystem: bool | None = None
-    """None: false. It needs the name of a file system, and no partition; admission checks that."""
+    """None: false. True needs a named `filesystem` and no `partition`; admission checks that."""
 
 
 class GuestLink(StrictModel):

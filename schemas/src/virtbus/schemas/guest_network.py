@@ -1,4 +1,4 @@
-"""The networks of guests behind NAT in their own namespace, as KubeVirt has them."""
+"""Defines the networks inside a VM's network namespace, for guests behind NAT as in KubeVirt."""
 
 from ipaddress import ip_network
 from typing import Annotated

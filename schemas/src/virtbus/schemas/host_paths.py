@@ -1,4 +1,4 @@
-"""Finds the paths of its node that a VM uses: directories and files with disks (ADR 0076)."""
+"""Finds the paths that a VM uses on its node: directories and files with disks (ADR 0076)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -45,7 +45,7 @@ class ImageSource(NamedTuple):
 
     @property
     def file_digest(self) -> str | None:
-        """Return the pinned digest of the image file; None for a container's."""
+        """Return the pinned digest of the image file; None if none, or for a container image."""
         if self.is_container or (self.target is not None and self.target.is_container):
             return None
         return self.digest or (self.target.digest if self.target is not None else None)
@@ -179,7 +179,7 @@ ImageKeys = Annotated[tuple[ImageKey, ...], Field(max_length=MAX_IMAGE_KEYS)]
 
 
 class ImageFormat(StrEnum):
-    """The disk formats virtbus accepts. All others are refused by their header (IMG-09)."""
+    """The disk formats that virtbus accepts. It refuses others by their header (IMG-09)."""
 
     QCOW2 = "qcow2"
     RAW = "raw"

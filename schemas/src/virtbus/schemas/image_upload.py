@@ -43,8 +43,8 @@ class UploadImage(LenientModel):
 class UploadedImage(LenientModel):
     """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
-    A piece that does not begin at `offset_bytes` is not stored; the client continues there. It may
-    send up to `window_bytes` that are not confirmed yet.
+    A piece that does not begin at `offset_bytes` is not stored. The client continues at that
+    offset. It may send up to `window_bytes` that are not confirmed yet.
     """
 
     offset_bytes: int = Field(ge=0)

@@ -7,7 +7,7 @@ from pydantic import Field
 from virtbus.schemas.model import LenientModel
 
 STAGED = ".new-"
-"""Prefix of a file before it takes its place, in the folder of that place."""
+"""Prefix of the name of an unfinished file. It is in the folder of its final name."""
 LAYERS = "layers"
 """`<state_dir>/disks/layers/`."""
 MAX_LAYERS = 24
@@ -21,7 +21,7 @@ def layer_name(snapshot_uid: str, disk: str) -> str:
 
 
 class LayersAsk(LenientModel):
-    """`rpc.imaged.layers`: which layers does nothing need? The agent removes their files."""
+    """`rpc.imaged.layers`: list the layers that nothing needs. The agent removes their files."""
 
 
 class UnneededLayers(LenientModel):

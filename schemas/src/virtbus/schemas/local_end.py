@@ -20,7 +20,7 @@ class LocalEnd(LenientModel):
 
 
 class LocalEnded(LenientModel):
-    """The agent's answer to `LocalEnd`: the guest does not run. `error`: it may still run."""
+    """The agent's answer to `LocalEnd`: the guest does not run; with `error`, it may run."""
 
     last_exit: GuestExit | None = None
     error: ErrorBody | None = None

@@ -1,4 +1,4 @@
-"""Messages about names of VMs, which netd asks for its guests (`virtbus.ask.<node>.names`)."""
+"""Messages by which netd resolves names of VMs for its guests (`virtbus.ask.<node>.names`)."""
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ class NameAsk(LenientModel):
     """Ask for the VM `namespace`/`name`, or for the VM with `address`.
 
     `uid` is the VM of the asking guest. The controller refuses a node that does not have this VM.
-    It answers with VMs of that VM's namespace, and of namespaces that are open to it.
+    It answers only with VMs of this VM's namespace, and of namespaces that are open to this VM.
     """
 
     uid: Uid

@@ -47,14 +47,14 @@ class LinkState(StrEnum):
 class NetworkState(StrEnum):
     """The network that a VM has on its node while it is off, for VMs whose spec names a state.
 
-    The condition `NetworkReady` shows if the node has brought the network to this state.
+    The condition `NetworkReady` shows whether the node has brought the network to this state.
     """
 
     HELD = "Held"
     """The node keeps it. The container runtime of a node may create such a VM without disks, and
-    give it some by a second create."""
+    add the disks by a second create."""
     RELEASED = "Released"
-    """There is none, and the VM cannot be started."""
+    """The VM has no network, and cannot be started."""
 
 
 class PlugState(StrEnum):

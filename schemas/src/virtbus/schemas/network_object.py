@@ -65,11 +65,12 @@ class PoolScope(StrEnum):
 
 
 ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
-"""Kinds whose guests are on a segment. Without a subnet, its DHCP server gives them addresses."""
+"""Kinds whose guests are on a segment. If the network has no subnet, the segment's DHCP server
+gives them addresses."""
 
 
 SPANNING = ON_SEGMENTS | {NetworkKind.OVERLAY}
-"""Kinds that connect guests of several hosts, so that their addresses are always claimed."""
+"""Kinds that connect guests of several hosts. All addresses of their subnets are claimed."""
 
 
 class MacvtapMode(StrEnum):
@@ -155,9 +156,9 @@ class NetworkSpec(StrictModel):
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """For `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
     gateway: Ipv4 | None = None
-    """For `nat`: the host's address in the subnet; default: the first one.
+    """For `nat` and `overlay`: the host's address in the subnet; default: the first one.
 
-    On a segment: its router; default: none.
+    On a segment: the address of the segment's router; default: none.
     """
     subnet6: Subnet6 | None = None
     """As `subnet`, for IPv6. Guests get both addresses; on a segment, `subnet` may be left out."""
@@ -166,15 +167,16 @@ class NetworkSpec(StrictModel):
     gateway6: Ipv6 | None = None
     """As `gateway`, for IPv6. On a segment, it is the router's link-local address."""
     ranges: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
-    """The addresses that are chosen for interfaces, of both versions; empty: all of a subnet."""
+    """The ranges, of both versions, from which addresses are chosen; empty: the whole subnet."""
     excluded: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
     """Addresses that no interface gets, not even on request."""
     pool: PoolScope | None = None
     """For `nat` and `isolated`: None is `host`."""
     dns: tuple[Server, ...] = Field((), max_length=DNS_MAX)
-    """Name servers for names that are no VM's; empty: those of the node, or none for `isolated`.
+    """Name servers for other names than VMs'; empty: the node's servers, or none for `isolated`.
 
-    Those of IPv6 are for guests that ask them themselves: on segments, and of `isolated` and `cni`.
+    IPv6 servers are allowed only if the guests themselves ask them: on segments, and for the kinds
+    `isolated` and `cni`.
     """
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     """None: 1500 (less in tunnels), the plugins' for `cni`, or the link's for kinds with `link`."""
@@ -296,4 +298,4 @@ class NetworkState(StrEnum):
     IN_USE = "InUse"
     """VMs use it."""
     DELETING = "Deleting"
-    """It takes no further VMs, and ends unless a VM uses it."""
+    """It takes no further VMs, and is removed unless a VM uses it."""

@@ -25,10 +25,9 @@ class NicPath(LenientModel):
 
     status: InterfaceStatus
     kind: str
-    """`bridge`: the built-in network; `nat`, `routed`, `isolated`, `overlay`: that of a network
-    object;
-    `host-bridge`: a bridge of the host; `macvtap`: an interface of it, on which `link` is; `cni`:
-    plugins made `link`."""
+    """`bridge`: the built-in network. `nat`, `routed`, `isolated`, `overlay`: a network object of
+    this kind. `host-bridge`: an existing Linux bridge of the host. `macvtap`: `link` is on an
+    interface of the host. `cni`: plugins made `link`."""
     bridge: str
     link: str
     host_link: str = ""
@@ -40,9 +39,9 @@ class NicPath(LenientModel):
     ports: tuple[str, ...] = Field((), exclude_if=not_)
     """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
     leased: bool = Field(False, exclude_if=not_)
-    """True: the DHCP server of its segment gives the address, and not netd."""
+    """True: the DHCP server of the segment gives the interface its address, and not netd."""
     isolated: tuple[Direction, ...] = ()
-    """The directions in which it has only the connections that a security group allows."""
+    """The directions in which the interface has only connections that a security group allows."""
 
 
 class PathFault(LenientModel):

@@ -48,7 +48,7 @@ class NicModel(StrEnum):
 
 
 class NicBinding(StrEnum):
-    """Names the way from a guest to the network of an interface."""
+    """The way from a guest to the network of an interface."""
 
     BRIDGE = "bridge"
     """The guest itself has an address of the network."""

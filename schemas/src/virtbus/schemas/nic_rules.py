@@ -1,6 +1,6 @@
 """Checks a VM's interfaces: values that exclude each other, or that two devices share.
 
-The controllers check requests with it, and kubebridge checks manifests. A stored spec is read
+The controllers check requests, and kubebridge checks manifests. A stored spec is read
 without these checks, as with `disk_rules`.
 """
 

@@ -66,15 +66,15 @@ class NodeRecord(LenientModel):
     links: dict[str, str] = Field(default_factory=dict)
     """Links of the host that networks may name, each with the kind of network that it carries."""
     link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
-    """Their MTUs."""
+    """The MTUs of the host's links in `links`."""
     tunnel: TunnelEnd | None = None
     """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
     bindings: tuple[str, ...] = ()
     """Bindings of interfaces whose programs the node has: `passt`."""
     directories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Directories of the host that VM pods may mount, each with the namespaces whose VMs may, too.
+    """Directories of the host that VM pods may mount. Directories below these are included.
 
-    `*` means all namespaces. Directories below them count."""
+    The value has the namespaces whose other VMs may mount the directory; `*` means all."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)

@@ -61,7 +61,8 @@ class ReleaseReply(LenientModel):
 class VolumeRelease(LenientModel):
     """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds.
 
-    With `made_by`, complete data stays unless that fill made it, and the node has that of `kept`.
+    With `made_by`, complete data stays unless this fill made it and no VM has used it since. With
+    `kept`, nothing is removed unless the node has the content of the volume `kept`.
     """
 
     ref: VolumeRef
@@ -92,9 +93,9 @@ class ExportWork(LenientModel):
 
 
 class FillWork(LenientModel):
-    """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel that.
+    """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel it.
 
-    A volume that has content is never written. So a cancel comes too late for it.
+    imaged never writes to a volume that has content. Then a cancel comes too late.
     """
 
     id: Uid
@@ -292,7 +293,7 @@ class ForgetImage(LenientModel):
 
 
 class ForgottenImage(LenientModel):
-    """The removed names. An image in use by disks stays until the last of them is deleted."""
+    """The removed names. An image stays until the last disk that uses it is deleted."""
 
     names: tuple[str, ...] = ()
     freed_bytes: int = 0

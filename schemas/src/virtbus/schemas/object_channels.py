@@ -1,6 +1,6 @@
 """Lists the requests about objects that outlive their VMs: volumes, snapshots and others.
 
-The pools that hold volumes are among them.
+It also lists the keys of pools and of claimed addresses.
 """
 
 from virtbus.schemas import address_claim, image_name_api, network_api, pool, subjects, volume_api

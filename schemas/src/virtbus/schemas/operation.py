@@ -42,8 +42,8 @@ ENDED = frozenset(OperationPhase) - {OperationPhase.ACCEPTED, OperationPhase.RUN
 class Step(NamedTuple):
     """A step of an operation. Each may be repeated.
 
-    Before the `final` step, failure and cancel leave everything as it was. From it on, the
-    operation only goes forward, and a cancel is refused.
+    Before the `final` step, failure and cancel leave everything as it was. From the final step on,
+    the operation only goes forward, and a cancel is refused.
     """
 
     name: str
@@ -92,7 +92,7 @@ class OperationRecord(LenientModel):
     name: Id
     """The name of the VM or the volume."""
     epoch: int = 0
-    """The epoch of the VM. Another one means that the VM has left the node."""
+    """The epoch of the VM at the request. If the VM has another epoch, it has left the node."""
     disk: str = ""
     """The exported disk of the VM, by the name of its volume in the spec; otherwise empty."""
     ref: VolumeRef | None = None
@@ -101,7 +101,7 @@ class OperationRecord(LenientModel):
     """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2
     snapshot: SnapshotRef | None = None
-    """The snapshot that it makes. A restore makes one of the disks that it replaces."""
+    """The snapshot that it makes. A restore first makes a snapshot of the replaced disks."""
     restored: SnapshotRef | None = None
     """The snapshot that it restores."""
     layered: bool = False

@@ -9,11 +9,11 @@ ENCAPSULATION_BYTES = 50
 """The bytes that VXLAN over IPv4 adds to a guest's packet: Ethernet, VXLAN, UDP and IP headers."""
 VNI_MAX = 2**24 - 1
 MEMBERS_MAX = 2000
-"""Interfaces of one network on one host that other hosts learn of."""
+"""The number of interfaces of a network on one host that other hosts learn of, at most."""
 
 
 TUNNEL_PORT = 14789
-"""The UDP port of the tunnels. It is not VXLAN's own, so that other software keeps that."""
+"""The UDP port of the tunnels. VXLAN's own port stays free for other software."""
 
 
 class TunnelEnd(LenientModel):

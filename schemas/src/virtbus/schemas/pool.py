@@ -51,7 +51,7 @@ class Abilities(NamedTuple):
     snapshots: bool
     """Snapshots of running guests, by layers, and restores in place."""
     copied_snapshots: bool
-    """Snapshots of VMs that are off, as copies. A new volume restores one."""
+    """Snapshots of VMs that are off, as copies. To restore one, create a new volume from it."""
     backups: bool
     clones: bool
     """A volume on an image exists at once. Elsewhere, it is a full copy."""

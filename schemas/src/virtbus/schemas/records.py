@@ -35,7 +35,7 @@ from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import decode, validate
 
 DELETED = b"deleted"
-"""The content of a record's purge marker after a delete; after a move it is empty."""
+"""The content of the purge marker that a delete leaves. The marker of a move is empty."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -130,7 +130,7 @@ def of_node_group(key: str) -> bool:
 
 
 def group_of_node_group(key: str) -> tuple[str, str]:
-    """Return the node, and the key of the group, of which a node has the value at `key`."""
+    """Return the node in the key of a `NodeGroup`, and the key of the group's own record."""
     _, _, node, _, namespace, token = key.split(".")
     return node, f"{SECURITY_GROUP_KEYS}{namespace}.{token}"
 

@@ -1,7 +1,7 @@
 """Finds the secrets that a record names in an entry of `$KV.sec`.
 
-An entry has the secrets of the last change, and those before it. The record names one of the two
-by its digest (`seed_updates` of the controller).
+An entry has the secrets after the last change, and those before it. The record names one of the
+two by its digest (`seed_updates` of the controller).
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from virtbus.schemas.wire import encode
 
 
 def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
-    """Return the secrets of an entry with this digest; None without such.
+    """Return the secrets in an entry that have this digest; None if neither version has it.
 
     Raises:
         VirtbusError: 422 the entry cannot be read.

@@ -156,7 +156,7 @@ def port_range(ports: str) -> tuple[int, int]:
 
 
 class SecurityRule(StrictModel):
-    """Connections that members may open or accept. Packets of an allowed one pass in both ways.
+    """Connections that members may open or accept, with their packets in both directions.
 
     A peer is in one of `cidrs`, or a member of one of `groups`. Without both, everybody is a peer.
     """
@@ -190,8 +190,8 @@ class GroupSpec(StrictModel):
     selector: LabelSelector
     rules: tuple[SecurityRule, ...] = Field((), max_length=RULES_MAX)
     isolates: tuple[Direction, ...] | None = Field(None, max_length=2)
-    """The directions in which members have only the connections that a rule allows. None: those
-    with a rule."""
+    """The directions in which members have only the connections that a rule allows. None: each
+    direction that has a rule."""
 
     @field_validator("rules")
     @classmethod

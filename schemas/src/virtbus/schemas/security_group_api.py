@@ -43,7 +43,10 @@ class SecurityGroupUpdate(SecurityGroupRef):
 
 
 class SecurityGroupDelete(SecurityGroupRef):
-    """`security-group.delete`: ends the rules. VMs in no other group are open again."""
+    """`security-group.delete`: ends the rules.
+
+    VMs in no other group are open again, except on networks with `default_deny`.
+    """
 
 
 class SecurityGroupList(StrictModel):

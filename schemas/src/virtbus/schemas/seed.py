@@ -1,6 +1,6 @@
 """Models of the small ISO disks that virtbus writes for a guest: cloud-init seeds and files.
 
-Their contents are secrets, so they are only in `$KV.sec`, never in a record or status.
+Their secret fields are only in `$KV.sec`, never in a record or status.
 """
 
 import json
@@ -130,7 +130,7 @@ class CloudInit(StrictModel):
     links: tuple[GuestLink, ...] = Field((), max_length=24)
     """Mounts and links are not secret, so a record has them, too."""
     host_aliases: tuple[HostAlias, ...] = Field((), max_length=HOST_ALIASES_MAX, exclude_if=not_)
-    """Not in a record either: they can be larger than it may be."""
+    """A record has no host aliases, because they can be larger than a record may be."""
 
     @model_validator(mode="after")
     def _short_aliases(self) -> Self:

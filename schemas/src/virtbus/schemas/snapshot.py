@@ -25,14 +25,14 @@ class SnapshotDisk(LenientModel):
     """The name of the disk in the VM's spec; `disk` in the snapshot of a volume."""
     ref: VolumeRef | None = None
     size_bytes: int = Field(0, ge=0)
-    """The size that a running guest sees; 0: its file says it."""
+    """The size that a running guest sees; 0: imaged reads the size from the disk's file."""
 
 
 class SnapshotRecord(LenientModel):
     """`$KV.vm._snap.<namespace>.<token>`: a snapshot. The key is also the claim of its name.
 
-    The operation with its uid as id makes its data. A delete leaves a purge marker with the uid for
-    a day.
+    The operation whose id is the snapshot's uid makes its data. A delete leaves a purge marker with
+    the uid for a day.
     """
 
     schema_version: int = SCHEMA_VERSION

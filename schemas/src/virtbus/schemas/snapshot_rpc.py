@@ -10,10 +10,11 @@ from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 
 
 class SnapshotWork(LenientModel):
-    """`rpc.imaged.snapshot`: ensure the `snapshot` of `disks` of the VM or volume `uid`, or end it.
+    """`rpc.imaged.snapshot`: ensure a snapshot of `disks` of the VM or volume `uid`, or cancel it.
 
-    With `restored`, the disks of that snapshot replace `disks`, which become the snapshot. A cancel
-    comes too late once the final step has begun. No guest may use a disk.
+    With `restored`, the disks of that snapshot replace `disks`, which become `snapshot`. A cancel
+    comes too late once the final step has begun. No guest may use a disk, unless the work is
+    `live`.
     """
 
     id: Uid
@@ -25,13 +26,13 @@ class SnapshotWork(LenientModel):
     snapshot: SnapshotRef
     restored: SnapshotRef | None = None
     may_begin: bool = True
-    """False: a guest may use the disks unless this work has begun."""
+    """False: a guest may use the disks, so work that has not begun yet is refused."""
     layered: bool = False
     """True: the files of the disks become layers; the disks continue in new files (ADR 0061)."""
     live: bool = False
     """True: a guest uses the disks. Its QEMU takes the new files while the step is `layer`."""
     switched: bool | None = None
-    """QEMU's answer: it uses the new files, or not. So the work goes forward or back."""
+    """True: QEMU uses the new files, so the work goes forward. False: the work is undone."""
 
 
 class SnapshotRelease(LenientModel):

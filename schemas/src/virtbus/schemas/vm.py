@@ -1,4 +1,4 @@
-"""A virtual machine: desired state (spec, record) and observed state (status).
+"""Models of a VM's desired state: its specification, record, name claim and secrets.
 
 The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. So the bridge only
 translates names.
@@ -96,7 +96,7 @@ class Interface(StrictModel):
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
     addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
-    """Of the network's subnets; the network chooses one of each version without one here."""
+    """Addresses in the network's subnets. For a version without one here, the network chooses."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest, on networks that its host forwards to."""
     binding: NicBinding | None = Field(None, exclude_if=not_)
@@ -211,13 +211,14 @@ class Volume(StrictModel):
 class Network(StrictModel):
     """The network of the interface `name`: `default`, a network object, or a node's conflist.
 
-    An object of the VM's namespace precedes one for all namespaces, and that precedes a conflist.
+    An object of the VM's namespace has precedence over an object for all namespaces, which has
+    precedence over a conflist.
     """
 
     name: Id
     network: Id = "default"
     plugins_digest: PluginsDigest | None = Field(None, exclude_if=not_)
-    """The VM is refused unless this is a network of these CNI plugins (`cni_config`)."""
+    """The VM is refused unless the network has exactly these CNI plugins (`cni_config`)."""
 
 
 class Overcommit(StrEnum):
@@ -267,8 +268,9 @@ class VmSpec(StrictModel):
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
-    `epoch` rises with every assignment, `generation` with every change, `seed_generation` with that
-    of first-boot data. `sec_digest` is the hex SHA-256 of the secrets in `$KV.sec.<node>.<uid>`.
+    `epoch` rises with every assignment, `generation` with every change, `seed_generation` with each
+    change of first-boot data. `sec_digest` is the hex SHA-256 of the secrets in
+    `$KV.sec.<node>.<uid>`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -289,15 +291,15 @@ class VmRecord(LenientModel):
     """Rises with every start or stop, so that a start is seen even if the VM stopped by itself."""
     stop_grace_s: int | None = None
     restart_epoch: int = 0
-    """The power epoch of the last restart. A guest that was started before it is ended."""
+    """The power epoch of the last restart. The agent ends a guest with an earlier power epoch."""
     paused: bool = False
     """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause. So an unpause also resumes a guest paused otherwise."""
+    """Rises with every pause and unpause. So an unpause resumes a guest, whatever paused it."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
     origin: Origin | None = None
-    """The snapshot that its own disks begin with: it is a clone."""
+    """For a clone: the snapshot that its own disks begin with."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False

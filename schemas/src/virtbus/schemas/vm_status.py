@@ -16,7 +16,8 @@ from virtbus.schemas.vm import VmSpec
 GUEST_ENDED = "guest_ended"
 """The `reason` of a status whose guest crashed, powered itself off, or was ended from outside."""
 NETWORK_READY = "NetworkReady"
-"""The type of the condition that shows if the network of a VM that is off has its state."""
+"""The type of the condition that shows whether the network of a VM that is off has the state that
+its spec names."""
 FailureStage = Literal["", "image", "network", "start", "guest"]
 """The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
 
@@ -66,7 +67,7 @@ class VmStatus(LenientModel):
     disks_pending: dict[str, str] = Field(default_factory=dict)
     """By disk: the reason why the guest does not have it as in the record. The agent retries."""
     detached: tuple[str, ...] = ()
-    """The disks of `VmRecord.detaching` that no guest has any more, in the given generation."""
+    """The disks of `VmRecord.detaching`, as of `generation`, that no guest has any more."""
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0

@@ -41,8 +41,8 @@ class VolumeFill(LenientModel):
 class VolumeMove(LenientModel):
     """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
-    The volume is on its target once its record says so, in one write. Before it, a failure leaves
-    it where it was. The data that is left in the other place is removed afterwards.
+    One write to the record puts the volume on its target. If the move fails before that write, the
+    volume stays on its source. Afterwards, the data in the other place is removed.
     """
 
     source: Id
@@ -56,12 +56,12 @@ class VolumeMove(LenientModel):
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
     pool: Id | None = None
-    """The pool that gets the data; None: that of the same name."""
+    """The pool that gets the data; None: the target's pool of the same name."""
     former_pool: Id = LOCAL
     """The pool that had the data, if `pool` is another one."""
     kind: PoolKind = PoolKind.LOCAL
     former_kind: PoolKind = PoolKind.LOCAL
-    """The kinds of both."""
+    """The kinds of the two pools."""
 
 
 class VolumeHold(LenientModel):
@@ -96,8 +96,8 @@ class VolumeRecord(LenientModel):
     lost: bool = False
     """True if a person gave up its data together with its node (`node.forget`)."""
     holder: str = ""
-    """The uid of the VM that may write to it; empty if there is none. Of a shared volume: the first
-    of its holders."""
+    """The uid of the VM that may write to it; empty if there is none. For a shared volume: the
+    first of its holders."""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
     holds: dict[str, VolumeHold] = Field(default_factory=dict, exclude_if=not_)

@@ -39,7 +39,7 @@ class VolumeAsk(StrictModel):
 class VolumeUpdate(VolumeAsk):
     """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
 
-    A volume grows also under a running guest, if its bus can tell the guest.
+    A volume also grows under a running guest, if the disk's bus can report the size to the guest.
     """
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
@@ -60,9 +60,9 @@ class VolumeFillAgain(VolumeAsk):
 class VolumeMoveTo(VolumeAsk):
     """`volume.move`: moves the data to `node`, or to `pool`, or both.
 
-    A VM that holds the volume must be off. It goes to another node with all of its volumes, or
-    stays with all of them. With the node and the pool of the data, a move that has not ended is
-    given up.
+    A VM that holds the volume must be off. The VM goes to another node with all of its volumes, or
+    stays with all of them. A request with the present node and pool of the data gives up a move
+    that has not ended.
     """
 
     node: Id | None = None
@@ -97,9 +97,9 @@ class VolumeDetach(VolumeAsk):
 
     A running guest must release the disk: until then the volume is Detaching. With `vm`, another
     holder is refused; a shared volume with several holders needs it. A volume that the VM does not
-    hold is not changed. `gone` is the uid of a holder without a record, of which a person knows
-    that it has no guest. A disk that is mounted in the guest is refused without `force`, if the
-    guest agent can tell.
+    hold is not changed. `gone` is the uid of a holder without a record. With it, a person confirms
+    that this holder has no guest. A disk that is mounted in the guest is refused
+    without `force`, if the guest agent can tell.
     """
 
     vm: Id | None = None
@@ -140,7 +140,7 @@ class VolumeView(LenientModel):
     message: str = ""
     """The reason for a wait, and the next step; empty if it does not wait."""
     node: str = ""
-    """The node of its data; empty until a VM uses it."""
+    """The node of its data; empty until a VM uses it, unless its creator chose the node."""
     holder: str = ""
     """The uid of the VM that may write to it; of a shared volume the first of its `holders`."""
     holder_name: str = ""

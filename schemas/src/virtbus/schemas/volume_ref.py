@@ -33,10 +33,10 @@ class HostDevice(StrictModel):
     """A block device of the node, by its path there: a PersistentVolume of a pod.
 
     Only the container runtime of a node may use it, and the node's agent opens only devices that
-    its setting `devices_allowed` names. virtbus writes nothing to it.
+    its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the device.
 
-    With an `image`, imaged writes that once, and the content outlives the VM. The last MiB of the
-    device is virtbus' own then.
+    With an `image`, imaged writes the image once, and the content outlives the VM. The last MiB of
+    the device is then virtbus' own.
     """
 
     path: DevicePath
@@ -46,7 +46,7 @@ class HostDevice(StrictModel):
 class HostDisk(StrictModel):
     """A raw disk in a file of the node, below a directory of its setting `directories_allowed`.
 
-    With a `capacity`, the node makes a file that is missing. It stays when the VM is deleted.
+    With a `capacity`, the node makes the file if it is missing. The file outlives the VM.
     """
 
     path: HostPath
@@ -103,7 +103,7 @@ class VolumeRef(LenientModel):
 class FillSource(LenientModel):
     """The source of a copied volume: an image, a disk of a backup, or data on the node.
 
-    That is another volume, or a disk of a VM or of a snapshot.
+    Data on the node is another volume, or a disk of a VM or of a snapshot.
     """
 
     image: str = ""
@@ -115,9 +115,9 @@ class FillSource(LenientModel):
     epoch: int = 0
     snapshot: SnapshotRef | None = None
     disk: str = ""
-    """Of the VM, the snapshot or the backup; empty for the first one of a snapshot."""
+    """The disk of the VM, snapshot or backup. Empty: the first disk of the snapshot."""
     backup: str = ""
     """The backup in the node's directory that has the `disk`."""
     moved: bool = False
-    """True: the content comes from the volume's former node. Data of an earlier time that is still
-    here is an error."""
+    """True: the content comes from the volume's former node. It is an error if this node still has
+    earlier data of the volume."""

@@ -29,7 +29,7 @@ MAX_NODES = 20_000
 CLIENT_VALUES = 8192
 """Maximum number of values in a client's request.
 
-A request of 256 volumes with their disks is below it, and one of 25 volumes of 256 files.
+A request of 256 volumes with their disks has fewer, and so has one of 25 volumes of 256 files each.
 """
 MANY_PROBLEMS = 1000
 """Up to this many problems of a value are collected in full, to show MAX_DETAILS of them."""

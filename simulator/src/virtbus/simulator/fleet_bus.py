@@ -1,4 +1,4 @@
-"""Wraps the bus of one of many nodes on a loop: it paces work and calls own services directly."""
+"""Wraps the bus of a node in a fleet: paces its work, and calls its own services directly."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -59,7 +59,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Intervals of reports: the first is short, because the agent possibly does not listen yet."""
+"""Seconds between reports: first four short ones, because the agent may not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]
@@ -77,7 +77,7 @@ class SimulatedNode:
         self.armed: list[str] = []
         self.disks: set[str] = set()
         self.forced: set[str] = set()
-        """VMs whose network was released without grace."""
+        """VMs whose network was released with `Release.forced`."""
         self.kept: dict[str, QuarantineRequest] = {}
         """The entries of the quarantine. Only disks of a guest that was started are put there."""
 
@@ -166,7 +166,7 @@ class SimulatedNode:
         )
 
     def release(self, want: Release) -> ReleaseReply:
-        """Release the VM's network."""
+        """Release the VM's network, and forget the resources and the images of the VM."""
         if want.forced:
             self.forced.add(want.uid)
         self._forget(want.uid)
