@@ -1,7 +1,7 @@
 """Lists the outcome of each event for each kind of data, for docs/reference/data-fates.md.
 
-Each outcome names the test that shows it; `tests/contract/test_data_fates.py` holds the table to
-that.
+Each outcome names the test that shows it. `tests/contract/test_data_fates.py` checks that each of
+these tests exists.
 """
 
 from virtbus.documents.fates import Data, Fate, Outcome
@@ -63,7 +63,7 @@ _UNTOUCHED = {
     Data.LAYER: Outcome(Fate.STAYS, _BESIDE),
     Data.BACKUP: Outcome(Fate.STAYS, _BESIDE),
 }
-"""By an event that concerns a VM on its node."""
+"""The outcomes for data that an event of a VM on its node does not touch."""
 _FULL = Outcome(Fate.STAYS, _BESIDE, "new ones are refused while `local` is full")
 _LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
 
@@ -394,6 +394,6 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
     },
 }
-"""By event. A kind of data that an event does not touch has no outcome, and stays."""
+"""By event. Data without an outcome stays, but `OWN_VOLUME` without one is as `VOLUME`."""
 for _event, _outcome in SHARED_FATES.items():
     FATES[_event][Data.SHARED_VOLUME] = _outcome

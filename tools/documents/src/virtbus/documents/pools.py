@@ -52,5 +52,5 @@ def _lacking() -> list[str]:
 
 
 def _all(about: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the meaning of each ability; raises KeyError if one lacks it."""
+    """Return the meaning of each ability; raises KeyError if `about` lacks an ability."""
     return [(name, about[name]) for name in Abilities._fields]

@@ -1,4 +1,4 @@
-"""Generates docs/reference: subjects, errors, models and settings."""
+"""Generates the pages of docs/reference about subjects, errors, models and settings."""
 
 import ast
 import inspect
@@ -107,9 +107,10 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Return the errors that a module raises, in itself and in subclasses of VirtbusError.
+    """Return the errors that a module raises, or that its subclasses of VirtbusError stand for.
 
-    It finds calls `VirtbusError(Code.X, "reason", …)` and the reasons of `check_version`.
+    It finds calls `VirtbusError(Code.X, "reason", …)`, calls of `__init__` with such arguments, and
+    the reasons of `check_version`.
     """
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []

@@ -1,7 +1,7 @@
 """Generates golden bytes and JSON Schemas of every message, below `schemas/wire/`.
 
 A golden file has an edition for each shape that its message ever had. A change of the model adds
-one, and the tests decode all editions with the current model.
+an edition, and the tests decode all editions with the current model.
 """
 
 import json

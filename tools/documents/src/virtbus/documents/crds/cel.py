@@ -1,7 +1,7 @@
 """Writes kubebridge's validation rules in CEL, which API servers check themselves (ADR 0025).
 
-There is one row for each rule, and a row takes its message from its rule. CEL has no index within
-an expression, so the path of a rule about two lists ends at the list.
+Each row writes one rule in CEL, and takes its message from that rule. CEL has no index within an
+expression, so the path of a rule about two lists ends at the list.
 https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including its status. For each step of
@@ -33,7 +33,7 @@ SEVERAL = "'none, or more than one'"
 
 
 class Cel(NamedTuple):
-    """A rule on `self`, the value at the path `at`. A violation is reported at `path` below it.
+    """A rule on `self`, the value at the path `at`. A violation is reported at `path` below `at`.
 
     `shown` has a value for each `{}` in the rule's message: quoted text, or a CEL expression. The
     API server must be able to estimate the expression's cost. An expression that searches for the
