@@ -45,7 +45,7 @@ class BackupMode(StrEnum):
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. An increment has the changed clusters."""
+    """A disk in a backup: the file `<name>.qcow2`. An increment has changed clusters only."""
 
     name: Id
     """The name of the disk in the VM's spec."""

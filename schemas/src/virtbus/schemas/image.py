@@ -45,7 +45,7 @@ class ImageSource(NamedTuple):
 
     @property
     def file_digest(self) -> str | None:
-        """Return the pinned digest of the image file; None if none, or for a container image."""
+        """Return the digest that is pinned for the image file; None for a container image."""
         if self.is_container or (self.target is not None and self.target.is_container):
             return None
         return self.digest or (self.target.digest if self.target is not None else None)

@@ -115,7 +115,7 @@ class OperationRecord(LenientModel):
     backup: str = ""
     """The backup that it verifies; otherwise empty."""
     since: str = ""
-    """The earlier reading whose bitmap tells a reader what was written since; empty: none."""
+    """The earlier reading whose bitmap shows which clusters were written since; empty: none."""
     within_s: int = Field(0, ge=0)
     """The time that a reader has; then the operation fails."""
     finish: bool = False

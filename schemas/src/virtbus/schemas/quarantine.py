@@ -69,7 +69,7 @@ class QuarantineAsk(LenientModel):
     """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
     `keep` ends a guest without a record. With `below_epoch` it does so only if the guest's epoch is
-    lower: then the VM has moved to another node, which only controllers know.
+    lower. Such a VM has moved to another node, and only controllers know this.
     """
 
     do: Literal["list", "adopt", "keep", "purge"]

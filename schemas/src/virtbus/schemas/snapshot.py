@@ -12,7 +12,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class Origin(LenientModel):
-    """A snapshot of a VM, and the node of its data. The own disks of a clone rest on it."""
+    """A snapshot of a VM, and the node of its data. A clone's own disks rest on the snapshot."""
 
     snapshot: SnapshotRef
     node: Id

@@ -131,7 +131,7 @@ class VolumeRecord(LenientModel):
 
     @property
     def ends_with(self) -> str:
-        """Return the uid of the VM whose delete removes the volume, if that VM holds it then."""
+        """Return the uid of the VM whose delete removes the volume, if it then holds the volume."""
         kept = self.spec.retention is Retention.RETAIN or self.spec.protected
         return "" if kept else self.made_for
 
