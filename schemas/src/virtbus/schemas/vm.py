@@ -295,7 +295,7 @@ class VmRecord(LenientModel):
     paused: bool = False
     """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause. So an unpause also resumes a guest that libvirt paused."""
+    """Rises with every pause and unpause. An unpause also resumes a guest that libvirt paused."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
     origin: Origin | None = None
