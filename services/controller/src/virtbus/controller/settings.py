@@ -1,4 +1,4 @@
-"""The controller's settings."""
+"""Defines the settings of the controller."""
 
 from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar

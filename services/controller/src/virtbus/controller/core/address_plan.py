@@ -40,16 +40,16 @@ class Need(NamedTuple):
         return ClaimedAddresses(network=self.target.uid, addresses=self.nic.addresses, mac=mac)
 
     def open_pools(self) -> list[AddressPool]:
-        """Return the pools of which the network chooses an address."""
+        """Return the pools from which an address is chosen: the versions that the spec omits."""
         given = {ip_address(text).version for text in self.nic.addresses}
         return [pool for pool in self.target.spec.pools() if pool.subnet.version not in given]
 
 
 def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
-    """Return the interfaces whose addresses are claimed, and have no claims in `kept` yet.
+    """Return the interfaces whose addresses must be claimed, and that have no claims in `kept`.
 
     Raises:
-        VirtbusError: 409 an interface of that name is still being removed from another network.
+        VirtbusError: 409 a former interface of the same name is still being removed.
     """
     networks = {one.name: one.network for one in record.spec.networks}
     found = []
@@ -68,7 +68,7 @@ def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
 
 
 def _claims(target: NetworkTarget, nic: Interface) -> bool:
-    """Return True if the bus has a claim for the interface: of its addresses, or of its MAC.
+    """Return True if the interface needs a claim on the bus, of its addresses or of its MAC.
 
     On a segment, a MAC of the spec is claimed also if the segment's DHCP server gives the address.
     """
@@ -77,7 +77,11 @@ def _claims(target: NetworkTarget, nic: Interface) -> bool:
 
 
 def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
-    """Return the claims that an update keeps; a VM without a node has no guest that uses them."""
+    """Return the claims that an update keeps.
+
+    A guest may still use the claims of a removed interface. A VM without a node has no guest, so it
+    keeps only the claims of the interfaces in its spec.
+    """
     if before is None:
         return {}
     if before.node != UNPLACED:
@@ -87,9 +91,10 @@ def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
 
 
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
-    """Return the record without the claims of interfaces that its guest has no longer.
+    """Return the record without the claims of interfaces that its guest no longer has.
 
-    The status must be of this record. An earlier one may be about the interface's former life.
+    Only a status of the record's node, epoch and generation counts. An earlier status may lack an
+    interface that the guest received later.
     """
     wanted = {nic.name for nic in record.spec.domain.devices.interfaces}
     left = record.address_claims.keys() - wanted
@@ -111,8 +116,8 @@ def refuse_static(spec: VmSpec, targets: Targets) -> None:
     """Refuse addresses that the network of their interface does not have.
 
     Raises:
-        VirtbusError: 400 with each field. netd checks those of `default`, whose subnet is a setting
-            of the node.
+        VirtbusError: 400 with each field. netd checks the addresses of `default` instead, because
+            the subnet of `default` is a setting of the node.
     """
     found = tuple(_static_problems(spec, targets))
     if found:
@@ -149,7 +154,10 @@ def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -
 
 
 def _not_of_plugins(path: str, network: str, config: str | None) -> Iterator[Detail]:
-    """Yield the reason why plugins take no such address. Only a node knows its own conflists."""
+    """Yield a problem if the network's plugins take no addresses from a spec.
+
+    `config` is None for a conflist of a node. Only the node knows it, so nothing is refused here.
+    """
     if config is not None and not capability(json.loads(config), "ips"):
         hint = "leave addresses out, or make a network whose conflist has the capability ips"
         yield Detail(path=path, message=f"the plugins of {network} choose addresses", hint=hint)

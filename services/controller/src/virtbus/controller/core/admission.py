@@ -50,7 +50,7 @@ class AdmittedVm:
     secrets: VmSecrets | None
     powered: bool
     origin: str | None = None
-    """The name of the snapshot that its disks begin with."""
+    """The name of the snapshot that the VM's disks begin with."""
     warnings: tuple[Detail, ...] = ()
     """Parts of the request that are accepted, and probably have no effect."""
 
@@ -172,7 +172,7 @@ def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
     seeds = [v[kind] for v in volumes for kind in SEEDS if v.get(kind) is not None]
     state = create.spec.network_state if create.spec is not None else None
     if not (seeds or volumes) and state is not None:
-        return []  # its disks follow by another create
+        return []  # a second create brings its disks
     if not seeds:
         seeds = [{}]
         volumes.append({"name": SEED, "cloud_init_no_cloud": seeds[0]})
@@ -299,7 +299,7 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
 
 
 def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
-    """Report an `ignition` without its configuration, which only a record may have."""
+    """Report an `ignition` that lacks its `config`, as only a stored record may."""
     given = spec.get("ignition")
     if given is None or _map(given).get("config") is not None:
         return []
@@ -356,7 +356,7 @@ def _partners(
 
 
 def _valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads | None]:
-    """Return disks by place, and threads, without those whose problems pydantic reports."""
+    """Return valid disks by index, and valid threads. pydantic reports all other problems."""
     domain = _map(_map(data.get("spec")).get("domain"))
     disks, threads = {}, None
     for index, disk in enumerate(_maps(_map(domain.get("devices")).get("disks"))[:DISKS_MAX]):
@@ -369,7 +369,7 @@ def _valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads 
 
 
 def _valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
-    """Return interfaces by place, without those whose problems pydantic reports."""
+    """Return valid interfaces by index. pydantic reports the problems of others."""
     devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
     nics = {}
     for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):

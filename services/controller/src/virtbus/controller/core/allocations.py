@@ -52,7 +52,10 @@ class Load:
             self.reserved_memory_bytes += memory_bytes
 
     def counted(self, node: NodeRecord) -> tuple[int, int]:
-        """Return vCPUs and memory, without VM pods if `node` gives kubelet a share of its own."""
+        """Return vCPUs and memory, without those of VM pods if kubelet has a share of its own.
+
+        A node may give kubelet a share of its CPUs, of its memory, of both, or none.
+        """
         return (
             self.vcpus - (self.pod_vcpus if node.kubernetes_cpus else 0),
             self.memory_bytes - (self.pod_memory_bytes if node.kubernetes_memory_bytes else 0),
@@ -63,7 +66,7 @@ NOTHING = Load()
 
 
 def with_vm(node: Candidate, record: VmRecord) -> Candidate:
-    """Return the node with one more VM; a stopped shared VM adds only its disks."""
+    """Return the node with one more VM; a stopped VM adds only its disks, unless it is strict."""
     on = takes_room(record)
     return replace(
         node,

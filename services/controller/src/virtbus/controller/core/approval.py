@@ -29,7 +29,7 @@ def approval(record: NodeRecord) -> Approved:
 def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
     """Return the heartbeat limited to approved values, for placement.
 
-    A label with the host name is kept only if it is the node's own name.
+    The label of the host name is kept only if its value is the node's own name.
     """
     approved = _limits(host)
     labels = {

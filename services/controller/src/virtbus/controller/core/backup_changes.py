@@ -47,21 +47,21 @@ def creating(
 
 
 def scheduled(record: BackupScheduleRecord, fields: dict[str, object]) -> OperationRecord:
-    """Return the operation of a run of a schedule; equal for repeats."""
+    """Return the operation of a schedule's run; each computation returns an equal record."""
     asked = {"chain": record.spec.chain, "namespace": record.namespace, "schedule": record.name}
     made = {"kind": "backup", "id": record.run, "created_ns": record.begun_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})
 
 
 def serving(want: BackupServe, fields: dict[str, object], id_: str, now_ns: int) -> OperationRecord:
-    """Return the operation that lets a reader have the disks; `fields` as in `creating`."""
+    """Return the operation that serves a VM's disks to a reader; `fields` as in `creating`."""
     asked = {"since": want.since or "", "within_s": want.within_s, "namespace": want.namespace}
     made = {"kind": "serve", "id": id_, "created_ns": now_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})
 
 
 def refuse_off(name: str, state: VmState) -> None:
-    """Raise 409 `vm_off` unless a guest runs, whose QEMU serves the disks."""
+    """Raise 409 `vm_off` unless a guest runs, because its QEMU serves the disks."""
     if state not in UP_STATES:
         message = (
             f"{name} is {state}, and only a running guest is read; start it, or use "
@@ -71,7 +71,7 @@ def refuse_off(name: str, state: VmState) -> None:
 
 
 def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationRecord:
-    """Return the operation that verifies a backup. Those of one backup run one at a time."""
+    """Return the operation that verifies a backup. One backup has one such operation at a time."""
     return OperationRecord(
         kind="verify",
         id=id_,

@@ -30,7 +30,10 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
         )
 
     def alarms(self) -> tuple[str, ...]:
-        """Return a sentence for each of the first schedules without a good backup."""
+        """Return a sentence for each schedule whose last runs failed or were missed.
+
+        From the sixth on, they are only counted.
+        """
         bad = [held.record for held in self.listed(None) if why(held.record)]
         texts = [
             f"the backup schedule {one.namespace}/{one.name} has no new backup: {why(one)}"
@@ -62,7 +65,7 @@ def made(want: BackupScheduleCreate, uid: str, owner: str, now_ns: int) -> Backu
 def changed(
     record: BackupScheduleRecord, want: BackupScheduleUpdate, now_ns: int
 ) -> BackupScheduleRecord:
-    """Return the schedule after an update. No run is missed while it is suspended."""
+    """Return the schedule after an update. A suspended schedule misses no runs."""
     names = {"every_s", "keep", "chain", "verify", "suspended"}
     fields = want.model_dump(include=names, exclude_none=True)
     spec = record.spec.model_copy(update=fields)
@@ -99,7 +102,7 @@ def begun(record: BackupScheduleRecord, run: str, now_ns: int) -> BackupSchedule
 
 
 def overdue(record: BackupScheduleRecord, now_ns: int) -> BackupScheduleRecord:
-    """Return the schedule while a run takes longer than the time to the next: that is missed."""
+    """Return the schedule with the runs counted as missed that were due during the present run."""
     if not record.run or record.spec.suspended or record.next_ns > now_ns:
         return record
     every_ns = record.spec.every_s * SECOND_NS
@@ -109,7 +112,7 @@ def overdue(record: BackupScheduleRecord, now_ns: int) -> BackupScheduleRecord:
 
 
 def verifying(record: BackupScheduleRecord, run: str) -> BackupScheduleRecord:
-    """Return the schedule whose backup is made, and is verified by the operation `run`."""
+    """Return the schedule after its backup was made; the operation `run` verifies the backup."""
     return record.model_copy(update={"run": run, "backup": record.run})
 
 

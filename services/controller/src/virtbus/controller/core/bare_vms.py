@@ -21,9 +21,10 @@ def is_bare(record: VmRecord) -> bool:
 
 
 def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
-    """Return the record of a bare VM with the disks of a second create; None if that is another VM.
+    """Return the record of a bare VM with the disks of a second create.
 
-    Neither its network nor its node changes.
+    Return None if `bare` is not bare, or if `wanted` differs in a part that must be repeated.
+    Neither the network nor the node of the VM changes.
     """
     if not is_bare(bare) or _fixed(bare) != _fixed(wanted):
         return None

@@ -1,4 +1,4 @@
-"""Compares a list of a bucket with the cache: missing values, and those of a restored bus.
+"""Compares a list of a bucket with the cache, and finds cached values that are outdated.
 
 Revisions only rise, so a cache ignores a value with a lower one. But a bus that was restored in
 place continues at a lower revision. Then a list proves that the cached value is outdated.
@@ -16,7 +16,10 @@ class BucketList:
         self._older = False
         """The list has a value of a lower revision than the cache."""
         self._all = False
-        """The list replaces all cached values: another value may have the same revision."""
+        """The list also replaces cached values of the same revision.
+
+        After a restore, another value may have that revision.
+        """
 
     def begin(self, cached: Mapping[str, int]) -> None:
         """Begin a list; `cached` are the revisions of all cached values, 0 if none decides."""
@@ -29,7 +32,7 @@ class BucketList:
         return bool(self._missing)
 
     def outdated(self, names: Iterable[str], revision: int) -> list[str]:
-        """Return those of a value's names whose cached value it replaces despite its revision."""
+        """Return the names whose cached value is outdated, although its revision is not lower."""
         found = []
         for name in self._missing.keys() & names:
             cached = self._missing.pop(name)

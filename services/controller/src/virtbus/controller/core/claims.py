@@ -116,8 +116,8 @@ def claim_value(key: str, uid: str) -> NameClaim | AddressClaim:
 def address_step(where: UidState) -> NameStep:
     """Return the action for a VM that asks for an address which another uid claims.
 
-    `where` is the state of that uid. A VM's record may lack the address only because its update is
-    not committed yet, so the claim stands.
+    `where` is the state of that uid. The claim stands even if the record of that uid lacks the
+    address: the update that adds the address may not be committed yet.
     """
     return _NAME_STEPS[where]
 
@@ -157,7 +157,7 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
     """Return True if a VM of another uid seems to match the request.
 
-    It is a hint only: secrets cannot be compared, because their digests include the uid.
+    The result is only a hint: secrets cannot be compared, because their digests include the uid.
     """
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
@@ -181,7 +181,7 @@ def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) 
 class AddressTakenError(VirtbusError):
     """The error 409: another VM has an address.
 
-    `named` is True if the spec asks for the address. Otherwise it was chosen.
+    `named` is True if the spec asks for the address. Otherwise the controller chose it.
     """
 
     def __init__(self, wanted: VmRecord, key: str, uid: str) -> None:

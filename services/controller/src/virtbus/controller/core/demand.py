@@ -22,7 +22,7 @@ less. Later growth of a disk shows in the node's free bytes."""
 
 
 class Demand(NamedTuple):
-    """The part of a spec that decides which nodes can take it; equal for similar VMs."""
+    """The part of a spec that decides which nodes can take the VM; equal for similar VMs."""
 
     vcpus: int
     memory_bytes: int
@@ -34,8 +34,9 @@ class Demand(NamedTuple):
     directories: frozenset[str] = frozenset()
     """The directories and files of the node that the guest uses."""
     namespace: str = ""
-    """The namespace that must have the directories. Empty without any, so that demands stay equal,
-    and for VMs of a node's account, about whose directories kubelet decides."""
+    """The namespace to which the directories must be open. Empty without directories, so that
+    demands of several namespaces are equal. Also empty for a VM of a container runtime, because
+    kubelet decides about its directories."""
     runtime_node: str = ""
     """The node whose container runtime made the VM; no other node takes it. kubelet has granted
     CPUs and memory there, so nothing else refuses them (ADR 0059)."""

@@ -17,7 +17,7 @@ Raw = Mapping[str, Any]
 def mount_problems(
     volumes: Sequence[Raw], disks: Sequence[Raw], tags: Sequence[Any] = ()
 ) -> list[Detail]:
-    """Return the mounts and links of raw volumes that their guest would not find, or may not make.
+    """Return the problems of mounts and links: disks not found, and file systems not to be made.
 
     `tags` are the names of directories, which are mounted by virtiofs. A file system is made on an
     empty disk only.
@@ -32,7 +32,7 @@ def mount_problems(
     for path, mount in mounts:
         name = mount.get("volume")
         if not isinstance(name, str) or name in tags:
-            continue  # its type is reported already
+            continue  # pydantic reports a wrong type, and `_shared` the problems of directories
         if name not in names:
             why = f"no volume is named {name!r:.80}"
         else:

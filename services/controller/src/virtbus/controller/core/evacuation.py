@@ -30,7 +30,8 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     """Return why a drain or fence does not move a VM; empty if it may leave.
 
     A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
-    or `discard` permits the loss. Nothing permits the loss of a volume; one on a server goes along.
+    or `discard` permits the loss. Nothing permits the loss of a volume. A volume of a pool on a
+    server moves with the VM.
     """
     if why := data_stays(record):
         return why
@@ -43,7 +44,7 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
 def data_stays(record: VmRecord) -> str:
     """Return a text on what keeps a VM on its node, such as volumes; empty if nothing does.
 
-    The container runtime of a node has VMs on that node only. Several nodes reach a volume of a
+    A VM of a node's container runtime runs on that node only. Several nodes reach a volume of a
     pool on a server, so it keeps no VM. Nor does a directory that the guest only reads: each node
     that offers it has it.
     """

@@ -351,7 +351,7 @@ class Fleet:
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
-        """Return why an unplaced VM waits for a node. The text is cached by its needs for 1 s."""
+        """Return why an unplaced VM waits. VMs with equal needs share a text, cached for 1 s."""
         wait = wait_of(record, self.volumes)
         reason = self._reasons.get(wait)
         if reason is None or now_s - reason[0] > REASON_FRESH_S:

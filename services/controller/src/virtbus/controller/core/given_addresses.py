@@ -6,7 +6,7 @@ from types import MappingProxyType
 from virtbus.schemas.subjects import ADDRESS_KEYS, claimed_address
 
 FREED_KEPT = 20_000
-"""Number of released addresses of a network whose order is known; older ones are as unused ones."""
+"""Number of released addresses of a network whose order is kept. Older ones count as unused."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 

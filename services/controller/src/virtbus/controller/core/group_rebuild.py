@@ -80,7 +80,7 @@ def lost_groups(
     """Return a step for each group that hosts have, and the bus lacks or has in an older version.
 
     `reports` has the groups of each node. `bus` lacks the names of groups that were deleted on this
-    bus. Bridges make their own groups again.
+    bus. Copies with an owner are left out, because bridges make their own groups again.
     """
     copies: dict[tuple[str, str], list[tuple[NodeGroup, str]]] = {}
     for node, groups in sorted(reports.items()):

@@ -54,7 +54,7 @@ class Hosts:
             self.records[node] = (record, revision)
 
     def forget(self, key: str) -> str:
-        """Forget the value at `_join` or `_host`, which the bus does not have; return the node."""
+        """Forget a value of `_join` or `_host` that the bus no longer has; return the node."""
         node, kind = key.split(".")[2:4]
         if kind == JOIN_KEY:
             self.joined.discard(node)
@@ -75,7 +75,7 @@ class Hosts:
         there = self.rivals.setdefault(instance.node, {})
         for name, one in list(there.items()):
             if (one.instance.host, one.instance.folder) == (instance.host, instance.folder):
-                del there[name]  # its previous run
+                del there[name]  # a previous run of the same agent
         there[instance.instance] = Rival(instance, now_s)
         while len(there) > RIVALS_KEPT:
             del there[next(iter(there))]

@@ -23,7 +23,7 @@ def refuse_large(
 ) -> None:
     """Raise 413 if a record or its secret inputs are larger than accepted from users.
 
-    The limit leaves space for what later writes add. `spec_bytes` is the size of the spec's
+    The limit leaves space for data that later writes add. `spec_bytes` is the size of the spec's
     canonical JSON; with it, a small record need not be encoded to find its size.
     """
     resolved = (*record.image_targets.values(), *record.volume_refs.values())

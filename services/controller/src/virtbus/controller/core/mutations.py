@@ -67,9 +67,9 @@ OF_A_NIC = re.compile(
     r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$)"
     r"|binding$|ports(\.|\[|$)|vm_network_cidr$|vm_ipv6_network_cidr$)"
 )
-"""Fields that take effect at the guest's next start; until then the VM shows RestartRequired.
+"""AT_RESTART, OF_A_DISK and OF_A_NIC are fields that take effect at the guest's next start.
 
-Limits and trays of disks take effect at once.
+Until then the VM shows RestartRequired. Limits and trays of disks take effect at once.
 """
 OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
 OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
@@ -102,7 +102,7 @@ def updated(
 ) -> VmRecord:
     """Return the record with the new spec, labels and annotations (None: unchanged).
 
-    `reseeded`: secrets of its first-boot data change, too; `spec` has none of them.
+    `reseeded`: secrets of its first-boot data change, too. `spec` does not contain these secrets.
 
     Raises:
         VirtbusError: 422 naming each field that cannot change, 409 while the VM is being deleted.
@@ -177,7 +177,7 @@ def _is_medium(path: str, spec: VmSpec) -> bool:
 
 
 def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTarget]) -> VmRecord:
-    """Return a changed record with the targets `found` of the image names that are new in it.
+    """Return a changed record with image targets; `found` has those of its new image names.
 
     The names of unchanged volumes keep the meaning that they had.
 
@@ -272,7 +272,7 @@ def refuse_released(record: VmRecord) -> VmRecord:
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
-    """Return the record after a start. If it is `up` (running or starting), it keeps `paused`.
+    """Return the record after a start. A VM that is `up` (running or starting) keeps `paused`.
 
     Raises:
         VirtbusError: 409 if a running VM should be started paused, or the VM is being deleted.
@@ -305,7 +305,7 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
 
 
 def with_request(record: RecordT, before: RecordT | None, request_id: str) -> RecordT:
-    """Return the record with the request's id, or as it is if it equals `before` (None: is new)."""
+    """Return the record with the request's id. One equal to `before` (None: new) stays as it is."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})

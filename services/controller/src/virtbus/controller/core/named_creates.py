@@ -41,8 +41,8 @@ def create_step(
     the word for such an object, and `differences` are those of `there` and `wanted`.
 
     Raises:
-        VirtbusError: 409 another object has the name, or it is not as requested, or it is being
-            deleted; 410 the uid was deleted.
+        VirtbusError: 409 another object has the name, or the object differs from the request or is
+            being deleted; 410 the uid was deleted.
     """
     if there is None:
         if ended == wanted.uid:

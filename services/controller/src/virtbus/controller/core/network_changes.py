@@ -159,7 +159,10 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that overlaps one of a network, a node's, or a host's address."""
+    """Raise 409 with each subnet that another network, a node's `default` or a host's address uses.
+
+    On a segment, only other networks count.
+    """
     found = tuple(
         Detail(path=path, message=f"{subnet} overlaps {other}", hint="choose another subnet")
         for path, subnet in subnets_of(record)
@@ -180,7 +183,7 @@ def _taken(
     for other, owner in networks.subnets(link):
         if owner.uid != record.uid and overlapping(subnet, other):
             return f"{other} of the network {owner.namespace}/{owner.name}"
-    # hosts may have addresses on a segment
+    # on a segment, hosts may have addresses, so only other networks count
     for name, node in sorted(nodes.items() if not link else ()):
         for guest in filter(None, (node.guest_subnet, node.guest_subnet6)):
             if overlapping(subnet, guests := ip_network(guest, strict=False)):
@@ -232,7 +235,7 @@ def deleting(record: NetworkRecord, users: Sequence[str], now_ns: int) -> Networ
 
 
 def kept(record: NetworkRecord, users: Sequence[str]) -> NetworkRecord:
-    """Return the network after a delete that found users."""
+    """Return the network after its delete was reverted, because VMs use it."""
     update = {"deleting": False, "deleting_since_ns": 0, "kept_for": _use(users)}
     return record.model_copy(update=update)
 
@@ -254,8 +257,8 @@ def mended(
 ) -> NetworkRecord:
     """Return the network as deleted, in place of a record that cannot be read.
 
-    `known` is its last readable record, if any; without one, `uid` is given to it. `users` are the
-    VMs that name it. Raises VirtbusError as `deleting`.
+    `known` is its last readable record, if any; without one, the network gets `uid`. `users` are
+    the VMs that name it. Raises VirtbusError as `deleting`.
     """
     if known is None:
         known = NetworkRecord(

@@ -1,6 +1,6 @@
-"""Refuses networks that are not what a VM's spec says about them, before the VM is stored.
+"""Refuses a spec that does not fit its networks, before the VM is stored.
 
-netd checks the same at the start, and alone knows the conflists of its node.
+netd checks the same at the start. Only netd knows the conflists of its node.
 """
 
 import json

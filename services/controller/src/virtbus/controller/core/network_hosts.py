@@ -54,7 +54,7 @@ def _refuse(found: Sequence[Detail]) -> None:
 
 
 def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
-    """Yield the reason why a host of the network cannot carry its MTU; hosts may have others."""
+    """Yield the reason why a host of the network cannot carry its MTU; hosts differ in theirs."""
     carried = [(mtu, node.node) for node in nodes if (mtu := _carried(spec, node)) is not None]
     if spec.mtu and carried and spec.mtu > min(carried)[0]:
         mtu, node = min(carried)

@@ -26,9 +26,10 @@ def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _of_kind(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield what a host would not route: public subnets, and IPv6 without IPv4.
+    """Yield the problems of kinds that have no segment.
 
-    The gateways of these kinds resolve names, and ask the servers of their network by IPv4.
+    They are IPv6 without IPv4, public IPv4 subnets, and name servers with IPv6 addresses: a gateway
+    asks the servers of its network by IPv4.
     """
     if spec.kind in ON_SEGMENTS:
         return

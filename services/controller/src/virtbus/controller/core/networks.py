@@ -38,11 +38,14 @@ class Networks(NamedRecords[NetworkRecord]):
         return self.at(network_record(namespace, name))
 
     def delivered(self, revision: int) -> bool:
-        """Return True if the watch has delivered all messages up to this one of a network."""
+        """Return True if the watch has delivered all messages on networks up to this revision."""
         return self._seen >= revision
 
     def subnets(self, link: str = "") -> Iterator[tuple[Net, NetworkRecord]]:
-        """Yield the subnets to which hosts have routes, or those on a segment, by `link_of`."""
+        """Yield the subnets to which hosts have routes; with a `link`, those of that segment.
+
+        A `link` is a text of `link_of`.
+        """
         for held in self._stored.values():
             for _, subnet in subnets_of(held.record) if link_of(held.record.spec) == link else ():
                 yield subnet, held.record
@@ -55,7 +58,7 @@ def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
 
 
 def link_of(spec: NetworkSpec) -> str:
-    """Return what identifies the segment of a network; empty for other kinds."""
+    """Return a text that identifies the segment of a network; empty for other kinds."""
     return f"{spec.link} {spec.vlan or ''}" if spec.kind in ON_SEGMENTS else ""
 
 

@@ -1,4 +1,4 @@
-"""Says which changes of a VM's interfaces are plugs and unplugs, and refuses incomplete ones."""
+"""Tells plugs and unplugs of interfaces from other changes, and refuses incomplete ones."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""The nodes of a fleet as the API shows them."""
+"""Builds the views of a fleet's nodes that the API shows."""
 
 from collections.abc import Iterator
 

@@ -61,8 +61,8 @@ UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 """States in which the node's agent does not answer requests."""
 
 UNCERTAIN = UNHEARD | {NodeState.RECOVERING}
-"""States in which the statuses of the node's VMs are shown as Unknown (I9): they are not
-current."""
+"""States in which VMs of the node are shown as Unknown, because their statuses may be outdated
+(I9)."""
 
 WHY_UNKNOWN: dict[NodeState, str] = {
     NodeState.SUSPECT: "{node} has not been heard for a while; the guest may still run",

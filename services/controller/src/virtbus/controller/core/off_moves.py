@@ -1,4 +1,4 @@
-"""Decides about moves of volumes whose VM is off, up to the VM's record after one (ADR 0087)."""
+"""Decides about moves of the volumes of a VM that is off, and computes its record (ADR 0087)."""
 
 from collections.abc import Iterable
 
@@ -48,7 +48,7 @@ def refuse_up(record: VolumeRecord, vm: VmRecord | None, status: VmStatus | None
 
 
 def refuse_leaving(vm: VmRecord) -> None:
-    """Raise 409 if a VM that is off cannot leave its node with its volumes alone.
+    """Raise 409 if something other than its volumes keeps a VM on its node.
 
     Raises:
         VirtbusError: 409 `volumes_stay`, `local_disks`.

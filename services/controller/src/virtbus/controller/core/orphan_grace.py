@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class OrphanGrace:
-    """The time at which each orphan was first seen. A new revision of its key starts it again."""
+    """The time at which each orphan was first seen. A new revision of the key restarts the time."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int], float] = {}

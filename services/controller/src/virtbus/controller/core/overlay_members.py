@@ -1,4 +1,4 @@
-"""Derives the peers of overlays: which hosts have guests of a network, and which guests."""
+"""Derives the peers of overlays: the hosts that have guests of a network, and those guests."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -52,7 +52,7 @@ def _by_network(vms: Iterable[StoredVm]) -> dict[str, Hosts]:
 
 
 def _members(record: VmRecord) -> Iterator[tuple[str, OverlayMember]]:
-    """Yield the interfaces of a VM on overlays, with the uids of these."""
+    """Yield the interfaces of a VM on overlays, each with the uid of its overlay."""
     networks = {one.name: one.network for one in record.spec.networks}
     for nic in record.spec.domain.devices.interfaces:
         target = record.network_targets.get(networks.get(nic.name, ""))

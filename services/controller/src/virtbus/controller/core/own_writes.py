@@ -18,7 +18,7 @@ class OwnWrites:
 
     @contextmanager
     def writing(self, key: str, value: bytes, record: VmRecord) -> Iterator[None]:
-        """Keep a record and its encoded form during its write; of two writes, the later one."""
+        """Keep a record and its encoded form during its write. The later of two writes wins."""
         own = self._under_way[key] = (value, record)
         try:
             yield

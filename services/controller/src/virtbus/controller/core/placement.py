@@ -52,8 +52,8 @@ class Candidate:
     """The reason why it takes no VM: cordoned, drained or fenced."""
     fenced: bool = False
     fresh_vms: int = 0
-    """Number of VMs that were allocated after `record` was reported. Its free disk space does not
-    include them yet."""
+    """Number of VMs that were allocated after `record` was reported. Its `disk_free_bytes` does not
+    account for their disks yet."""
     strict: bool = False
     """Its CPUs are not shared: it has a strict VM, or a strict VM is being placed."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
@@ -61,7 +61,7 @@ class Candidate:
     images: frozenset[str] = frozenset()
     """The keys of its images (`schemas.image.image_key`); part of its kind."""
     pools: Mapping[str, PoolReport] = field(default_factory=dict)
-    """Its pools by name; only VMs with volumes ask for them, so nodes of a kind may differ."""
+    """Its pools by name; only VMs with volumes need them, so nodes of a kind may differ in them."""
 
     @cached_property
     def free_vcpus(self) -> int:

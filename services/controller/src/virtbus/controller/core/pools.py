@@ -14,7 +14,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 PoolsByName = Mapping[str, PoolReport]
 Needs = tuple[tuple[str, int, tuple[str, ...]], ...]
-"""The pools that the volumes of a VM need: the bytes of new data, and assigned volumes."""
+"""The pools that a VM's volumes need: name, bytes of new data, and keys of assigned volumes."""
 _NONE: PoolsByName = {}
 
 
@@ -115,7 +115,10 @@ class KnownPools:
         return record.model_copy(update={"pool_kind": kind})
 
     def _deciding(self, record: VolumeRecord) -> list[PoolReport]:
-        """Return the reports that decide about a new volume: for a node's runtime that of its node.
+        """Return the reports that decide about a new volume.
+
+        A volume of a node's runtime depends on that node's report. Otherwise the first node whose
+        pool is a volume group decides. Without one, all reports count.
 
         Raises:
             VirtbusError: 422 `pool_kinds_differ`: another node has another kind of pool by that
@@ -144,7 +147,12 @@ class KnownPools:
             raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
 
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
-        """Raise 429 `pool_full` if the volume's pool cannot promise the larger size."""
+        """Raise an error if the volume cannot get the larger size.
+
+        Raises:
+            VirtbusError: 422 `cannot_grow`: the volume is shared, or its pool has fixed sizes; 429
+                `pool_full`, and otherwise as `refuse_new`.
+        """
         more_bytes = size_bytes - record.spec.size
         if more_bytes > 0 and record.spec.is_shared:
             message = (

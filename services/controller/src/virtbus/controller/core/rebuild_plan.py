@@ -2,7 +2,7 @@
 
 A host has a copy of the record that it acted on. The bus may have an older record (a restored
 backup), a newer one, or none. The copy with the higher (epoch, generation, power_epoch,
-pause_epoch) is used.
+pause_epoch) is used. If these are equal, a copy that is evacuating or deleting is newer.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

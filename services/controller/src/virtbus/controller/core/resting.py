@@ -54,8 +54,8 @@ def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
 def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = False) -> str:
     """Return the VM that holds a volume and is not off, otherwise an empty string.
 
-    With `live`, its guest may run.
-    `holder` is the view of that VM, if it is known. The node checks its state again.
+    With `live`, a guest that runs or is paused counts as off. `holder` is the view of that VM, if
+    it is known. The node checks its state again.
 
     Raises:
         VirtbusError: 503 `node_silent`.
@@ -71,8 +71,8 @@ def refuse_unready(record: VolumeRecord, running: str) -> None:
     """Raise an error unless a volume can be copied; `running` as `running_holder`.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_empty`,
-            `volume_in_use`; 422 `no_copies`.
+        VirtbusError: 409 `deleting`, `volume_lost`, `volume_moving`, `volume_not_filled`,
+            `volume_empty`, `volume_in_use`; 422 `no_copies`.
     """
     refuse_deleting(record)
     name = record.name

@@ -14,8 +14,8 @@ def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: in
     - the newest `keep` ones of the schedule, and the last one that was verified
     - those of other schedules, and those that were made by hand
     - damaged and unreadable ones, for a person to look at
-    - all on which one of these rests, or one that cannot be read
-    - all of a VM, while a backup that stays rests on one that cannot be read
+    - those on which one of these backups, or an unreadable one, rests
+    - all backups of a VM, while one that stays rests on an unreadable one
     """
     there = {one.id: one for one in held}
     known = {id_: one.manifest for id_, one in there.items() if one.manifest is not None}

@@ -30,7 +30,7 @@ def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -
 def check_devices(node: str, spec: VmSpec) -> None:
     """Raise 403 `device_denied` if a spec has devices of its host; `node` is as above.
 
-    A path means something on one node only, so the node's own runtime gives it.
+    A path is valid on one node only, so only that node's runtime may give it.
     """
     for index, volume in enumerate(spec.volumes):
         if volume.host_device is not None and not node:

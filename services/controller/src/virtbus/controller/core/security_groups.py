@@ -32,10 +32,10 @@ _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI
 _ADDRESS_BYTES = 48
 """The bytes of an address in JSON, at most."""
 _PLACE = 2
-"""The addresses that need as many bytes as the name of a place."""
+"""The name of a place counts as this many addresses, because it needs as many bytes."""
 ADDRESSES_MAX = (NODE_GROUP.written_bytes - 132 * 1024) // _ADDRESS_BYTES
-"""The addresses in the value of one group on one node. Further ones are left out: they have no
-access."""
+"""Limit of addresses in the value of one group on one node. Further addresses are left out, so
+their guests have no access."""
 
 
 class SecurityGroups(NamedRecords[SecurityGroupRecord]):
@@ -264,8 +264,9 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them there.
 
-    Each host has the same subnet of the built-in network, and of one whose pool is of the host. So
-    may the plugins of CNI networks, and a network without an object is one of these.
+    Each host has the same subnet of the built-in network, and of a network whose pool is per host.
+    Plugins of CNI networks may also give one address on several hosts. A network without an object
+    is the built-in network or a CNI network.
     """
     if target is None:
         return network if here else ""

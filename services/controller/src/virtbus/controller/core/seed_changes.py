@@ -12,9 +12,9 @@ from virtbus.schemas.seed import TEXTS, CloudInit, FilesVolume
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 
 SEED_HOLDERS = (*SEEDS, "files", "sysprep")
-"""The fields of first-boot data in a volume, which is an ISO then (`Volume.is_iso`)."""
+"""The fields of first-boot data. A volume with one of them is an ISO (`Volume.is_iso`)."""
 OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
-"""Fields of first-boot data that exists; none comes to a volume of another kind."""
+"""Fields of existing first-boot data. An update adds none to a volume of another kind."""
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)
 
 
@@ -62,7 +62,7 @@ def _given(seed: BaseModel, name: str) -> bool:
 
 
 def network_findings(volumes: Iterable[Volume]) -> Iterator[tuple[str, Findings]]:
-    """Yield the path of each seed's network data, and what it has wrong."""
+    """Yield the path of each seed's network data, with its problems and unknown keys."""
     for index, volume in enumerate(volumes):
         for kind in SEEDS:
             seed = getattr(volume, kind)

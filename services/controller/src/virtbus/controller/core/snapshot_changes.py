@@ -36,7 +36,7 @@ Need = Literal["snapshots", "copied_snapshots", "backups"]
 
 
 def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
-    """Raise 422 if the pool of a volume lacks an ability."""
+    """Raise 422 if the pool of a volume lacks the ability `need`."""
     for ref in refs:
         able = ref.abilities
         if getattr(able, need):
@@ -113,7 +113,7 @@ def made(
 
 
 def kept_name(record: SnapshotRecord, uid: str) -> str:
-    """Return the name of the snapshot of the disks that a restore replaces."""
+    """Return the name of the snapshot that keeps the disks which a restore replaces."""
     tail = f"-{uid[-8:]}"
     most = MAX_NAME_CHARS - len("before-") - len(tail)
     return f"before-{record.name[:most].rstrip('-')}{tail}"
@@ -142,7 +142,7 @@ def operation_of(
 
 
 def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
-    """Return the record of a snapshot that a node describes, and that has none."""
+    """Return the record of a snapshot that a node describes and that has no record."""
     fields: dict[str, object] = {
         "resource": held.resource,
         "name": held.name,
@@ -187,7 +187,7 @@ def protected(record: SnapshotRecord, wanted: bool | None) -> SnapshotRecord:
 
 
 def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord:
-    """Return the snapshot after the end of its operation. One that failed is removed."""
+    """Return the snapshot after the end of its operation; it begins its delete after a failure."""
     if status.phase is OperationPhase.SUCCEEDED:
         return record.model_copy(update={"ready": True, "size_bytes": status.done_bytes})
     return record.model_copy(update={"deleting": True})
@@ -196,7 +196,7 @@ def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
     """Return the snapshot as deleted, in place of a record that cannot be read.
 
-    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    `known` is its last readable record, if any. Without one, the snapshot gets `uid`, and its data
     stays on its node.
     """
     if known is not None:

@@ -1,4 +1,4 @@
-"""Finds what copies a snapshot now. Until it has ended, the snapshot's data must stay."""
+"""Finds the copies and restores of a snapshot that have not ended. Its data must stay for them."""
 
 from collections.abc import Iterator
 

@@ -129,7 +129,7 @@ class Damaged:
         return key in self._found
 
     def record_of(self, uid: str) -> bool:
-        """Return True if a VM's record is unreadable. A CAS over its last known one would fail."""
+        """Return True if a VM's record is unreadable. A CAS at its last known revision fails."""
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
     def nodes_of_records(self) -> set[str]:

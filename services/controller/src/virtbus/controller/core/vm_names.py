@@ -52,7 +52,10 @@ def answer(
 
 
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
-    """Return True for a VM of the namespace, of one that is open to it, or on a shared network."""
+    """Return True if the VM is in the asker's namespace, in one open to that, or shares names.
+
+    Two VMs share names if both are on a network with `share_names`.
+    """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:
         return True

@@ -15,7 +15,7 @@ from virtbus.schemas.vm_status import VmStatus
 
 
 class StateInputs(NamedTuple):
-    """The inputs of the table. The last four come from a status of the record's epoch."""
+    """The inputs of the table. The last four are from a status of the record's or a later epoch."""
 
     record: VmRecord
     node: NodeState

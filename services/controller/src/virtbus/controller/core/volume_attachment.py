@@ -101,7 +101,8 @@ def refuse_mounted(
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
     """Return the record without the volumes that its node has detached, as its status says.
 
-    The status must be of this record. An earlier one may be about an earlier detach.
+    Only a status of the record's node, epoch and generation counts. An earlier one may be about an
+    earlier detach.
     """
     if status is None or (status.node, status.epoch) != (record.node, record.epoch):
         return record
@@ -137,7 +138,7 @@ def grown(
 
 
 def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
-    """Raise 409 as `refuse_running` if the VM's own disk grows, and its guest cannot see it."""
+    """Raise 409 as `refuse_running` if the VM's own disk grows and its guest could not see that."""
     names = grown_disks(before.spec, after.spec)
     for disk in after.spec.domain.devices.disks:
         if disk.name in names:
@@ -156,7 +157,7 @@ def disks_pending(status: VmStatus | None, names: set[str]) -> str:
 
 
 def refuse_unplaced(record: VmRecord) -> None:
-    """Raise 409 if the VM is being deleted, or has no node to stay on."""
+    """Raise 409 if the VM is being deleted, has no node, or is leaving its node."""
     refuse_deleting(record)
     if record.node == UNPLACED or record.evacuating:
         message = f"{record.name} has no node now; repeat when it has one"
@@ -166,7 +167,7 @@ def refuse_unplaced(record: VmRecord) -> None:
 def is_off(record: VmRecord, status: VmStatus | None) -> bool:
     """Return True if the VM's node has confirmed that its guest is off, and no request is newer.
 
-    A start changes the record. So a write over the revision of `record` fails after it.
+    A start changes the record. So a write over the revision of `record` fails after a start.
     """
     if record.powered or status is None or status.state is not VmState.STOPPED:
         return False

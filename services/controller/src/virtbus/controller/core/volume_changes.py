@@ -41,7 +41,7 @@ def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
 
 def _differences(there: VolumeRecord, wanted: VolumeRecord) -> tuple[Detail, ...]:
     before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
-    if not wanted.spec.size:  # that of the source, which is known by now
+    if not wanted.spec.size:  # 0 asks for the source's size, which is known by now
         after["size"] = before["size"]
     paths = [*changed_paths(before, after, "spec")]
     if wanted.node not in {"", there.node}:
@@ -53,8 +53,8 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
     """Return the volume with the changes of a request.
 
     Raises:
-        VirtbusError: 400 it would shrink; 409 it is being deleted, or a VM holds it and it would
-            grow: the record of that VM must change in the same batch.
+        VirtbusError: 400 it would shrink, or cannot have the retention; 409 it is being deleted,
+            or a VM holds it and it would grow: the record of that VM must change in the same batch.
     """
     refuse_deleting(record)
     spec = record.spec
@@ -124,7 +124,7 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
 
 
 def held_by(record: VolumeRecord, names: Mapping[str, str] = NO_NAMES) -> str:
-    """Return the holders of a volume in words, by their `names`, or by uid without one."""
+    """Return the holders of a volume in words, by their `names`, or by uid if one has none."""
     first, *more = [names.get(uid, uid) for uid in record.holders]
     return f"VMs {', '.join((first, *more))} hold" if more else f"VM {first} holds"
 
@@ -211,7 +211,7 @@ def refuse_deleting(record: VolumeRecord) -> None:
 
 
 def refuse_large(record: VolumeRecord) -> None:
-    """Raise 413 if the volume is larger than accepted from users."""
+    """Raise 413 if the volume's record is larger than accepted from users."""
     size = len(encode(record))
     if size > VOLUME_ACCEPTED_BYTES:
         parts = {"labels": record.labels, "spec.source.image": record.spec.source.image or ""}
@@ -236,7 +236,7 @@ def not_found(want: VolumeAsk) -> VirtbusError:
 
 
 def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
-    """Return the state that users see. `leaving`: its VM should release it."""
+    """Return the state that users see. `leaving`: a holder is to release it."""
     if record.deleting:
         return VolumeState.DELETING
     if record.lost:

@@ -36,8 +36,8 @@ def of_volume(
     `running` is the VM that holds the source; empty if that VM is off.
 
     Raises:
-        VirtbusError: 400 it is smaller than the source; 409 `deleting`, `volume_lost`,
-            `volume_empty`, `volume_not_filled`, `volume_in_use`, `volume_elsewhere`.
+        VirtbusError: 400 it is smaller than the source; 409 `volume_elsewhere`; otherwise as
+            `resting.refuse_unready`.
     """
     resting.refuse_unready(source, running)
     if record.node not in {"", source.node}:

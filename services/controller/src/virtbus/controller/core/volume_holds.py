@@ -24,7 +24,7 @@ from virtbus.schemas.volume_spec import SHARED_MAX, Access
 from virtbus.schemas.wire import invalid, validate
 
 NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
-"""The place of a volume that several nodes reach, without a VM on a node."""
+"""The place of a volume on no node, such as one on a server without a VM on a node."""
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
@@ -39,7 +39,8 @@ def _named(spec: VmSpec) -> Iterator[NamedVolume]:
 def uid_of(vm: str, name: str) -> str:
     """Return the uid of the volume `name` that the VM of the uid `vm` makes.
 
-    A repeated create makes the same volume, and after the volume's delete none.
+    A repeated create uses the same uid. So it makes the volume once, and not again after the
+    volume's delete.
     """
     return str(uuid.uuid5(uuid.UUID(vm), name))
 
@@ -138,8 +139,8 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
     """Return the volume if the VM of the uid `vm` may hold it.
 
     Raises:
-        VirtbusError: 404 there is none of that name; 409 it is being deleted or lost, or another VM
-            holds it.
+        VirtbusError: 404 there is none of that name; 409 it is being deleted or moved, or is lost,
+            another VM holds it, or as many VMs as possible hold a shared one.
     """
     detail = Detail(path=f"volume/{name}", message="cannot be used")
     if there is None:
@@ -197,7 +198,7 @@ def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> Volume
 
 
 def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
-    """Return the volume on the node of its holder, if that has one."""
+    """Return the volume on the node of its holder, if the holder has a node."""
     if _on_server(record) and record.spec.is_shared:
         return record
     if vm.node == UNPLACED:
@@ -225,9 +226,9 @@ def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
 
 
 def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
-    """Raise 400 if a disk of a shared volume has a cache of its host.
+    """Raise 400 if the host would cache writes to a disk of a shared volume.
 
-    Another host, and a QEMU with a cache of its own, would not see the writes in it.
+    Another host, or a QEMU with a cache of its own, would not see the writes in that cache.
     """
     details = tuple(
         Detail(

@@ -1,4 +1,4 @@
-"""Decides about moves of volumes between nodes, up to the write that ends one (ADR 0063)."""
+"""Decides about moves of volumes between nodes and pools, from request to end (ADR 0063)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Goal(NamedTuple):
 def goal_of(
     record: VolumeRecord, node: str, pool: str | None, pools: Mapping[str, PoolReport]
 ) -> Goal:
-    """Return the goal of a request: `node` empty or `pool` None stay as they are.
+    """Return the goal of a request. An empty `node` or a `pool` None keeps the present one.
 
     `pools` are those of the goal's node, by name.
     """
@@ -54,7 +54,8 @@ def begun(
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
-            `volume_moving`, `no_data`; 422 `volume_shared`.
+            `volume_moving`, `no_data`; 422 `volume_shared`; otherwise as
+            `resting.refuse_unready`.
     """
     refuse_deleting(record)
     _refuse_pools(record, goal)
@@ -201,7 +202,7 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
-    """Return the data that does not count: the place that the record does not name."""
+    """Return the node and description of the data that is not in the place of the record."""
     former, here = Goal(move.source, move.former_pool, move.former_kind), place_of(record)
     if not move.pool:
         former = Goal(move.source, record.spec.pool, record.pool_kind)
@@ -225,7 +226,7 @@ def why_failed(status: OperationStatus) -> str:
 
 
 def shown(record: VolumeRecord, progress: str) -> str:
-    """Return what a user should know of the move; empty for nothing. `progress` is of the copy."""
+    """Return a text on the move for users, or an empty one. `progress` is that of the copy."""
     move = record.move
     if move is None or record.deleting:
         return ""

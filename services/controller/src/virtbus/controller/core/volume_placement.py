@@ -49,7 +49,7 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
 
 
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
-    """Return the place that a VM needs; its volumes' node is by the cache."""
+    """Return the place that a VM needs. The node of its volumes comes from the cache."""
     home = _known_home(record, volumes)
     return Wait(demand_of_vm(record), takes_room(record), record.reserved, home)
 
@@ -89,7 +89,7 @@ def place_near(
     strict: bool = False,
     want: Demand | None = None,
 ) -> Placement:
-    """Return the placement of a VM as `place`, on the node of its volumes, where its pools are."""
+    """Return the placement as `place`, on nodes that have the VM's volumes and their pools."""
     find = partial(place, spec, powered=powered, strict=strict, want=want)
     if home is None:
         return find(nodes)

@@ -20,7 +20,7 @@ class VolumeQuota(NamedTuple):
     def refuse_new(self, volumes: Volumes, new: Sequence[VolumeRecord]) -> None:
         """Raise 429 `volume_quota` if the new volumes of a namespace exceed a quota.
 
-        A copy without a size counts once it has one.
+        A copy whose size is unknown counts 0 bytes until it has a size.
         """
         if not new:
             return

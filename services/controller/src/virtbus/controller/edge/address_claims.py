@@ -42,15 +42,15 @@ class AddressClaims:
         self._living = living
 
     async def claim(self, record: VmRecord, before: VmRecord | None = None) -> VmRecord:
-        """Return the record with the claims of all its interfaces, which are on the bus then.
+        """Claim the addresses that the record's interfaces need; return the record with all claims.
 
-        The interfaces of the record `before` keep theirs.
+        The interfaces of the record `before` keep their claims.
 
         Raises:
             VirtbusError: 400 a network does not have a static address; 409 another VM has it, or
                 the interface is still being removed; 429 a pool or quota is exhausted; 503 a living
                 host does not answer, or too many lost races.
-            BusError: what was claimed until then is left to the sweep.
+            BusError: the claims that were made until then are left to the sweep.
         """
         refuse_static(record.spec, record.network_targets)
         kept = kept_claims(before)
@@ -89,7 +89,7 @@ class AddressClaims:
     async def _claim_static(
         self, need: Need, record: VmRecord, done: VmRecord, withheld: Mapping[str, str]
     ) -> VmRecord:
-        """Claim what the spec names; return `done` with it."""
+        """Claim the addresses that the spec names; return `done` with these claims."""
         done = _with(done, need, ())
         static = need.static
         for address in (*static.addresses, *((static.mac,) if static.mac else ())):
@@ -103,7 +103,7 @@ class AddressClaims:
     async def _claim_any(
         self, need: Need, pool: AddressPool, done: VmRecord, withheld: Mapping[str, str]
     ) -> VmRecord:
-        """Claim an address of the pool; return `done` with it."""
+        """Claim an address of the pool; return `done` with this claim."""
         network = need.target.uid
         of_hosts = _addresses(network, withheld, but=done.uid)
         taken = {*self._fleet.addresses.taken(network), *of_hosts, *self._hosts(need)}

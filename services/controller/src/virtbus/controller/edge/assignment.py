@@ -128,7 +128,7 @@ class Assignment:
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Copy an orphan secret to the VM's node, if the record refers to it and none is there."""
+        """Copy an orphan secret to its VM's node, if the record names it and the node has none."""
         if in_force(orphan.key, orphan.value, record.sec_digest or "") is None:
             return
         key = subjects.vm_secret(record.node, record.uid)

@@ -65,7 +65,7 @@ class Audits:
     async def _of_objects(self, node: str) -> list[AuditFinding]:
         """Return the findings about volumes and snapshots.
 
-        None if imaged is silent, which the agent reports.
+        The list is empty if imaged is silent. The agent reports the silence.
         """
         try:
             volumes = await self._orphans.findings(node)
@@ -74,7 +74,7 @@ class Audits:
             return []
 
     def _unclaimed(self, node: str) -> Iterator[AuditFinding]:
-        """Yield the addresses of the node's VMs that the bus has lost, or that another VM has."""
+        """Yield the addresses of the node's VMs that nobody claims, or that another VM claims."""
         for uid, held in self._fleet.vms.items():
             for key in addresses_of(held.record) if held.record.node == node else ():
                 claim = self._fleet.claims.get(key)

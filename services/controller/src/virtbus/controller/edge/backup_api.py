@@ -84,7 +84,7 @@ class BackupApi:
         return await self._operations.begin(record, request.deadline_s)
 
     async def finish(self, request: Request) -> OperationView:
-        """Let a reading succeed. The answer may still show it as Running."""
+        """End a reading as succeeded. The answer may still show the operation as Running."""
         want = validate(BackupFinish, request.data)
         return await self._operations.finish(want.id, request.account)
 

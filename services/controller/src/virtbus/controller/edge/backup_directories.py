@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 ASK_S = 8.0
 ENABLED_S = 2.0
-"""Time limit of the question if a node makes backups; it reads no directory."""
+"""Time limit of the question whether a node makes backups. The node reads no directory for it."""
 AT_ONCE = 32
 """Nodes that are asked at a time. The answer of each takes up to a page of memory."""
 PAGES = 200
@@ -54,7 +54,7 @@ class BackupDirectories:
     ) -> dict[str, Result]:
         """Return the results of `work` for the nodes that answer until `until_s` (loop's time).
 
-        After a result that is `enough`, no other node is waited for.
+        Once a result is `enough`, it waits for no other node.
         """
         found: dict[str, Result] = {}
         turns = asyncio.Semaphore(AT_ONCE)

@@ -1,7 +1,8 @@
 """Makes the backups of schedules, verifies them and removes old ones: run by the leader.
 
-It is level-triggered: each step is stored in the schedule before its operation is written, with the
-id of that. So a controller that dies at any point leaves work for the next leader (ADR 0068).
+It is level-triggered: each step is stored in the schedule, with the id of its operation, before the
+operation is written. So a controller that dies at any point leaves work for the next leader
+(ADR 0068).
 """
 
 import asyncio
@@ -131,7 +132,7 @@ class BackupScheduleRuns:
             self._events.operation(stored.record, stored.revision)
 
     def _wanted(self, record: BackupScheduleRecord) -> OperationRecord:
-        """Return the operation of a backup; raises VirtbusError if the VM has none to make."""
+        """Return the operation of a backup; raises VirtbusError if the VM can have none."""
         uid = self._fleet.names.get((record.namespace, record.spec.vm), "")
         vm = self._fleet.vms.get(uid)
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
@@ -147,7 +148,7 @@ class BackupScheduleRuns:
         """Return the operation that verifies the backup of a run.
 
         Raises:
-            VirtbusError: 409 its operation was removed; 503 no node that answers has it.
+            VirtbusError: 409 the operation of the backup was removed; 422 it cannot be read.
         """
         made = await self._operations.latest(record.backup)
         if made is None:
@@ -158,10 +159,10 @@ class BackupScheduleRuns:
         return backup_changes.verifying(view, record.run, record.owner, record.begun_ns)
 
     async def _retain(self, record: BackupScheduleRecord, tenure: LeaderTerm) -> None:
-        """Remove backups that the schedule does not keep; what fails is tried after the next run.
+        """Remove backups that the schedule does not keep; failed removals follow the next run.
 
         Each node's directory is looked at alone, so a parent is never missed. A node that does not
-        answer delays no other node and no run. A backup whose delete is refused keeps no other.
+        answer delays no other node and no run. A refused delete stops no other delete.
         """
         extra = {"code": "backups_remain", "uid": record.uid}
 

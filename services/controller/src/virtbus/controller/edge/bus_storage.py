@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 CREATES_UNTIL_FULL = 0.8
 """Creates stop at this fill of the bucket, so that deletes still fit."""
 OBJECTS_UNTIL_FULL = 0.6
-"""Creates of volumes, image names and operations stop earlier, so that VMs still fit."""
+"""Creates of named objects and operations stop at this fill, so that VMs still fit."""
 LOOK_S = 5.0
 PROBE_S = 1.5
 """Time limit of a probe: a stored write takes milliseconds."""
 REPORT_FRESH_S = 15.0
-"""Time that the keeper's report is valid; it is renewed every few seconds."""
+"""Time for which a report of the keeper is valid. The keeper repeats it every few seconds."""
 _NOTHING = BusStorage()
 """The report if there is no keeper."""
 

@@ -105,7 +105,7 @@ class Commits:
         """Store the secrets at a new revision. The secrets of an existing VM stay.
 
         Before other secrets of this uid are replaced, the uid gets a tombstone. So the create that
-        wrote them cannot commit its record with wrong secrets. It stores its own again.
+        wrote them cannot commit its record with wrong secrets. It stores its own ones again.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -141,7 +141,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses for the uid; raises as `create`. `renew` repeats its own."""
+        """Claim name and addresses for the uid, as `create`. `renew`: put own claims again."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 MENDED_S = 30.0
-"""Delay after a value that cannot be read. Its mend may cause no message about the VM."""
+"""Delay of a retry after an unreadable value. Its repair may cause no message about the VM."""
 AT_ONCE = 16
 """Number of concurrent deletes: each makes three writes and reads in sequence."""
 
@@ -55,7 +55,7 @@ class Finalizer:
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """Complete one delete after another. If several tasks have one VM, one write succeeds."""
+        """Complete one delete after another. If tasks have the same VM, one write succeeds."""
         while True:
             uid = await changed.get()
             try:
@@ -111,7 +111,7 @@ class Finalizer:
             log.info("detached %s from %s", ref.name, record.name, extra=extra)
 
     async def _free_addresses(self, held: StoredVm) -> None:
-        """Release the addresses of interfaces that the VM's guest has no longer."""
+        """Release the addresses of interfaces that the VM's guest no longer has."""
         before = held.record
         record = address_plan.released(before, self._fleet.last_status(before))
         if record == before:
@@ -145,7 +145,7 @@ class Finalizer:
             return False
 
     async def _reclaim(self) -> None:
-        """Replace each unreadable claim whose name or address a VM has by a claim of that VM."""
+        """Replace each unreadable claim with one of the VM that has its name or address, if any."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
@@ -190,7 +190,7 @@ class Finalizer:
         if latest is not None:
             await self._moves.rescue(entry, latest.record)
         else:
-            await self._commits.buried(_uid(entry))  # a paused create must store them again
+            await self._commits.buried(_uid(entry))  # a paused create must store its secrets again
         await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 

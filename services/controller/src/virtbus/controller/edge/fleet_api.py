@@ -144,7 +144,7 @@ class FleetApi:
     ) -> tuple[dict[str, Model], dict[str, VirtbusError]]:
         """Call imaged of each node concurrently; return answers and errors by node.
 
-        An answer that is no `model` is that node's error.
+        An answer that is not a valid `model` counts as an error of that node.
         """
         answers: dict[str, Model] = {}
         errors: dict[str, VirtbusError] = {}

@@ -32,11 +32,12 @@ StoredValue = tuple[NodeGroup | None, int]
 ROUND_S = 0.2
 """All changes within this time are one write for each node and group."""
 REST = 10
-"""A round rests for this multiple of its computing, so that it takes a tenth of a CPU. Its waits
-for the bus do not count: after an outage, groups would be late for ten times as long."""
+"""After a round, the task rests for this multiple of its computing time, so that it takes a tenth
+of a CPU. Waits for the bus do not count, because after an outage groups would be late for ten times
+as long."""
 AT_ONCE, AT_ONCE_BYTES = 256, 1024 * 1024
-"""So many writes, or bytes of them, are sent together: a member of groups on many nodes costs as
-many round trips as one on a single node. More at once would delay the writes of others."""
+"""Limits of the writes that are sent together, and of their bytes. So a member of groups on many
+nodes costs as many round trips as one on a single node. More would delay the writes of others."""
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
@@ -122,7 +123,7 @@ class NodeGroups:
         self._done: tuple[int, int, int] | None = None
         """The revisions that the last complete round has seen."""
         self._busy_s = 0.0
-        """The time that the last round has computed."""
+        """The computing time of the last round."""
         self._unneeded_s: dict[str, float] = {}
         """By key: the loop's time since which it has no member."""
 
@@ -140,7 +141,7 @@ class NodeGroups:
         return fleet.revision, fleet.status_revision, fleet.groups.seen
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
-        """Write what differs while the lease is held."""
+        """Write the keys that differ, while the lease is held."""
         self._done = None
         while True:
             self._wake.clear()
@@ -171,7 +172,7 @@ class NodeGroups:
                 if due.is_full:
                     complete &= await self._put_all(due, tenure)
                 await asyncio.sleep(0)
-            # Others may have written keys since the members were read: these stay.
+            # Others may have written keys since the members were read. Such keys stay.
             left = {key: held for key, held in before.items() if key not in wanted}
             for former in self._former(members, left):
                 due.add(*former)
@@ -203,7 +204,7 @@ class NodeGroups:
     ) -> list[tuple[str, NodeGroup, int]]:
         """Return the keys without a member whose value is not that of their group.
 
-        A group that selects other VMs now is not to apply to the former ones any longer.
+        A group that now selects other VMs must no longer apply to the former ones.
         """
         found = []
         for key, (there, revision) in sorted(left.items()):

@@ -38,7 +38,7 @@ NODE_S = 10.0
 AT_ONCE = 64
 """The number of nodes, and of keys of the bus, that are asked at the same time."""
 GROUPS_MAX = 5000
-"""The groups of one host that are read. A hostile one could report any number."""
+"""Limit of groups that are read from one host. A hostile host could report any number."""
 NAMES_SHOWN = 10
 SHOWN_BYTES = 256 * 1024
 """The size limit of the groups in an answer."""
@@ -70,8 +70,8 @@ class GroupRebuild:
     ) -> RebuiltGroups:
         """Write the accepted groups of these nodes that the bus lacks; return all that it lacks.
 
-        It ends at `until_s` (loop's time), with what it has then.
-        A node that does not answer has no groups; its rules stay in force there.
+        It ends at `until_s` (loop's time), and returns the groups that it knows by then. A node
+        that does not answer counts as one without groups. Its rules stay in force there.
         """
         now_s = asyncio.get_running_loop().time()
         reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
@@ -120,7 +120,7 @@ class GroupRebuild:
             after = last
 
     async def _known(self, names: Sequence[Name], until_s: float) -> tuple[dict[Name, Known], str]:
-        """Return what the bus has of these groups, and a message if some could not be read.
+        """Return these groups as the bus has them, and a message if some could not be read.
 
         Groups that were deleted on this bus are left out.
         """

@@ -30,7 +30,7 @@ bounded."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume by its host's copy of the record, with the age of that copy."""
+    """A VM that has a volume according to its host's copy of the record; the age of that copy."""
 
     node: str
     vm: str
@@ -38,7 +38,10 @@ class HeldOnHost(NamedTuple):
 
 
 class LivingClaims:
-    """The claims and holders of all living hosts, each asked once after each complete list."""
+    """The claims and holders of all living hosts.
+
+    Each host is asked after each complete list, and again while the bus lacks what it reported.
+    """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus

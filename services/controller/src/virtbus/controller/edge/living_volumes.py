@@ -1,4 +1,4 @@
-"""Refuses a volume that a living host has otherwise than the bus says (ADR 0045).
+"""Refuses a volume if a living host contradicts the bus about its holder or place (ADR 0045).
 
 A restored bus may lack a volume's holder, its first use or its move. A second guest would then
 write to it, or get an empty disk in its place.

@@ -36,7 +36,7 @@ class MovedFiles:
         self._carriers = asyncio.Semaphore(CARRIED_AT_ONCE)
 
     async def carry(self, record: VolumeRecord, move: VolumeMove, file: ExportResult) -> None:
-        """Bring the file to the target, from the byte at which it has stopped."""
+        """Bring the file to the target, from the byte at which an earlier attempt stopped."""
         name = volume_moves.image_name(record, move)
         first = UploadImage(name=name, digest=file.digest, size_bytes=file.size_bytes)
         async with self._carriers:

@@ -120,7 +120,7 @@ class NamedWrites(Generic[NamedT]):
     async def end(self, held: Stored[NamedT]) -> int:
         """Purge the object at the revision that was read; raises ConflictError if it changed.
 
-        The marker has the uid, so that a late create of it is refused.
+        The marker has the uid, so that a late create of that uid is refused.
         """
         key, uid = self._key(held.record.namespace, held.record.name), held.record.uid
         return await self._bus.purge(

@@ -1,8 +1,9 @@
 """Ends deleted networks that no VM uses, and reverts the deletes of others: run by the leader.
 
-A create of a VM reads a network, commits within COMMIT_MOST_S, and then takes a mark back. So
-after that time each VM that saw the network without its mark has a record. The network is then
-written once more: the watch delivers that write after all those records (ADR 0055).
+A delete marks a network first. A create of a VM reads a network, commits within COMMIT_MOST_S, and
+then takes a mark back. So after that time each VM that saw the network without its mark has a
+record. The network is then written once more. The watch delivers that write after all those records
+(ADR 0055).
 """
 
 import asyncio
@@ -78,7 +79,10 @@ class NetworkRemovals:
             log.info("removal of %s will be retried: %s", held.record.name, error, extra=extra)
 
     async def _delivered(self, revision: int) -> None:
-        """Return once the watch has delivered a message of a network; each one wakes this task."""
+        """Return once the watch has delivered messages on networks up to this revision.
+
+        Each delivered message wakes this task.
+        """
         while not self._fleet.networks.delivered(revision):
             await wait_for_event(self._wake, POLL_S)
             self._wake.clear()

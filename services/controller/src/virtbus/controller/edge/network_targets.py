@@ -16,11 +16,11 @@ from virtbus.schemas.network_object import BUILT_IN, EVERYWHERE, NetworkTarget
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 COMMIT_MOST_S = 5.0
-"""The time in which a write that adds network objects commits, from before their first read."""
+"""Time limit of a write that adds network objects, from before their first read to its commit."""
 
 
 class NetworkTargets:
-    """The meanings of network names: a namespace's own networks precede those of all."""
+    """The meanings of network names: a namespace's own networks precede those of all namespaces."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._fleet = fleet

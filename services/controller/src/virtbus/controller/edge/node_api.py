@@ -100,7 +100,7 @@ class NodeApi:
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
-        """Return the proof that a node is off, with the agent's run of its last heartbeat."""
+        """Return the proof that a node is off; it names the agent's run of the last heartbeat."""
         return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
@@ -155,8 +155,9 @@ class NodeApi:
     def _check_back(self, node: str, fence: Fence) -> None:
         """Raise 409 unless the node answers, has read its records, and released old copies (F25).
 
-        The purge markers that make it release them last for a day. So a day after the fence, old
-        copies are no longer checked. A VM whose record the bus has lost is not an old copy.
+        The purge markers that make the node release old copies last for a day. So a day after
+        the fence, old copies are no longer checked. A VM whose record the bus has lost is not an
+        old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)

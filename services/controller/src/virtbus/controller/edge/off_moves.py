@@ -1,4 +1,4 @@
-"""Begins and ends moves of volumes whose VM is off, in one batch with its record (ADR 0087).
+"""Begins and ends moves of volumes whose VM is off, in one batch with its VM's record (ADR 0087).
 
 The batch that begins a move writes the VM's record again, unchanged. A start of the VM writes it,
 too. Both expect the revision that they have read, so only one of them succeeds.
@@ -114,7 +114,7 @@ class OffMoves:
     async def switch(
         self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm, ending: Ending
     ) -> list[StoredVolume]:
-        """Write the volume `after` its move, with its VM; return what was written.
+        """Write the volume `after` its move, with its VM; return the written volumes.
 
         A VM that goes to another node goes with all of its volumes, once its node has released it.
         The list is empty while the move waits: for the other volumes, for the end of the VM's
@@ -137,7 +137,7 @@ class OffMoves:
     async def _ended(
         self, vm: VmRecord, held: StoredVolume, after: VolumeRecord, ending: Ending
     ) -> list[_Ended]:
-        """Return the volumes to write together; empty: wait."""
+        """Return the volumes to write together; empty while the move has to wait."""
         if not self._is_due(vm, after.node) or self.waits(held.record):
             return []
         ended = [_Ended(held, after)]
@@ -189,8 +189,8 @@ class OffMoves:
     async def _release(self, vm: StoredVm, volumes: list[StoredVolume]) -> None:
         """Let its node release a VM whose volumes are all on its next node.
 
-        From here on, nobody gives the moves up: the volumes are put again, unchanged, so a request
-        that has read one before has to read the VM, too.
+        From here on, nobody gives the moves up. The volumes are put again, unchanged. So a request
+        that has read one earlier conflicts, and reads the VM before its next attempt.
         """
         await self.begin(vm, volumes)
         self._events.emit(

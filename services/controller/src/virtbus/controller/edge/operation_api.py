@@ -151,7 +151,7 @@ class OperationApi:
         return await self._show(held)
 
     async def finish(self, id_: str, account: str) -> OperationView:
-        """Let a reading succeed; errors as `OperationWrites.finish`."""
+        """End a reading as succeeded; raises 404, or as `OperationWrites.finish`."""
         await self._find(OperationAsk(id=id_), account)
         held = await self._writes.finish(id_)
         if held is None:

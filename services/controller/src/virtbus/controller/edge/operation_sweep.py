@@ -21,7 +21,7 @@ ROUND_S = 30.0
 
 
 class OperationSweep:
-    """Level-triggered: a crash at any point leaves work for the next round."""
+    """Sweeps in rounds. It is level-triggered: a crash leaves work for the next round."""
 
     def __init__(self, bus: Bus, fleet: Fleet, keep_s: float, quota: Quota) -> None:
         self._bus = bus

@@ -64,8 +64,10 @@ class OperationWrites:
     async def cancel(self, id_: str) -> StoredOperation | None:
         """End an operation: at once if its node has not begun it, otherwise by its node.
 
+        Return None if there is no such operation.
+
         Raises:
-            VirtbusError: 404; 409 `operation_ended`, `operation_final`; 503 `contended`.
+            VirtbusError: 409 `operation_ended`, `operation_final`; 503 `contended`.
         """
         for _ in range(ATTEMPTS):
             held = await self.latest(id_)
@@ -86,7 +88,9 @@ class OperationWrites:
         raise contended(f"the operation {id_}")
 
     async def finish(self, id_: str) -> StoredOperation | None:
-        """Let a reading succeed, which its node serves; may be repeated.
+        """Let the node of a reading end it as succeeded; may be repeated.
+
+        Return None if there is no such operation.
 
         Raises:
             VirtbusError: 409 `not_served`, `operation_ended`; 503 `contended`.

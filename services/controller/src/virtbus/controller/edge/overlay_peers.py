@@ -1,7 +1,8 @@
 """Writes the peers of overlays for each node: run by the leader.
 
 A key belongs to a node, a network and another host of that network. So a guest that joins costs one
-write for each host that has guests of its network, and all changes within a second are one write.
+write for each host that has guests of its network. All changes of a key within a second are one
+write.
 """
 
 import asyncio

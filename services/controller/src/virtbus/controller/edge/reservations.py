@@ -52,12 +52,12 @@ class Reservations:
     ) -> int:
         """Apply `writes`, which turn `before` into `after`, with sums and holders in one batch.
 
-        Return the revision of the last write. A conflict on a sum or volume is retried; a conflict
-        on the record is raised.
+        Return the revision of the last write. A conflict on a sum, a volume or a group's key is
+        retried; a conflict on the record is raised.
 
         Raises:
             VirtbusError: as `volume_holds.held`.
-            NodeFullError: the node of `after` cannot hold it in addition to its allocations.
+            NodeFullError: the node of `after` has no capacity left for it.
             ConflictError: the record has changed.
             BusError: as `Bus.batch`.
         """
@@ -88,7 +88,7 @@ class Reservations:
         )
 
     async def _moved_on(self, batch: Sequence[Write]) -> bool:
-        """Return True if a sum or volume has changed, so that the conflict was on it."""
+        """Return True if a sum, a volume or a group's key of the batch caused the conflict."""
         for one in batch:
             entry = await self._bus.get(one.key)
             if (entry.revision if entry is not None else 0) != one.expect:

@@ -1,7 +1,8 @@
 """Changes the secret inputs of a VM, which are in another bucket than its record.
 
 The secrets are stored first, together with those that they replace. The record then names their
-digest. After a kill in between, the record still names the former ones, and its node uses these.
+digest. After a kill in between, the record still names the digest of the former secrets, and its
+node uses these.
 """
 
 from typing import NamedTuple
@@ -39,8 +40,8 @@ class SeedUpdates:
         """Return the change that an update with this spec requests.
 
         Raises:
-            VirtbusError: 400 invalid network data; 503 `secrets_lost`: its secrets are not on the
-                bus, so the others of them would be lost.
+            VirtbusError: 400 invalid network data; 503 `secrets_lost`: the bus lacks the VM's
+                secrets, so those that the spec leaves out would be lost.
         """
         public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))
@@ -65,7 +66,7 @@ class SeedUpdates:
         new = merged(record, old, spec)
         if old is None:
             replaced = b""
-        else:  # as it is if that is all: an earlier version may have written it in other bytes
+        else:  # an entry with nothing else keeps its bytes: an earlier version may encode otherwise
             replaced = entry.value if entry and not old.replaced else without_replaced(old)
         if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
             return SeedChange(public)

@@ -170,7 +170,7 @@ class SnapshotApi:
         restored: SnapshotRecord | None,
         request: Request,
     ) -> StoredSnapshot:
-        """Write the snapshot, then its operation. The leader removes one without an operation."""
+        """Write the snapshot, then its operation. The leader settles one without an operation."""
         if self._fleet.volumes.snapshots.get(record.namespace, record.name) is None:
             self._refuse_more(record.namespace)
         async with in_time(request.deadline_s):

@@ -1,4 +1,4 @@
-"""Finds data of snapshots that have no record, and describes it for such a record."""
+"""Finds data of snapshots that have no record, and describes it for a new record."""
 
 from collections.abc import AsyncIterator
 

@@ -40,7 +40,7 @@ It counts from the leader's first look: the clock of the controller that made it
 
 
 class SnapshotSweep:
-    """Level-triggered: a crash at any point leaves work for the next round."""
+    """Sweeps in rounds. It is level-triggered: a crash leaves work for the next round."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -87,7 +87,7 @@ class SnapshotSweep:
             log.info("snapshot %s is continued later: %s", held.record.name, error, extra=extra)
 
     async def _complete(self, held: StoredSnapshot) -> None:
-        """Store the result of the operation. Nothing of a failed one remains."""
+        """Store the result of the operation. After a failure, the snapshot begins its delete."""
         operation = await self._operations.latest(held.record.uid)
         if operation is None:
             now_s = asyncio.get_running_loop().time()
@@ -104,8 +104,8 @@ class SnapshotSweep:
     async def _settle(self, held: StoredSnapshot) -> None:
         """Complete or remove a snapshot without an operation, by what its node has.
 
-        A create ended between its two writes, or the bus was restored from a backup. So a snapshot
-        of disks that a restore replaced stays: the node may still work on it.
+        A create ended between its two writes, or the bus was restored from a backup. A snapshot of
+        disks that a restore replaced is not removed, because the node may still work on it.
         """
         record = held.record
         want = SnapshotAdopt(

@@ -59,7 +59,7 @@ NODES_TRIED = 8
 
 
 class CreateRules(NamedTuple):
-    """The quota of addresses, the templates of volumes, what hosts have, reserved resources."""
+    """The rules by which creates are decided. `strict`: every VM gets reserved resources."""
 
     addresses: Quota
     templates: VolumeTemplates
@@ -130,7 +130,7 @@ class VmCreates:
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
         """Raise 403 if a container runtime would create a VM on another node than `node`.
 
-        Nobody else gives a VM devices of a node.
+        Also raise it if any other account would give a VM devices of a node.
         """
         check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)

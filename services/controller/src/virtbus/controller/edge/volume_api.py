@@ -104,7 +104,7 @@ class VolumeApi:
         """Return a volume with the kind of its pool, and with the copy that fills it.
 
         Raises:
-            VirtbusError: it cannot be made: by its pool, its source or its size.
+            VirtbusError: its pool, source or size does not permit it.
         """
         pools = self._fleet.pools
         if new:
@@ -123,7 +123,7 @@ class VolumeApi:
         ref = await self._orphans.find(want)
         record = volume_changes.adopted(ref, node, self._sources.time_ns())
         users = self._users(record, ref.uid)
-        for vm in users if ref.shared else users[:1]:  # it has kept its record
+        for vm in users if ref.shared else users[:1]:  # the VM has kept its record
             record = holding(record, vm, record.created_ns)
         self.room.refuse_more(record)
         async with in_time(request.deadline_s):

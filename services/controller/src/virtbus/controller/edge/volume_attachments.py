@@ -150,7 +150,7 @@ class VolumeAttachments:
     async def _refuse_mounted(self, vm: VmRecord, volume: VolumeRecord, deadline_s: float) -> None:
         """Raise 409 if the guest agent says that file systems of the volume are mounted.
 
-        A guest that does not answer in time is not asked further.
+        If the guest does not answer in time, the check passes.
         """
         names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
         if not names or vm.node == UNPLACED or is_off(vm, self._fleet.last_status(vm)):
@@ -170,7 +170,7 @@ class VolumeAttachments:
         """End the hold of a VM without a record, because a person says that it has no guest.
 
         Raises:
-            VirtbusError: 409 another VM is the holder, or it has a record, or a node holds it.
+            VirtbusError: 409 the VM is no holder, or it has a record, or a node holds the VM.
         """
         record, node = held.record, self._fleet.holding.node_of(vm)
         free = freed(held, ref_of(record), vm)

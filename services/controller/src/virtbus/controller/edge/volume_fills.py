@@ -1,7 +1,7 @@
 """Begins the operations that fill volumes, and records their ends (ADR 0053).
 
-The volume is written first. So a crash before the operation leaves a volume that is Filling; the
-leader then writes the operation. Both have ids that the volume's record contains.
+The volume is written first. So a crash before the operation leaves a volume that is Filling, and
+the leader then writes the operation. Its id is in the volume's record.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class VolumeFills:
 
     # --- requests ---------------------------------------------------------------------------
     async def planned(self, record: VolumeRecord, account: str) -> VolumeRecord:
-        """Return a new volume with its fill; one that exists is returned as it is stored.
+        """Return a new volume with its fill; one that exists keeps its stored fill and node.
 
         Raises:
             VirtbusError: as `create_step`, `volume_fills.of_volume`, `of_snapshot` and `node_for`;

@@ -123,7 +123,8 @@ class VolumeHolders:
     async def _free(self, ref: VolumeRef, vm: str, *, ended: bool) -> Write | None:
         """Return the write that ends the VM's hold. A hold in an unreadable record stays.
 
-        So an unreadable volume delays no end of its VM. `volume.detach` with `gone` mends it.
+        So an unreadable volume does not delay the end of its VM. `volume.detach` with `gone`
+        repairs the record.
         """
         try:
             there = await self._read(ref.namespace, ref.name)

@@ -18,7 +18,7 @@ SHOWN = 20
 
 
 class VolumeLosses:
-    """Marks objects as lost. A node is not forgotten until a request names each of them."""
+    """Marks objects as lost. A node is not forgotten until a request names each of its objects."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""Moves volumes between nodes: run by the leader (ADR 0063).
+"""Moves volumes between nodes and pools: run by the leader (ADR 0063).
 
 The volume's record and two operations are the whole state. Each round compares them, so a crash at
 any point is continued by the next leader.
@@ -195,8 +195,8 @@ class VolumeMoves:
                 return  # the next round finds its end
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        # A bus that is older than the end of the move names a source without data. Then that on the
-        # target is the only one, and an audit lists it.
+        # A bus that is older than the end of the move names a source without data. Then the
+        # data on the target is the only copy: it stays, and an audit lists it.
         only = bool(move.failed) and move.source != move.target
         only = only and not await self._orphans.has(move.source, ref)
         if self._fleet.has_node(node) and not only:

@@ -1,4 +1,4 @@
-"""Finds data of volumes that have no record, and writes such a record on a person's request."""
+"""Finds data of volumes that have no record, and describes it for a new record."""
 
 from collections.abc import AsyncIterator
 

@@ -35,7 +35,7 @@ AT_ONCE = 16
 
 
 class VolumeRemovals:
-    """Completes deletes of volumes. A crash at any point leaves a `deleting` volume, as before."""
+    """Completes deletes of volumes. A crash leaves a `deleting` volume for the next round."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus

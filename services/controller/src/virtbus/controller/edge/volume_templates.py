@@ -50,7 +50,7 @@ class VolumeTemplates:
         self._images = ImageNameReads(bus, fleet)
 
     async def holders(self, vm: VmRecord, account: str) -> VolumeHolders:
-        """Return the holders of the VM's volumes, with those that its create makes.
+        """Return a VolumeHolders for the VM, with the volumes that its create makes.
 
         Raises:
             VirtbusError: as `VolumeApi.create`; 403 `not_owner`: accounts of bridges make no

@@ -11,7 +11,7 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class VolumeWrites(NamedWrites[VolumeRecord]):
-    """The controller's writes of volumes that concern no VM."""
+    """The controller's writes of volumes that change no VM's record."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus, "volume", subjects.volume_record, read_volume, create_step)

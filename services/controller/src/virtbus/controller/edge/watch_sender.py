@@ -40,7 +40,7 @@ class Watcher:
     want: VmWatch
     request: Request
     owner: str = ""
-    """The owner of the VMs that it may see; empty: all."""
+    """The owner of the VMs that the client may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     renewed_s: float = math.inf
@@ -131,7 +131,7 @@ class WatchSender:
             self._ready[watcher] = None
 
     async def _tell(self, watcher: Watcher) -> None:
-        """Send some changes, or a heartbeat after BEAT_S without one for this watch."""
+        """Send some changes, or a heartbeat after BEAT_S without a reply to this watch."""
         now_s = asyncio.get_running_loop().time()
         silent_s = now_s - self._told_s[watcher]
         for uid in tuple(islice(watcher.dirty, SENT_AT_ONCE)):
