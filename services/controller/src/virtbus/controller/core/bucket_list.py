@@ -1,4 +1,4 @@
-"""Compares a list of a bucket with the cache, and finds cached values that are outdated.
+"""Compares a list of a bucket with the cache, and finds values that are missing or outdated.
 
 Revisions only rise, so a cache ignores a value with a lower one. But a bus that was restored in
 place continues at a lower revision. Then a list proves that the cached value is outdated.
@@ -22,7 +22,7 @@ class BucketList:
         """
 
     def begin(self, cached: Mapping[str, int]) -> None:
-        """Begin a list; `cached` are the revisions of all cached values, 0 if none decides."""
+        """Begin a list. `cached` has the revisions of cached values; 0: any value replaces it."""
         self._missing = dict(cached)
         self._all, self._older = self._older, False
 

@@ -33,7 +33,7 @@ def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
 def taken_over(
     spec: VmSpec, own: VmSecrets | None, source: VmRecord, held: VmSecrets, name: str, uid: str
 ) -> VmSecrets:
-    """Return the secrets of a clone: its own ones, and those of its source that it leaves empty.
+    """Return the secrets of a clone: its own ones, or its source's where it leaves one empty.
 
     `held` are the source's secrets. A host name that is the source's name becomes `name`.
     """

@@ -1,7 +1,7 @@
 """Decides which groups of hosts a rebuilt bus gets: only those that a person has accepted.
 
 A host could invent a group that opens VMs of other hosts, or still have one that was deleted. So
-no copy of a host is believed without a person, who sees its rules (ADR 0069).
+a person, who sees the rules, must accept each copy (ADR 0069).
 """
 
 import json

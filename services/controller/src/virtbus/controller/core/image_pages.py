@@ -25,7 +25,8 @@ class _Merged:
 def merged(pages: Mapping[str, HeldImages]) -> ImagePage:
     """Return one page of the fleet's images, ordered by digest, from one page of each node.
 
-    It ends at the lowest `next` of the nodes' pages: beyond it, a node may have further images.
+    The page ends at the lowest `next` of the nodes' pages, because a node may have further images
+    beyond its `next`.
     """
     horizon = min((page.next for page in pages.values() if page.next), default="")
     found: dict[str, _Merged] = {}

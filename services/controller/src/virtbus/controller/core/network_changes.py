@@ -255,7 +255,7 @@ def _use(users: Sequence[str]) -> str:
 def mended(
     want: NetworkRef, known: NetworkRecord | None, users: Sequence[str], uid: str, now_ns: int
 ) -> NetworkRecord:
-    """Return the network as deleted, in place of a record that cannot be read.
+    """Return a record that is being deleted, in place of an unreadable one.
 
     `known` is its last readable record, if any; without one, the network gets `uid`. `users` are
     the VMs that name it. Raises VirtbusError as `deleting`.

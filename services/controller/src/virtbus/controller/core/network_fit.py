@@ -67,5 +67,5 @@ def _misfits(nic: Interface, network: str, target: NetworkTarget | None) -> Iter
 
 
 def _other_plugins(spec: NetworkSpec, digest: str) -> bool:
-    """Return True if the object has other plugins. A node has those of a named conflist."""
+    """Return True if the object has other plugins. Only a node knows those of a conflist."""
     return spec.config is not None and plugins_digest(json.loads(spec.config)) != digest

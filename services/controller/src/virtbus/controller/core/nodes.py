@@ -12,7 +12,7 @@ DOWN_AFTER_S = 25.0
 """Longer than a bus election (9 s) plus a heartbeat; otherwise a leader change marks every node
 down."""
 LEFT_FOR_S = 60.0
-"""Time for which a node that left is still shown. Its last heartbeat key lasts as long."""
+"""Time for which a node that left is still shown. Its last heartbeat key lasts equally long."""
 TOGETHER_S = 10.0
 """Nodes whose last heartbeats arrived within this time of each other fell silent together."""
 BRAKE_SHARE = 3

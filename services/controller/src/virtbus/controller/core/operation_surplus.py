@@ -10,7 +10,7 @@ from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.volume import FillState
 
 KEPT_NS = 60 * 10**9
-"""An operation stays for this time after its end, so that those who wait for it see the result."""
+"""An operation stays for this time after its end, so that waiting clients see the result."""
 
 
 def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:

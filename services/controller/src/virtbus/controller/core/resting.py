@@ -1,4 +1,4 @@
-"""Describes the disks of a VM that is off, or a volume that no guest uses, for an operation."""
+"""Describes a VM's disks, or a volume, for an operation; refuses it if a guest forbids that."""
 
 from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting

@@ -6,7 +6,7 @@ from virtbus.schemas.backup import BackupManifest, HeldBackup
 
 
 def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
-    """Return the backups that a schedule removes, in the order in which that is possible.
+    """Return the backups that a schedule removes, in an order in which nodes accept the removals.
 
     An increment is returned before its parent. The order of backups is that of their numbers,
     because a node's clock may be set back. These backups stay:

@@ -44,7 +44,7 @@ def _of_pull(volume: Volume) -> str:
 
 
 def without_secrets(spec: VmSpec, holders: Sequence[str] = SEED_HOLDERS) -> VmSpec:
-    """Return the spec without the secrets in these fields of volumes, and in its Ignition."""
+    """Return the spec without secrets in its Ignition and the fields `holders` of its volumes."""
     volumes = tuple(_bare(volume, holders) for volume in spec.volumes)
     ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
     return spec.model_copy(update={"volumes": volumes, "ignition": ignition})

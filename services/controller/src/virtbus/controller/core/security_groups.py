@@ -109,9 +109,9 @@ class _Peers(NamedTuple):
     """The addresses of a group's members, sorted and limited to ADDRESSES_MAX, by place."""
 
     everywhere: Mapping[str, tuple[str, ...]]
-    """Those that mean the members on each node."""
+    """The addresses that mean a member on every node."""
     near: Mapping[str, Places]
-    """By node: those that mean a member only there."""
+    """By node: the addresses that mean a member on that node only."""
 
     def on_node(self, node: str) -> Mapping[str, tuple[str, ...]]:
         """Return the addresses that the guests of a node may see."""

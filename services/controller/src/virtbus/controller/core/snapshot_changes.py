@@ -194,7 +194,7 @@ def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord
 
 
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
-    """Return the snapshot as deleted, in place of a record that cannot be read.
+    """Return a record that is being deleted, in place of an unreadable one.
 
     `known` is its last readable record, if any. Without one, the snapshot gets `uid`, and its data
     stays on its node.

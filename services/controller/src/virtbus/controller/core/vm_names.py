@@ -70,8 +70,8 @@ def _sharing(record: VmRecord) -> set[str]:
 def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tuple[str, ...]:
     """Return the addresses that a status reports, without prefix lengths.
 
-    Those of nat and isolated networks among `networks` are left out: each host has the same subnet
-    of them, so another guest may have the address on the host from which the query comes.
+    Addresses on nat and isolated networks of `networks` are left out. Each host has the same subnet
+    of such a network, so another guest may have the address on the host from which the query comes.
     """
     found = [
         one.partition("/")[0]

@@ -25,7 +25,7 @@ NO_USB = "a running guest has a USB controller only if it has a USB disk; use vi
 def attached(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, disk: Disk
 ) -> VmRecord:
-    """Return the record with the volume as the content of `disk`; unchanged if it has the volume.
+    """Return the record with the volume as the content of `disk`; unchanged if the VM has it.
 
     Raises:
         VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 it is being

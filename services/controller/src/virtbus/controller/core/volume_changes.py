@@ -30,7 +30,7 @@ def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) ->
 def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
     """Raise 409 if `known`, the cached volume of the wanted uid, has another name.
 
-    The cache may lag. So nothing finds the data of a volume by its uid alone.
+    The cache may lag and miss such a volume. So nothing finds a volume's data by the uid alone.
     """
     if known is not None:
         message = (
@@ -201,7 +201,7 @@ def has_data(record: VolumeRecord) -> bool:
 
 
 def has_data_on_node(record: VolumeRecord) -> bool:
-    """Return True if the volume's node may have data of it; that on a server is on no node."""
+    """Return True if the volume's node may have data of it; data on a server is on no node."""
     return has_data(record) and not ABILITIES[record.pool_kind].shared
 
 

@@ -185,7 +185,7 @@ def holding(record: VolumeRecord, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> VolumeRecord:
-    """Return a shared volume with these holders. On a server, it is on no node of its own."""
+    """Return a shared volume with these holders. A volume on a server has no node of its own."""
     first = next(iter(holds), "")
     update: dict[str, object] = {
         "holds": dict(holds),

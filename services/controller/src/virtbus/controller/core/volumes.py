@@ -15,7 +15,7 @@ from virtbus.schemas.volume import FillState, VolumeRecord
 
 
 class Volumes(NamedRecords[VolumeRecord]):
-    """The volumes by key, also by uid, and those that are being deleted or filled."""
+    """The volumes by key, also by uid, and the keys of those being deleted, filled or moved."""
 
     def __init__(self) -> None:
         super().__init__(read_volume, lambda one: volume_record(one.namespace, one.name))

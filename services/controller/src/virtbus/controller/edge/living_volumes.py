@@ -71,7 +71,7 @@ class LivingVolumes:
             raise unheard(node, "volumes", why)
 
     async def _hear(self) -> dict[str, str]:
-        """Ask the hosts that were not asked since the list; return those without an answer."""
+        """Ask the hosts not asked since the last list; return those without an answer, and why."""
         now_s = asyncio.get_running_loop().time()
         silent: dict[str, str] = {}
 

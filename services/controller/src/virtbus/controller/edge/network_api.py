@@ -150,7 +150,7 @@ class NetworkApi:
     async def _mend(
         self, want: NetworkDelete, error: UnreadableValueError, now_ns: int
     ) -> StoredNetwork:
-        """Replace a record that cannot be read by one that is being deleted."""
+        """Replace an unreadable record with one that is being deleted."""
         known = self._fleet.networks.get(want.namespace, want.name)
         users = [
             f"{vm.record.namespace}/{vm.record.name}"

@@ -17,7 +17,7 @@ class OperationRoom:
     def refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need.
 
-        Only open operations count. Of those that have ended, `OperationSweep` removes the oldest.
+        Only open operations count. `OperationSweep` removes the oldest of the ended ones.
         """
         self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._fleet.operations, namespace, "open operations"):

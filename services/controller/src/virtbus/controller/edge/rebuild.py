@@ -204,8 +204,8 @@ class Rebuilds:
             await self._commits.write_back(record, known)
             self._events.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is RebuildAction.END:
-            # A normal delete: imaged and netd may have made things for it meanwhile, and only its
-            # agent releases them. An immediate purge could hide the delete from the agent.
+            # A normal delete: imaged and netd may have made things for the VM meanwhile, and only
+            # the agent releases them. An immediate purge could hide the delete from the agent.
             ending = deleting(record, grace_s=0)
             await self._commits.replace(StoredVm(record, known.revision), ending)
             self._events.emit(EventKind.VM_DELETING, record, "its host had released it")

@@ -232,7 +232,7 @@ class SnapshotApi:
     async def _mend(
         self, want: SnapshotDelete, error: UnreadableValueError, account: str
     ) -> StoredSnapshot:
-        """Replace a record that cannot be read by one that is being deleted."""
+        """Replace an unreadable record with one that is being deleted."""
         known = self._fleet.volumes.snapshots.get(want.namespace, want.name)
         check_owner(account, known.record.owner if known else "")
         record = snapshot_changes.mended(want, known.record if known else None, NO_UID)

@@ -196,7 +196,7 @@ class VolumeApi:
     async def _mend(
         self, want: VolumeDelete, error: UnreadableValueError, request: Request
     ) -> StoredVolume:
-        """Replace a record that cannot be read by one that is being deleted."""
+        """Replace an unreadable record with one that is being deleted."""
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
         last = known.record if known else None

@@ -115,9 +115,9 @@ class VolumeTemplates:
 
 
 def _refuse_other_access(wanted: NamedVolume, there: VolumeRecord) -> None:
-    """Raise 409 if a template is for one VM, and the volume of its name is shared, or vice versa.
+    """Raise 409 if only one is shared: a template, or the existing volume of its name.
 
-    A guest with an ordinary file system would destroy what others write.
+    A guest with an ordinary file system would destroy the writes of other guests.
     """
     if wanted.template is not None and wanted.template.access is not there.spec.access:
         message = (
