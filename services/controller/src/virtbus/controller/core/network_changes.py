@@ -126,9 +126,9 @@ def refuse_client(
 ) -> None:
     """Raise 403 if the account may not make or change this network.
 
-    Hosts have routes to subnets of nat and routed networks, a conflist runs programs on nodes, and
-    a link leads to an operator's segment. So clients choose subnets within `free` only. `spec`
-    None: only the namespace counts.
+    Hosts have routes to subnets of nat, routed and overlay networks, a conflist runs programs on
+    nodes, and a link leads to an operator's segment. So clients choose subnets within `free` only.
+    If `spec` is None, only the namespace counts.
     """
     if account.lower() in ADMINS:
         return

@@ -29,7 +29,8 @@ def attached(
 
     Raises:
         VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 it is being
-            detached, the VM has a disk of that name, or as `refuse_running`.
+            detached, the VM has a disk of that name, or as `refuse_unplaced` and
+            `refuse_running`; 413 as `refuse_large`.
     """
     ref = ref_of(volume)
     if names := disks_of(record, ref):
