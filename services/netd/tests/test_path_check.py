@@ -58,7 +58,7 @@ async def test_the_path_names_each_link_from_the_guest_outwards(node: Node) -> N
         ("ip link set eth1 mtu 1000", "net1", "eth1 has the MTU 1000 instead of 1500"),
         ("ip link set tap0 type bridge_slave isolated on", "net0", "tap0 is an isolated port"),
         (WITH_ANOTHER_RULE, "net0", "the filter of tap0 has other rules"),
-        (WITHOUT_A_RULE, "net0", "the filter of tap0 has 9 rules of 10"),
+        (WITHOUT_A_RULE, "net0", "the filter of tap0 has 10 rules of 11"),
     ],
 )
 async def test_a_check_finds_what_somebody_broke_in_the_namespace(
