@@ -12,6 +12,8 @@ from ipaddress import ip_interface
 from pathlib import Path
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.ipv6_frame import link_local_of
+from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.passt import options, process_name
 from virtbus.netd.core.routes import default_routes, put_route
 from virtbus.netd.core.used_nics import UsedNics
@@ -135,14 +137,21 @@ def _may_become_nobody() -> bool:
 
 
 def _address(nic: Nic) -> None:
-    """Give the end of the cable in passt's namespace the guest's addresses and its gateway."""
+    """Give the end of the cable in passt's namespace the guest's addresses and its gateway.
+
+    passt serves no IPv6 if the link has no link-local address when it starts. The kernel gives that
+    address up to a second after the link is up, so netd gives the same one.
+    """
+    given = [ip_interface(one) for one in nic.addresses]
+    if nic.addresses6:
+        given.append(ip_interface(f"{link_local_of(mac_bytes(nic.mac))}/64"))
     with Netlink() as inside:
         inside.do([links.set_link("lo", up=True)])
         inside.do([links.set_link(nic.eth, mac=nic.mac, mtu=nic.mtu)])
         link = links.find(inside, nic.eth)
         if link is None:
             return
-        inside.do([links.add_address(link.index, ip_interface(one)) for one in nic.addresses])
+        inside.do([links.add_address(link.index, one) for one in given])
         inside.do([links.set_link(nic.eth, up=True)])
         routes = default_routes((nic.gateway, nic.gateway6), link.index)
         inside.do([put_route(one) for one in routes])
