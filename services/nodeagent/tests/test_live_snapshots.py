@@ -47,6 +47,9 @@ class Running(Machine):
     phase: Any = "running"
     powered: bool = True
     image: Any = field(default_factory=lambda: SimpleNamespace(reset=lambda: None))
+    has: tuple[str, ...] = ("root", "data")
+    """The disks that the guest has."""
+    pending: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def record(self) -> VmRecord:
@@ -55,7 +58,11 @@ class Running(Machine):
 
     @property
     def observed(self) -> Any:
-        return SimpleNamespace(disks=GuestDisks(assigned(self.record.spec.domain)))
+        addresses = {
+            pool: {name: number for name, number in numbers.items() if name in self.has}
+            for pool, numbers in assigned(self.record.spec.domain).items()
+        }
+        return SimpleNamespace(disks=GuestDisks(addresses, pending=self.pending))
 
 
 @dataclass
@@ -263,6 +270,26 @@ async def test_a_guest_whose_files_libvirt_does_not_know_is_refused(site: LiveSi
         assert status.error is not None
         assert status.error.reason == "layers_differ"
         assert site.guest.done == []
+
+
+async def test_a_snapshot_waits_for_a_disk_that_is_being_attached(site: LiveSite) -> None:
+    site.vms = {VM: Running(has=("root",))}
+    async with site.live():
+        status = await site.after()
+        assert status.phase == "Running"
+        assert "the disk data is being attached" in status.message
+        assert site.asked == []
+        site.vms = {VM: Running()}
+        assert (await site.after()).phase == "Succeeded"
+
+
+async def test_a_disk_that_cannot_be_attached_is_named_with_its_cause(site: LiveSite) -> None:
+    site.vms = {VM: Running(has=("root",), pending={"data": "Attaching: no free PCI port"})}
+    async with site.live():
+        status = await site.after()
+        assert status.error is not None
+        assert (status.phase, status.error.reason) == ("Failed", "disk_not_switchable")
+        assert "the disk data: Attaching: no free PCI port" in status.error.message
 
 
 async def test_a_cancel_after_the_switch_is_too_late(site: LiveSite) -> None:

@@ -191,10 +191,10 @@ def targets_of(guest: ActorState, names: set[str]) -> dict[str, str]:
     """Return libvirt's names of the disks of a running guest, by name.
 
     Raises:
-        VirtbusError: 409 `disk_not_switchable`.
+        VirtbusError: 409 `disk_not_switchable`; 503 `guest_unknown` while a disk is being attached.
     """
-    spec, addresses = guest.record.spec, guest.observed.disks.addresses
-    found = {}
+    spec, known = guest.record.spec, guest.observed.disks
+    found, attached_soon = {}, []
     for disk in spec.domain.devices.disks:
         if disk.name not in names:
             continue
@@ -205,12 +205,16 @@ def targets_of(guest: ActorState, names: set[str]) -> dict[str, str]:
             )
             raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
         try:
-            found[disk.name] = target(disk, addresses)
+            found[disk.name] = target(disk, known.addresses)
         except KeyError:
-            break
-    if missing := sorted(names - found.keys()):
-        message = f"the running guest does not have the disk {missing[0]} yet; repeat in a moment"
+            if disk.name not in known.pending:
+                attached_soon.append(disk.name)
+    if refused := sorted(names - found.keys() - set(attached_soon)):
+        why = known.pending.get(refused[0], "it is not a disk of the VM")
+        message = f"the running guest does not have the disk {refused[0]}: {why}"
         raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
+    if attached_soon:
+        raise _unknown(f"the disk {attached_soon[0]} is being attached")
     return found
 
 
