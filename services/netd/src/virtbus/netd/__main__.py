@@ -72,7 +72,7 @@ def host_ports(settings: Settings) -> HostPorts:
 
 
 def resolver_site(settings: Settings) -> ResolverSite:
-    """Return what the resolver's process serves."""
+    """Return the settings of the resolver's process."""
     return ResolverSite(
         version=VERSION,
         code=source_digest(f"{RESOLVER}.__main__"),
@@ -86,7 +86,7 @@ def resolver_site(settings: Settings) -> ResolverSite:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until cancelled; guests of this host are served before the bus is there."""
+    """Serve until cancelled. Guests of this host do not wait for a connection to the bus."""
     networks = HostNetworks(settings, host_ports(settings), word_in(settings.run_dir))
     async with networks.running():
         await serve_with_agent(

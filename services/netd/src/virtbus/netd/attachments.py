@@ -1,8 +1,8 @@
 """Makes, removes and recovers the networks of this node's VMs.
 
 Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written before
-anything is made and removed after everything else, and the tap comes up last. So every resource of
-this netd has a state file. Resources without one belong to another instance, and are not touched.
+anything is made and removed after everything else, and the tap comes up last. So every namespace of
+this netd has a state file. Namespaces without a state file belong to another instance, and stay.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Attachments:
         self.built: Callable[[str], None] = lambda _uid: None
         """Called with the uid of each network that was built and is ready now."""
         self.given_up: Callable[[Attachment, VirtbusError], None] = lambda _vm, _error: None
-        """Called with a network of which a CNI plugin may have left a part, and its failure."""
+        """Called with a network that a forced release could not remove wholly, and the error."""
         self.untidy = asyncio.Event()
         """Set if `tidy` has something to do."""
 
@@ -65,8 +65,8 @@ class Attachments:
         only the addresses are kept.
 
         Raises:
-            VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in use;
-                429 without a free address. Errors of the kernel and of plugins.
+            VirtbusError: 503 while recovering; 409 for an older or released epoch, a MAC in use or
+                `network_lost`; 429 without a free address. Errors of the kernel and of plugins.
         """
         self.refuse_while_recovering()
         plan = plan_of(record)
@@ -90,13 +90,13 @@ class Attachments:
             return await self._make(plan, known, begun)
 
     async def _serves(self, entry: NetworkEntry, plan: Attachment) -> bool:
-        """Return True if the network is equal to `plan` or in use, and update its epoch."""
+        """Update a network that equals `plan` or is in use; return False if it must be made again."""
         attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
         in_use = await self._hot.in_use(attachment)
         if attachment.changing and not in_use:
-            return False  # the guest has ended: its next start has the record's interfaces
+            return False  # the guest has ended, and its next start has the record's interfaces
         whole = not attachment.joined.nics or await self._builder.completes(attachment)
         if not whole and not in_use:
             return False
@@ -106,7 +106,7 @@ class Attachments:
         after = changed(attachment, wanted) if in_use else attachment
         update = {one: getattr(plan, one) for one in ("epoch", "generation", "labels", "owner")}
         tuned = after.tuned_as(wanted).model_copy(update=update)
-        if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
+        if tuned.joined.nics != attachment.joined.nics:  # tune first: after a crash it is repeated
             await self._builder.tune(tuned.joined)
         entry.relabelled |= tuned.labels != attachment.labels
         if tuned != attachment:
@@ -127,10 +127,10 @@ class Attachments:
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
             async with self._host_side:
-                pass  # wait for a removal of a host bridge; later ones see this interface
+                pass  # wait while a bridge is removed; later removals see this interface
             done = await self._hot.change(entry, want, self._used, self._keep)
         await self._replug_new()
-        self.untidy.set()  # a drop may leave the host bridge without a use
+        self.untidy.set()  # a drop may have removed the bridge's last interface
         return done
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
@@ -154,11 +154,11 @@ class Attachments:
     async def _build(self, entry: NetworkEntry, begun: Begun) -> None:
         attachment = entry.attachment
         if not attachment.nics:
-            self._doors.files.remove(attachment.uid)  # of interfaces that the VM had before
+            self._doors.files.remove(attachment.uid)  # written when the VM had interfaces
             self.untidy.set()
             return
         async with self._host_side:
-            pass  # wait for a removal of the host bridge; later ones see this VM
+            pass  # wait while a bridge is removed; later removals see this VM
         self._keep(entry, attachment)
         if attachment.has_cni:
             await self._builder.with_cni(
@@ -184,7 +184,7 @@ class Attachments:
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
     async def amend(self, uid: str, change: Callable[[Attachment], Attachment]) -> NetReady | None:
-        """Change a ready network, and apply its filters; return the state if it is another now."""
+        """Change a ready network and apply its filters; return its state if it is different now."""
         async with self._locks.of(uid):
             entry = self._entries.get(uid)
             if entry is None or entry.phase is not NetPhase.READY:
@@ -201,12 +201,12 @@ class Attachments:
     ) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
-        `unused`: only if no guest runs with it, and `ensure` may make another for this epoch.
+        `unused`: refuse if a guest runs with it, and let `ensure` make another for this epoch.
 
         Raises:
-            VirtbusError: 409 for an older epoch; 503 `network_used`; 500 if a CNI plugin failed on
-                DEL (the state file stays, so that a further release tries again). `forced`: not at
-                the third failure.
+            VirtbusError: 409 for an older epoch; 503 `network_used`; as `Builder.unmake` (the state
+                file stays, so that a further release tries again). `forced`: the third failure of
+                `unmake`, or a later one, is not raised.
         """
         self.refuse_while_recovering()
         async with self._locks.of(uid):
@@ -238,7 +238,7 @@ class Attachments:
     async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]:
         """Return the attachment and new tap descriptors, which the caller closes.
 
-        Waits at most `timeout_s` for an attachment that has begun.
+        Waits at most `timeout_s` for a network that is being built.
 
         Raises:
             VirtbusError: 503 recovering, 404 unknown, 504 not ready in time, 409 tap busy, or the
@@ -257,8 +257,8 @@ class Attachments:
     async def tidy(self) -> None:
         """Remove an unneeded host bridge, and host links that outlived their VM.
 
-        The kernel frees namespaces asynchronously. A link that still exists at the second call is
-        in use, for example by a process, and is deleted. Does nothing before recovery.
+        The kernel frees namespaces asynchronously. If a link still exists at the second call, a
+        process may hold its namespace, so it is deleted. Does nothing before the recovery's end.
         """
         self.untidy.clear()
         if self.recovering:
@@ -283,7 +283,7 @@ class Attachments:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
     async def compare(self, uids: Collection[str] = ()) -> list[NetworkFinding]:
-        """Check and repair these networks, by default all; return a finding for each incomplete."""
+        """Check and repair these networks, by default all; return findings of incomplete ones."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._entries))
         for uid in list(uids or self._entries):
@@ -322,7 +322,7 @@ class Attachments:
         async with asyncio.TaskGroup() as group:
             for entry in self._entries.values():
                 group.create_task(self._recover(entry))
-        await write_ports(self._doors.ports.settle)  # a failure is repeated by `tidy`
+        await write_ports(self._doors.ports.settle)  # after a failure, `tidy` tries again
         self.recovering = False
         self.untidy.set()
 

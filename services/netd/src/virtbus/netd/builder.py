@@ -1,4 +1,4 @@
-"""Makes and removes the network of one VM, using the ports of `edge`."""
+"""Makes and removes the network of one VM, through the objects that act on the host."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ BUILDS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class HostPorts:
-    """The objects of `edge` that act on the host."""
+    """The objects through which netd acts on the host, most of them of `edge`."""
 
     namespaces: Namespaces
     bridge: HostBridge
@@ -54,13 +54,13 @@ class HostPorts:
 
 
 async def silent(_ready: NetReady) -> None:
-    """Tell nobody."""
+    """Do nothing: a `Begun` for callers that send no report."""
 
 
 class Builder:
     """Makes, completes and removes networks.
 
-    Every method may be cancelled; the next one completes or removes partial results.
+    Every method may be cancelled; the next call completes or removes partial results.
     """
 
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
@@ -78,7 +78,7 @@ class Builder:
     async def found(self, attachment: Attachment) -> bool:
         """Ensure that the namespace has its name; return False if it is gone.
 
-        A namespace whose name was removed exists while a guest or DHCP is in it.
+        A namespace whose name was removed still exists while a guest or a DHCP socket is in it.
         """
         return self.stands(attachment) or await in_thread(lambda: self._name_again(attachment))
 
@@ -142,12 +142,14 @@ class Builder:
         return True
 
     async def built_in(self, attachment: Attachment) -> None:
-        """Make or complete a network with built-in interfaces only.
+        """Make or complete a network without CNI interfaces.
 
         Its state file is durable afterwards.
 
         Raises:
-            VirtbusError: a published port belongs to somebody else.
+            VirtbusError: as `PublishedPorts.claim`, if a published port is not free; as
+                `GuestLinks.build`.
+            OSError: an error of the kernel.
         """
         await self._claim_ports(attachment)
         files = self._doors.files
@@ -169,6 +171,8 @@ class Builder:
     ) -> None:
         """Make a network with CNI interfaces; `begun` is awaited before the first plugin runs.
 
+        `begun` is not called if plugins are known to choose the MAC.
+
         Raises:
             VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC; as
                 `built_in`.
@@ -183,16 +187,16 @@ class Builder:
         keep(attachment.model_copy(update={"made": True}))
 
     def _opened(self, attachment: Attachment) -> frozenset[str]:
-        """Make the namespace; return the names of the host's links, which plugins add to."""
+        """Make the namespace; return the names of the links that the host had before."""
         before = link_names()
         self.links.open_namespace(attachment)
         return before
 
     async def connect(self, attachment: Attachment, nic: Nic, keep: Keep) -> Attachment:
-        """Run the CNI plugins of one interface of a running guest, once.
+        """Run the CNI plugins of one interface of a running guest, unless they have run already.
 
         Raises:
-            VirtbusError: as `with_cni`. The plugins were undone.
+            VirtbusError: as `with_cni`. The plugins have been undone, unless a DEL failed, too.
         """
         if nic.cni is None or nic.cni.result is not None:
             return attachment
@@ -202,7 +206,7 @@ class Builder:
         return done
 
     async def disconnect(self, attachment: Attachment, nic: Nic) -> None:
-        """End what serves one interface: passt, or its CNI plugins by DEL.
+        """Stop passt of one interface, or run DEL of its CNI plugins.
 
         Raises VirtbusError 500 `cni_failed`, `passt_stays`.
         """
@@ -219,8 +223,8 @@ class Builder:
     async def adopt(self, attachment: Attachment, *, keeps_running: bool = False) -> None:
         """Complete a network whose CNI links exist, and serve DHCP in it.
 
-        Interfaces that are pending are left alone. `keeps_running`: as in `GuestLinks.build`, for
-        callers that give no guest a further interface.
+        Interfaces that are pending are left alone. `keeps_running`: as in `GuestLinks.build`; a
+        caller that adds an interface does not set it.
         """
         joined = attachment.joined
 
@@ -246,7 +250,8 @@ class Builder:
         The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed` if a plugin failed on DEL; everything else is removed.
+            VirtbusError: 500 `cni_failed` if a plugin failed on DEL, and everything else is gone;
+                500 `passt_stays`, and the namespace stays.
         """
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
@@ -266,7 +271,7 @@ class Builder:
 async def write_ports(write: Callable[[], None]) -> bool:
     """Write the table of published ports; return False if that failed.
 
-    A table that the kernel refuses must not keep netd from serving other VMs.
+    If the kernel refuses the table, netd must still serve other VMs.
     """
     try:
         await in_thread(write)

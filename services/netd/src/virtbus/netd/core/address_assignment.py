@@ -64,13 +64,13 @@ def addressed(
 ) -> Nic:
     """Return an interface with an address of each gateway's subnet, and the network's settings.
 
-    The first gateway is IPv4's. `taken` are the other addresses of the network on this host, and
-    `freed` are those that were released, with their order.
-    `most` is the MTU of a network without one in its object.
+    The first gateway is IPv4's. `taken` are the other addresses of the network on this host.
+    `freed` are its released addresses, with their order.
+    `most` is the MTU of a network whose object sets none.
 
     Raises:
-        VirtbusError: 409 the record's address is in use; 422 it is not in a subnet of this node, or
-            `mtu_too_large`; 429 if no address is left.
+        VirtbusError: 409 if the record's address is in use; 422 if it is not in a subnet of this
+            node, or `mtu_too_large`; 429 if no address is left.
     """
     spec = nic.target.spec if nic.target is not None else None
     return nic.model_copy(
@@ -120,7 +120,7 @@ def _given(
 
 
 def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str]) -> None:
-    """Refuse an address of the record that this node does not have, or that another VM has here."""
+    """Refuse an address of the record that is in no pool of this node, or that is taken."""
     for text in nic.asked:
         path = f"{nic.path}.addresses"
         if not any(pool.has(ip_address(text)) for pool in pools):
@@ -141,8 +141,8 @@ def on_segment(
 ) -> Nic:
     """Return an interface on a segment, with the addresses that were claimed for it.
 
-    Without a subnet in its network, it has no address until its guest has a lease. `taken` is as in
-    `addressed`, and `hosts` are the addresses of hosts, which no guest may have.
+    If its network has no subnet, the interface has no address until its guest has a DHCP lease.
+    `taken` is as in `addressed`. `hosts` are the addresses of hosts, which no guest may have.
 
     Raises:
         VirtbusError: as `addressed`; 422 `mtu_too_large` if the network's or the record's MTU
@@ -187,11 +187,11 @@ def mtu_too_large(nic: Nic, message: str) -> VirtbusError:
 
 
 def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
-    """Return the attachment with the address of a lease, if interface `index` is on a segment.
+    """Return the attachment with a DHCP lease's address, if interface `index` is on a segment.
 
     Raises:
-        VirtbusError: 403 `lease_refused` for an address of a host, because the agent connects to
-            the addresses of guests for its clients.
+        VirtbusError: 403 `lease_refused` for an address that a host has, or that no host can have.
+            The agent connects to the addresses of guests on behalf of its clients.
     """
     nic = next((one for one in vm.nics if one.index == index and one.on_segment), None)
     if nic is None:
@@ -241,7 +241,7 @@ def replaced(attachment: Attachment, nic: Nic) -> Attachment:
 
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
-    """Return 409 `cni_mac`: a plugin chose another MAC than the guest was started with."""
+    """Return 409 `cni_mac`: the plugins chose a MAC other than the one planned for the guest."""
     path = f"{nic.path}.mac_address"
     return VirtbusError(
         Code.CONFLICT,

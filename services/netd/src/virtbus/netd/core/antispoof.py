@@ -6,13 +6,13 @@ neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and rout
 from the guest: netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 
-A frame costs a comparison of each rule before its own. So the first rules accept most TCP, which
-later ones would accept, too.
+The kernel compares a frame with each rule up to the one that decides. So the first rules accept
+most TCP, which later ones would accept, too.
 
-The frames of some guests reach other hosts without being routed by this one: those on a segment,
-and those whose CNI plugins made a link past the host. Their chains also drop packets to hosts of
-the fleet (ADR 0036). On a segment, the guest asks the segment's DHCP server by broadcast, and has
-the address that this server gives it.
+This host does not route the frames of some guests: guests on a segment, and guests whose CNI
+plugins made a link past the host. Their chains also drop packets to hosts of the fleet (ADR 0036).
+On a segment without a subnet in its network, the guest asks the segment's DHCP server by broadcast,
+and has the address that this server gives it.
 """
 
 import hashlib
@@ -44,7 +44,10 @@ _DHCP_HZ = 20
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A tap and the addresses that its guest may use; `gateway` if netd resolves names there."""
+    """A tap and the addresses that its guest may use.
+
+    `gateway` is set if netd resolves names at that address.
+    """
 
     name: str
     mac: str
@@ -52,21 +55,21 @@ class Tap:
     gateway: IPv4Address | None = None
     addresses6: tuple[IPv6Address, ...] = ()
     reach: ReachRules | None = None
-    """If the host sees no packet of the guest: the addresses that it may and may not reach."""
+    """The addresses that the guest may and may not reach, if the host sees none of its packets."""
     on_segment: bool = False
     """The DHCP server of a segment gives the address."""
     wire: str = ""
-    """The link to a segment on which netd gives the address, and the segment's servers do not."""
+    """The link to a segment, if netd gives the guest its address there; empty otherwise."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
-"""Rules with what their counter counts, or an empty text for those that do not count."""
+"""The expressions of rules, each behind the label of its counter. It is empty without a counter."""
 
 
 def refusals(tap: Tap) -> list[str]:
-    """Return what the counting rules of a tap count, in their order.
+    """Return the labels of a tap's counting rules, in their order.
 
-    A packet is counted by the first rule that drops it.
+    A packet is counted once at most, by the rule that drops it.
     """
     return [label for label, _ in _rules(tap) if label]
 
@@ -74,14 +77,15 @@ def refusals(tap: Tap) -> list[str]:
 def _rules(tap: Tap) -> Rules:
     """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
 
-    They drop and count everything else. The policy of the chain is drop, too. DHCP requests are not
-    counted: netd answers them.
+    They drop everything else, and so does the policy of the chain. Drops are counted, except DHCP
+    requests and router solicitations, which netd answers, extension headers of IPv6, and TCP above
+    the resolver's limit.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     arp = nft.ether_type(nft.ETHERTYPE_ARP)
-    # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
+    # An ARP probe (RFC 5227) carries no sender address; a guest checks its leased address with it.
     probe = (_UNSPECIFIED,) if tap.addresses or tap.on_segment else ()
     return [
         *_first(tap),
@@ -100,7 +104,8 @@ def _rules(tap: Tap) -> Rules:
 def _first(tap: Tap) -> Rules:
     """Return rules that accept TCP from the addresses of a guest whose reach is not limited.
 
-    Fragments do not match. TCP for port 53 does not either, because the resolver's is limited.
+    Fragments without a port do not match. TCP for port 53 does not match either, because a later
+    rule limits it.
     """
     if tap.on_segment or tap.reach is not None:
         return []
@@ -146,7 +151,7 @@ def _limited(own: Sequence[IPv4Address], reach: ReachRules) -> Rules:
 
 
 def _limited6(own: Sequence[IPv6Address], reach: ReachRules) -> Rules:
-    """Return the rules of `_limited` for IPv6; the name servers have IPv4."""
+    """Return the rules of `_limited` for IPv6, without name servers, whose addresses are IPv4."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip6 = nft.ether_type(nft.ETHERTYPE_IPV6)
@@ -167,7 +172,7 @@ def _limited6(own: Sequence[IPv6Address], reach: ReachRules) -> Rules:
 
 
 def _rules6(tap: Tap) -> Rules:
-    """Return the rules of IPv6: the guest's own addresses, and those that belong to its MAC.
+    """Return the rules of IPv6: for the guest's addresses, and the link-local one of its MAC.
 
     A neighbour advertisement, and a check for duplicates, must be about an own address. Router
     advertisements, redirects, DHCPv6 replies and extension headers are refused. Fragments pass:
@@ -182,7 +187,7 @@ def _rules6(tap: Tap) -> Rules:
     checks = (*solicits, *nft.ip6_source(_UNSPECIFIED6))
     advertises = (*icmp, *nft.icmp6_type(_NEIGHBOUR_ADVERTISEMENT))
     return [
-        # reports of multicast membership are behind such a header; no bridge of virtbus reads them
+        # also drops reports of multicast membership (MLD), which no bridge of virtbus reads
         *(("", (*ip6, *nft.ip6_protocol(header), refuse[-1])) for header in _EXTENSIONS),
         ("", (*icmp, *nft.icmp6_type(_ROUTER_SOLICITATION), refuse[-1])),
         ("ra", (*icmp, *nft.icmp6_type(_ROUTER_ADVERTISEMENT), *refuse)),
@@ -230,7 +235,7 @@ def _segment(tap: Tap, reach: ReachRules) -> Rules:
 
 
 def _opened(reach: ReachRules) -> list[tuple[bytes, ...]]:
-    """Return the matches of packets that a guest may send anyway."""
+    """Return the matches of packets that a guest may send even to closed addresses."""
     port = nft.destination_port(DNS_PORT)
     return [
         *(nft.ip_destination_in(network) for network in of_ipv4(reach.opened)),
@@ -262,7 +267,7 @@ def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
 
 
 def _named(tap: Tap) -> str:
-    """Return a chain name with a hash of the rules, which replaces a comparison of the rules."""
+    """Return a chain name with a hash of the rules and sets, so an outdated chain is not found."""
     content = b"".join(part for _, expressions in _rules(tap) for part in expressions)
     if tap.reach is not None:
         for one in host_sets(tap.reach):
@@ -273,7 +278,7 @@ def _named(tap: Tap) -> str:
 def _unheard() -> Rules:
     """Return the rules of a `wire`: no router advertisement or DHCP answer of the segment passes.
 
-    A router of the segment announces prefixes, of which a guest would choose another address.
+    From a prefix that a router of the segment announces, the guest would make a further address.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     ip, ip6 = nft.ether_type(nft.ETHERTYPE_IP), nft.ether_type(nft.ETHERTYPE_IPV6)

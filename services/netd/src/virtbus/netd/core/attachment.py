@@ -25,7 +25,7 @@ class NicKind(StrEnum):
     NAT = "nat"
     ROUTED = "routed"
     ISOLATED = "isolated"
-    """As BRIDGE, with the bridge and the rules of a network object."""
+    """NAT, ROUTED, ISOLATED: as BRIDGE, with the bridge and the rules of a network object."""
     OVERLAY = "overlay"
     """As NAT, with a tunnel to other hosts as a port of the bridge."""
     HOST_BRIDGE = "host-bridge"
@@ -33,7 +33,7 @@ class NicKind(StrEnum):
     MACVTAP = "macvtap"
     """A macvlan link on an interface of the host."""
     CNI = "cni"
-    """The plugins of a conflist."""
+    """A link that the plugins of a conflist make."""
 
     @classmethod
     def of(cls, kind: NetworkKind) -> "NicKind":
@@ -57,7 +57,7 @@ class CniState(LenientModel):
 
     conflist: dict[str, Any]
     source: str = ""
-    """The text of the conflist, until ADD: the cached result has it."""
+    """The text of the conflist until ADD. Afterwards, the stored result (`CniCache`) has it."""
     result: dict[str, Any] | None = None
 
 
@@ -79,7 +79,7 @@ class Nic(LenientModel):
     gateway: str = ""
     gateway6: str = ""
     router6: str = ""
-    """Of CNI: the link-local address of `gateway6`, by which a guest knows its router; or empty."""
+    """With CNI: the link-local address of the router `gateway6`, if it is known. Guests need it."""
     mtu: int = 1500
     asked_mtu: int = 0
     """The MTU in the record; 0 if the network's MTU applies."""
@@ -89,25 +89,26 @@ class Nic(LenientModel):
     publish: tuple[PublishedPort, ...] = ()
     binding: NicBinding | None = None
     ports: tuple[GuestPort, ...] = ()
+    """The open ports with masquerade or passt; empty: all."""
     guest_network: str = GUEST_NETWORK
     guest_network6: str = GUEST_NETWORK6
-    """With masquerade: the open ports and the networks of the guest. `addresses` are then those of
-    the VM's namespace."""
+    """With masquerade: the guest's own networks. `addresses` are then those of the VM's namespace.
+    """
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
     plugins_digest: str = ""
-    """The plugins that its conflist must have; empty: any."""
+    """The digest of the plugins that its conflist must have; empty: any plugins."""
     plugin_args: dict[str, str] = Field(default_factory=dict)
-    """Further words of CNI_ARGS: the pod that the VM is."""
+    """Further arguments in CNI_ARGS, which name the pod if the VM is one."""
     asks_segment: bool = False
-    """The conflist has the plugin `dhcp`. It is not run: the guest asks the server itself."""
+    """The conflist has the plugin `dhcp`. It is not run: the guest asks the DHCP server itself."""
     on_macvlan: bool = False
-    """The plugins made a macvlan link. It keeps the guest's MAC: it takes no other frames."""
+    """The plugins made a macvlan link. It has the guest's MAC, as it takes frames for no other."""
     off_host: bool = False
-    """The plugins' link does not lead to this host, but past it, such as a device of the host."""
+    """The host sees no packet of the plugins' link, such as a device moved into the namespace."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
@@ -175,7 +176,7 @@ class Nic(LenientModel):
 
     @property
     def is_macvlan(self) -> bool:
-        """Return True if its link is one of the host's interface, which bounds its MTU."""
+        """Return True if its link is a macvlan, whose MTU is bounded by the host's interface."""
         return self.kind is NicKind.MACVTAP or self.on_macvlan
 
     @property
@@ -200,7 +201,7 @@ class Nic(LenientModel):
 
     @property
     def filters_reach(self) -> bool:
-        """Return True if the filter of its tap limits its reach: the host sees no packet of it."""
+        """Return True if the tap's filter limits its reach: the host sees none of its packets."""
         return self.of_segment or self.asks_segment or self.off_host or self.on_macvlan
 
     @property
@@ -248,8 +249,8 @@ class Attachment(LenientModel):
     """The DNS settings of the VM, as the guest got them at its start; None: those of its networks.
     """
     made: bool = False
-    """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
-    steps of plugins are undone, and all other steps are repeated."""
+    """True when all steps are done. Only networks with CNI plugins need it: after a crash, their
+    unfinished steps are undone. All other steps are repeated."""
     nics: tuple[Nic, ...] = Field(())
 
     @property

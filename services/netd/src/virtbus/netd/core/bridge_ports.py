@@ -13,7 +13,7 @@ _SOON = PORTS_MAX * 9 // 10
 
 
 def refuse_full(nic: Nic, ports: int) -> None:
-    """Raise 429 `bridge_full` if the bridge of `nic` has `ports` of virtbus, and none is left."""
+    """Raise 429 `bridge_full` if the bridge of `nic`, with `ports` ports of virtbus, is full."""
     if ports >= PORTS_MAX:
         raise bridge_full(nic)
 

@@ -96,7 +96,7 @@ def _bad(source: str, why: str) -> VirtbusError:
 
 
 def at_network(error: VirtbusError, nic: Nic) -> VirtbusError:
-    """Return an error with the field of the interface's network, if it names no other."""
+    """Return the error. If it names no field, add the field of the interface's network."""
     if error.body.details:
         return error
     detail = Detail(path=nic.network_path, message=str(error))
@@ -119,9 +119,9 @@ def plugin_input(
 
 
 def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
-    """Return the values of capabilities; a plugin gets those of its own.
+    """Return the values of all capabilities. A plugin gets those that its conf declares.
 
-    Without a value, a capability is left out.
+    A capability without a value is left out.
     """
     values = {
         "mac": nic.mac,
@@ -182,8 +182,8 @@ def _subnets(value: Any) -> Iterator[str]:
 def planned(nic: Nic, state: CniState) -> Nic:
     """Return an interface with the conflist that its plugins get.
 
-    The plugin `dhcp` is left out: its daemon could not renew a lease, because answers go to the
-    guest. The guest asks the server of its network itself.
+    The plugin `dhcp` is left out: its daemon could not renew a DHCP lease, because answers go to
+    the guest. The guest asks the server of its network itself.
 
     Raises:
         VirtbusError: 422 `static_address`; 400 for published ports that no plugin takes.

@@ -36,7 +36,7 @@ class PluginLink:
 
 
 Repair = Callable[[Result, str, PluginLink | None], Result | None]
-"""Return a completed result of the interface with a name; None if the result needs no change."""
+"""Returns the completed result for the interface of this name; None if it needs no change."""
 
 
 def _of_0_2(result: Result, eth: str, link: PluginLink | None) -> Result | None:
@@ -79,7 +79,7 @@ def _addresses_of_link(result: Result, eth: str, link: PluginLink | None) -> Res
 
 
 def _routes_of_link(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Take the routes of the link if the result has no way out of an IP version (Calico, Weave).
+    """Take the link's routes for an IP version without a gateway in the result (Calico, Weave).
 
     Calico's only gateway is 169.254.1.1, which its result does not name.
     """
@@ -100,7 +100,7 @@ def _ways_out(result: Result, link: PluginLink | None, version: int) -> Iterator
 
 
 def _routes_by_gateway(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Send routes without a gateway to that of the address (flannel), as plugins do."""
+    """Give routes without a gateway the gateway of the address, as plugins do (flannel)."""
     del eth, link
     gateways: dict[int, str] = {}
     for ip in objects(result, "ips"):
@@ -149,7 +149,7 @@ def host_ends(nics: Iterable[Nic]) -> set[str]:
 
 
 def remains(nics: Iterable[Nic]) -> str:
-    """Return in words what plugins may leave behind that fail on DEL: links and addresses."""
+    """Name the links and addresses that plugins may leave behind if they fail on DEL."""
     ours = [nic for nic in nics if nic.cni is not None]
     addresses = [f"{address} of {nic.network}" for nic in ours for address in nic.addresses]
     return ", ".join((*sorted(host_ends(ours)), *addresses)) or "unknown parts"
@@ -200,7 +200,7 @@ def settled(nic: Nic, result: Result) -> Nic:
 
 
 def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
-    """Return the gateway of the default route; without one, that of the first address with one."""
+    """Return the gateway of the default route; without it, the first gateway of an address."""
     ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 SUPPORTED = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _INSIDE = frozenset({"tuning", "sbr", "vrf"})
-"""Chained plugins that compare the interface in the namespace, whose address the guest has."""
+"""Chained plugins whose CHECK would miss the interface's address, which netd gave to the guest."""
 
 
 class CniVerb(StrEnum):
@@ -34,9 +34,9 @@ class CniPlace(NamedTuple):
 
 
 def chosen_version(conf: dict[str, Any]) -> str:
-    """Return the version for the plugins of a conflist: the highest of `cniVersions` that we know.
+    """Return the version for the plugins of a conflist.
 
-    Without one it is `cniVersion`.
+    It is the highest of `cniVersion` and those of `cniVersions` that we support.
     """
     offered = conf.get("cniVersions")
     known = [one for one in SUPPORTED if isinstance(offered, list) and one in offered]
@@ -55,7 +55,7 @@ def bare_input(
     plugin: dict[str, Any],
     valid: Iterable[CniPlace] | None = None,
 ) -> bytes:
-    """Return a plugin's input without an attachment; `valid` are those that GC leaves alone."""
+    """Return a plugin's input for STATUS or GC. GC leaves the attachments in `valid` alone."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     conf.pop("capabilities", None)
     if valid is not None:
@@ -68,8 +68,8 @@ def bare_input(
 def checked_plugins(conflist: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the plugins whose CHECK says something about the host.
 
-    The first one made the interface. It would miss the address, which the guest has; netd compares
-    links and addresses itself.
+    The first plugin made the interface. Its CHECK would miss the address, which the guest has now;
+    netd compares links and addresses itself.
     """
     return [each for each in conflist["plugins"][1:] if each["type"] not in _INSIDE]
 
