@@ -262,7 +262,7 @@ def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
-    """Return options in order of importance: the last ones are dropped if they do not fit."""
+    """Return options in order of importance: one that does not fit after the others is dropped."""
     network = offer.address.network
     routes = guest_routes(offer)
     options = [(Option.MASK, network.netmask.packed)]
@@ -318,7 +318,7 @@ def _build(
 ) -> bytes:
     """Return the message, with the options that fit the client's buffer and one packet.
 
-    Of the search domains, the first ones are sent.
+    If not all search domains fit, the first ones are sent.
     """
     most_bytes = min(request.max_bytes, max(mtu, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES)
     fixed = _FIXED.pack(
@@ -336,7 +336,7 @@ def _build(
 
 
 def _shortened(domains: bytes, room: int) -> bytes:
-    """Return the first domains for which there is room, with the heads of their parts."""
+    """Return the first domains that fit in `room` together with the heads of their parts."""
     heads = 2 * -(-room // _PART_BYTES)
     return first_domains(domains, room - heads)
 

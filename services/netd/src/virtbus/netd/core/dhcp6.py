@@ -70,7 +70,7 @@ class _Server(Enum):
 class Offer6:
     """The guest's IPv6 configuration.
 
-    `server` is the link-local source of all answers. If `router` is set, it is the default router.
+    `server` is the link-local source of all answers. With `router`, it is also the default router.
     """
 
     mac: bytes
@@ -207,13 +207,13 @@ _ANSWERS: dict[int, tuple[frozenset[_Server], Callable[[Request6, Offer6], bytes
     MessageType6.DECLINE: (_NAMED, _noted),
     MessageType6.INFORMATION_REQUEST: (_NAMED | _UNNAMED, _informed),
 }
-"""By message type: the server that it may name, and the answer."""
+"""By message type: the servers that a message may name, and the function that answers it."""
 
 
 def _granted(request: Request6, offer: Offer6) -> Iterator[bytes]:
     """Yield each identity association: all addresses are in the first one.
 
-    Addresses that the client names, and that are not its own, get the lifetime zero.
+    Addresses that the client names in an association, and that are not in it, get lifetime zero.
     """
     for at, (iaid, asked) in enumerate(request.ias):
         own = [one.ip for one in offer.addresses] if at == 0 else []

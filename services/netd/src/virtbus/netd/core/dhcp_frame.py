@@ -1,6 +1,6 @@
 """Builds and parses the Ethernet, IPv4 and UDP headers of DHCP messages.
 
-It also builds the filter of the receiving socket.
+It also builds the filters of the receiving sockets.
 """
 
 import struct
@@ -27,7 +27,7 @@ _PACKET_TYPE, _PACKET_OUTGOING = 0xFFFFF004, 4
 _Step = tuple[int, str, str, int]
 """An instruction; its jumps go to labels, and an empty label is the next instruction."""
 BpfStep = tuple[int, int, int, int]
-"""An instruction of the kernel."""
+"""An instruction as the kernel takes it. Its jumps are distances."""
 
 
 def request_filter(mac: bytes) -> list[BpfStep]:
@@ -61,7 +61,7 @@ def request_filter(mac: bytes) -> list[BpfStep]:
 def reply_filter() -> list[BpfStep]:
     """Return BPF instructions that pass only unfragmented UDP datagrams to port 68.
 
-    They must leave by the link: a guest must not answer itself.
+    They must be on their way out to the guest: a guest must not answer itself.
     """
     leaving: list[_Step] = [
         (_LDW, "", "", _PACKET_TYPE),
@@ -86,7 +86,7 @@ def _datagrams(port: int) -> list[_Step]:
 
 
 def _assembled(steps: list[_Step], labels: dict[str, int]) -> list[BpfStep]:
-    """Return the program with its two ends, `pass` and `drop`, and with distances for labels."""
+    """Return the program with its two ends, `pass` and `drop`, and distances instead of labels."""
     program: list[_Step] = [*steps, (_RETURN, "", "", _MAX_FRAME_BYTES), (_RETURN, "", "", 0)]
     places = {**labels, "pass": len(steps), "drop": len(steps) + 1}
 
@@ -100,7 +100,7 @@ def _assembled(steps: list[_Step], labels: dict[str, int]) -> list[BpfStep]:
 
 
 def payload(frame: bytes, port: int = SERVER_PORT) -> bytes | None:
-    """Return the DHCP message in a frame to `port`; None if lengths are inconsistent."""
+    """Return the DHCP message in a frame; None if it is not to `port`, or lengths do not fit."""
     if len(frame) < _ETHERNET_BYTES + _IP_BYTES + _UDP_BYTES:
         return None
     header = frame[_ETHERNET_BYTES]

@@ -29,7 +29,10 @@ _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
 @dataclass(frozen=True, slots=True)
 class DhcpSettings:
-    """DHCP settings for all guests of a node. A CNI result may override servers and domains."""
+    """DHCP settings for all guests of a node.
+
+    The DNS of a VM, a network object or a CNI result may override servers and domains.
+    """
 
     dns: tuple[IPv4Address, ...] = ()
     ntp: tuple[IPv4Address, ...] = ()
@@ -44,17 +47,17 @@ def offers_of(
     """Return an offer per interface, in order; None for one that netd does not answer.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
-    domain of VMs' names, which the gateways of WITH_NAMES resolve; empty: none are.
+    domain of VMs' names, which the gateways of WITH_NAMES resolve; empty: they resolve no names.
     """
     offers: list[Offer | None] = []
     routed = False
     for nic in attachment.nics:
         if nic.on_segment:
-            offers.append(None)  # its own server answers
+            offers.append(None)  # a DHCP server of the segment answers
             continue
         resolved = names_domain if nic.kind in WITH_NAMES else ""
         around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
-        # the resolver asks the servers of the network
+        # the guest asks the resolver, which asks the servers of the network
         served = nic.model_copy(update={"dns": ()}) if resolved else nic
         named = _named(attachment, nic, around, resolved)
         routed_elsewhere = routed or not nic.gateway
@@ -116,9 +119,9 @@ def _offer6(
 
 
 def _router6(nic: Nic) -> IPv6Address | None:
-    """Return the link-local address of the guest's router.
+    """Return the address by which the guest knows its IPv6 router; None without a known router.
 
-    It is unknown if the gateway of a CNI network is elsewhere. That router advertises itself.
+    If the gateway of a CNI network is not on this host, the router advertises itself.
     """
     if nic.kind is NicKind.CNI:
         return IPv6Address(nic.router6) if nic.router6 else None
@@ -128,9 +131,9 @@ def _router6(nic: Nic) -> IPv6Address | None:
 
 
 def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: str) -> DhcpSettings:
-    """Return the settings with the gateway as the server, if it resolves `names_domain`.
+    """Return the settings with the gateway as the DNS server, if it resolves `names_domain`.
 
-    A guest finds VMs of its namespace by their short names.
+    By the search list, a guest finds VMs of its namespace by their short names.
     """
     if not names_domain:
         return site
@@ -144,9 +147,9 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
 
 
 def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
-    """Return the settings with the first DNS that there is: the VM's, the network's, the node's.
+    """Return the settings with the DNS of the VM; without it, of the network; or of the node.
 
-    Clients without option 119 search in the domain only.
+    A client that does not know option 119 searches only in `domain`.
     """
     if own is not None:
         domain = next(iter(own.searches), "")

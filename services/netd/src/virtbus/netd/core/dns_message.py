@@ -1,7 +1,7 @@
 """Reads a guest's DNS query, and builds answers to it (RFC 1035, 2308, 6891), with dnspython.
 
-A query has one question, no records except EDNS, and at most MAX_QUERY_BYTES. These bounds are
-checked before dnspython reads it, so a query costs at most 1 ms of CPU.
+A query has one question, at most one further record (EDNS), and at most MAX_QUERY_BYTES. These
+bounds are checked before dnspython reads the query, so it costs at most 1 ms of CPU.
 """
 
 import struct
@@ -72,13 +72,13 @@ def read(wire: bytes) -> DnsQuery:
 
 
 def _refused(wire: bytes, code: dns.rcode.Rcode) -> bytes:
-    """Return an answer without a question, because that may be unreadable."""
+    """Return an answer without the question, because the question may be unreadable."""
     flags = int.from_bytes(wire[2:4], "big") & (_OPCODES | _RECURSION) | _RESPONSE | int(code)
     return wire[:2] + struct.pack("!HHHHH", flags, 0, 0, 0, 0)
 
 
 def positive(query: DnsQuery, addresses: Sequence[Address], authority: str) -> bytes:
-    """Return the addresses of the asked type; without one, the answer that there is none."""
+    """Return the addresses of the asked type; without any, the answer that there are none."""
     answer = _answer(query)
     for version, kind in ((4, "A"), (6, "AAAA")):
         texts = [str(address) for address in addresses if address.version == version]

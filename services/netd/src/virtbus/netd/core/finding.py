@@ -29,7 +29,7 @@ class NetworkFinding:
 
 
 def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> NetworkFinding:
-    """Return the finding for parts that were missing, and those that a repair has `left`."""
+    """Return the finding for parts that were missing; `left` are missing after the repair, too."""
     if left:
         message = (
             f"parts of it are missing, and netd cannot make them: {', '.join(left)}; the log of "
@@ -42,7 +42,7 @@ def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> Netw
 
 
 def lost(attachment: Attachment, faults: list[str]) -> NetworkFinding:
-    """Return the finding for a running guest without its tap, which only a new start gives it."""
+    """Return the finding for a running guest without its tap. Only a new start gives it one."""
     what = ", ".join(faults) or "its emulator holds no tap any more"
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from virtbus.netd.core.attachment import Nic
 
 PER_NETWORK, NETWORKS = 1024, 256
-"""The last releases of a network, and the networks, that are remembered."""
+"""Maximum number of remembered releases of a network, and of remembered networks."""
 
 
 class Freed(NamedTuple):
@@ -60,7 +60,7 @@ class FreedAddresses:
 
 
 def releases_of(uid: str, nics: Iterable[Nic], left: Iterable[Nic] = ()) -> Iterator[Freed]:
-    """Yield what the interfaces of a VM have, except the addresses of those that it still has."""
+    """Yield the addresses of a VM's interfaces, except those that the interfaces `left` have."""
     kept = {(network_of(nic), address) for nic in left for address in nic.addresses}
     for nic in nics:
         network = network_of(nic)

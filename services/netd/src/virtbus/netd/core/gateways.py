@@ -23,5 +23,5 @@ class Gateways(NamedTuple):
         return [one.network for one in self.all]
 
     def overlapped(self, other: Net) -> Net | None:
-        """Return the guests' subnet that has a common address with another one."""
+        """Return the guests' subnet that overlaps `other`; None if none does."""
         return next((one for one in self.subnets if overlapping(one, other)), None)

@@ -1,10 +1,10 @@
 """Builds the rules of security groups in a VM's namespace, as nftables tables (ADR 0069).
 
-The tables are separate from the anti-spoofing filter, and exist only while a group or its network
-isolates an interface. IP packets on the inner bridge pass the hooks of IP (`br_netfilter`), so
-the kernel tracks their connections. Each packet is compared with the rules by the addresses and
-the port of its connection's first packet, and not by its own. So the packets of both ways need
-one rule, and a removed rule ends the connections that only it allowed.
+The tables are separate from the anti-spoofing filter. They exist only while an interface is
+isolated, by a group or by its network. IP packets on the inner bridge pass the hooks of IP
+(`br_netfilter`), so the kernel tracks their connections. Each packet is compared with the rules by
+the addresses and the port of its connection's first packet, and not by its own. So one rule is
+enough for the packets of both ways, and a removed rule ends the connections that only it allowed.
 
 The mark of a connection says that the guest opened it. A chain on the tap marks the packets of the
 guest, because the addresses of a packet prove nothing.
@@ -22,7 +22,7 @@ from virtbus.schemas.security_group import Direction, IpProtocol, SecurityRule, 
 
 TABLE = "virtbus_groups"
 STATE = "state"
-"""The word for dropped packets of no connection. Others count under their direction."""
+"""The label for dropped packets that belong to no connection. Others count by their direction."""
 _PREROUTING, _FORWARD, _INGRESS = 0, 2, 0
 _RAW, _FILTER, _AFTER_ANTISPOOF = -300, 0, 1
 _OPENED_BY_GUEST = 1
@@ -50,7 +50,7 @@ class PeerRule:
 
 @dataclass(frozen=True, slots=True)
 class GroupedNic:
-    """An interface that has only the connections that a rule allows, in some direction."""
+    """An interface that has only connections that a rule allows, in its `isolated` directions."""
 
     index: int
     eth: str
@@ -64,7 +64,7 @@ class GroupedNic:
 
     @property
     def ways_in(self) -> tuple[str, ...]:
-        """Return the links by which its packets come in, in both directions."""
+        """Return the links on which packets from the guest or to it arrive."""
         return (self.bridge, self.eth) if self.is_translated else (self.bridge,)
 
     @property
@@ -116,7 +116,7 @@ def _sets(nic: GroupedNic) -> dict[int, tuple[nft.AddressSet, nft.AddressSet]]:
 
 
 def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
-    """Yield the chains of the inet table; the names of the first two have no hash yet."""
+    """Yield the chains of the inet table with their rules, each after those that it goes to."""
     track, forward = nft.Chain("track", _PREROUTING, _RAW), nft.Chain("forward", _FORWARD, _FILTER)
     yield (
         track,
@@ -148,7 +148,7 @@ def _entry(nic: GroupedNic) -> list[nft.NftRule]:
     dhcp = _DHCP if nic.on_segment else ()
     parts: list[Sequence[bytes]] = [
         (*ct.is_new(), *ct.is_marked(_OPENED_BY_GUEST), *by_guest),
-        ct.mark_packet(0),  # a host interface below may read marks
+        ct.mark_packet(0),  # below a macvlan, rules of the host's interface may read the mark
         *((*icmp6, *ct.icmp6_types(*types), accept) for types in _NEIGHBOURS),
         *(
             (*nft.l4_protocol(nft.UDP), *nft.source_port(one), *nft.destination_port(other), accept)
@@ -164,7 +164,7 @@ def _entry(nic: GroupedNic) -> list[nft.NftRule]:
 def _connections(
     nic: GroupedNic, direction: Direction
 ) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
-    """Yield the chains of the connections in a direction, those that others go to first."""
+    """Yield the chains for the connections in a direction, each after those that it jumps to."""
     name, accept = nic.chain(direction), nft.verdict(nft.NftVerdict.ACCEPT)
     if direction not in nic.isolated:
         yield nft.Chain(name), [nft.rule(name, accept)]
@@ -178,7 +178,7 @@ def _connections(
         if len(peers) == 1:
             rules += [nft.rule(name, match, peers[0], accept) for match in _matches(one.rule)]
             continue
-        # a chain for the peers, so that ports and peers are not multiplied
+        # a chain for the peers: otherwise each pair of a port and a peer would need a rule
         inner = f"{name}-{position}"
         yield nft.Chain(inner), [nft.rule(inner, peer, accept) for peer in peers]
         rules += [nft.rule(name, match, ct.jump_to(inner)) for match in _matches(one.rule)]
@@ -211,7 +211,7 @@ def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Seque
 
 
 def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
-    """Yield the netdev chains: marks of the guest's packets, and frames that IP rules cannot see.
+    """Yield the netdev chains: one marks the guest's packets, one drops what IP rules cannot see.
 
     Rules of IP do not see a packet behind a VLAN tag, and a guest may accept priority tags.
     """
@@ -315,7 +315,7 @@ def list_members(one: nft.AddressSet) -> NetlinkCall:
 
 
 def changed_members(changes: Sequence[tuple[nft.AddressSet, set[bytes]]]) -> list[NetlinkCall]:
-    """Return one transaction that brings sets to their addresses; empty if all are right.
+    """Return one transaction that corrects the sets in the kernel; empty if all are right.
 
     `changes` has each set with the packed addresses that it has in the kernel.
     """

@@ -13,7 +13,7 @@ class GuestEnds:
 
 
 def ends_of(network: str) -> GuestEnds:
-    """Return the first two addresses of a network, as KubeVirt uses them."""
+    """Return the first two host addresses of a network: gateway and guest, as in KubeVirt."""
     found = ip_network(network)
     gateway, guest = (ip_interface(f"{found[at]}/{found.prefixlen}") for at in (1, 2))
     return GuestEnds(gateway, guest)

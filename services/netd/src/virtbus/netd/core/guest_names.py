@@ -17,13 +17,13 @@ class NamedVm:
     others: tuple[Address, ...]
     built_in6: tuple[IPv6Address, ...] = ()
     networks: tuple[tuple[str, Address], ...] = ()
-    """The uid of the network of each address on another bridge of virtbus."""
+    """Each address on another bridge of virtbus, behind the uid of its network."""
     gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
     """Each address from which it queries names, with the gateway that it asks."""
     servers: tuple[tuple[IPv4Address, tuple[Address, ...]], ...] = ()
-    """By address from which it queries: the servers of its network for names that are no VM's."""
+    """Each address from which it queries, with its network's servers for names that no VM has."""
     sharing: tuple[str, ...] = ()
-    """The uids of its networks whose guests know the names of VMs in all namespaces there."""
+    """The uids of those of its networks on which guests know the VMs of all namespaces by name."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -38,15 +38,15 @@ class NamedVm:
         return (*self.built_in, *networks)
 
     def is_known_to(self, asking: "NamedVm") -> bool:
-        """Return True for a VM of the same namespace, or on a network that shares names."""
+        """Return True if both are of one namespace, or on one network that shares names."""
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
-        """Return the servers for its queries from an address; none: those of the host."""
+        """Return the servers for its queries from an address; empty: the servers of the host."""
         return dict(self.servers).get(address, ())
 
     def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:
-        """Return the addresses that another VM of this host reaches most directly."""
+        """Return the addresses that `asking`, a VM of this host, reaches most directly."""
         shared = {network for network, _ in asking.networks}
         found = tuple(address for network, address in self.networks if network in shared)
         if not found:
@@ -90,11 +90,11 @@ class GuestNames:
         return vm.asking
 
     def named(self, namespace: str, name: str) -> NamedVm | None:
-        """Return the VM of a name. Uids of version 7 grow with time."""
+        """Return the youngest VM of a name. Uids are UUIDs of version 7, which grow with time."""
         uids = self._by_name.get((namespace, name))
         return self._by_uid[max(uids)] if uids else None
 
     def at(self, address: object) -> NamedVm | None:
-        """Return the VM that queries names from an address."""
+        """Return the VM that queries from this IPv4 address, or has this IPv6 one on `default`."""
         uid = self._by_address.get(address)
         return self._by_uid[uid] if uid is not None else None
