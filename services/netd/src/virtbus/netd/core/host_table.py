@@ -39,17 +39,18 @@ def host_table(
 
     With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
-    The rules of an isolated network are `_isolated`. Those of a routed one do not masquerade, and
-    nobody opens a connection to a guest of a nat network, except to a published port. Packets to a
-    gateway from elsewhere are dropped before a published port of the host could redirect them.
+    An isolated network has the rules of `_isolated`. The traffic of a routed one is not
+    masqueraded. Nobody opens a connection to a guest of a nat or overlay network, except to a
+    published port. Packets to a gateway from elsewhere are dropped before a published port of the
+    host could redirect them.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
-    is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
-    addresses that a setting closes.
+    is open, unless a setting opens its address. A guest may reach all other addresses except
+    metadata, the hosts of the fleet, and addresses that a setting closes.
 
-    While the resolver is replaced, or started again, nobody listens at its port. Guests do not get
-    the kernel's error about that: it would end a lookup, but without an answer a guest repeats its
-    query.
+    While the resolver is replaced, or started again, nobody listens at its port. The kernel's error
+    about that is dropped, because it would end a guest's lookup. Without an answer, the guest
+    repeats its query.
     """
     if kind is NicKind.ISOLATED:
         return _isolated(bridge)
@@ -99,7 +100,7 @@ def host_table(
 
 
 def _only_published(bridge: str) -> Iterator[nft.NftRule]:
-    """Yield the rules for new connections to guests: the table of published ports leads to them.
+    """Yield the rules for new connections to guests: only those to published ports pass.
 
     A redirect of another program, such as one of kube-proxy, opens no guest.
     """
@@ -111,11 +112,11 @@ def _only_published(bridge: str) -> Iterator[nft.NftRule]:
 def _gateways(
     bridge: str, gateway: IPv4Interface, gateway6: IPv6Interface | None
 ) -> Iterator[nft.NftRule]:
-    """Yield the rules that close the gateways to everybody else than the bridge's own guests.
+    """Yield the rules that close the gateways to everybody but the bridge's own guests.
 
-    A guest on a segment reaches this host without being routed by its own, and so does the world if
-    it has a route to a routed network. The rules of `input` are for destinations that another
-    program has rewritten.
+    Packets of a guest on a segment arrive here although no host has routed them. Packets from
+    outside arrive if there is a route to a routed network. The rules of `input` are for
+    destinations that another program has rewritten.
     """
     elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))
     places = [(*nft.is_ipv4(), *nft.ip_destination(gateway.ip))]
@@ -127,10 +128,10 @@ def _gateways(
 
 
 def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
-    """Yield the rules for frames of overlays: only hosts of the fleet send some.
+    """Yield the rules for frames of overlays: only hosts of the fleet may send them.
 
-    To another host, a guest that masquerades has the address of its own host. So frames that this
-    host forwards to hosts are dropped here, also if a setting opens the hosts to guests.
+    Another host sees a masqueraded guest with the address of the guest's host. So frames that this
+    host would forward to hosts are dropped here, even if a setting opens the hosts to guests.
     """
     if kind is NicKind.OVERLAY:
         yield reach_rules.tunnel_frames("input", hosts)
@@ -138,7 +139,7 @@ def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
 
 
 def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield what a guest may send to its host: answers, neighbour discovery, echo requests."""
+    """Yield the rules that let a guest send answers, discovery and echo requests to its host."""
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
     yield from reach_rules.opened6("input", guest, reach)
     yield from reach_rules.discovery("input", guest)
@@ -149,7 +150,7 @@ def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[
 def _forward6(
     bridge: str, gateway: IPv6Interface, reach: ReachRules, hosts: nft.AddressSet
 ) -> Iterator[nft.NftRule]:
-    """Yield what a guest may send elsewhere: all but metadata, hosts and what a setting closes."""
+    """Yield the rules that let a guest send elsewhere, but not to metadata, hosts or `closed`."""
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
     yield from reach_rules.opened6("forward", guest, reach)
     yield from reach_rules.closed6("forward", guest, hosts, reach)

@@ -10,8 +10,8 @@ def grown(known: Attachment, wanted: Attachment) -> Attachment:
     """Return the attachment `known` of a running guest whose record now asks for `wanted`.
 
     A new interface is pending, and one that the record has no longer is leaving. The others stay
-    as they are. An interface waits if its name or all numbers are in use by leaving ones: it is
-    absent from the result, and appears once those are gone. A late, older record changes nothing.
+    as they are. A new interface waits while leaving ones use its name or all numbers: it is absent
+    from the result, and appears once they are gone. A late, older record changes nothing.
     """
     if wanted.generation < known.generation:
         return known
@@ -28,7 +28,7 @@ def grown(known: Attachment, wanted: Attachment) -> Attachment:
             nics.append(_numbered(nic, wanted.uid, index))
     nics += [nic.model_copy(update={"leaving": True}) for nic in former.values()]
     after = known.with_nics(nics)
-    # a crash must not undo the plugins of a running guest, so its network counts as made
+    # after a crash, the plugins of a running guest must not be undone: its network counts as made
     return after.model_copy(update={"made": True}) if after.changing else after
 
 
@@ -38,13 +38,13 @@ def _numbered(nic: Nic, uid: str, index: int) -> Nic:
 
 
 def first_nics(known: Attachment | None, wanted: Attachment) -> Attachment:
-    """Return the attachment of a running guest that had no interface: all of `wanted` pend."""
+    """Return the attachment of a guest that had no interface; those of `wanted` are pending."""
     after = grown((known or wanted).with_nics(()), wanted)
     return after.model_copy(update={"epoch": wanted.epoch, "generation": wanted.generation})
 
 
 def differs(known: Attachment, wanted: Attachment) -> bool:
-    """Return True if an interface that stays has other properties than its record."""
+    """Return True if an interface that stays has other properties than in `wanted`."""
     hardware = {nic.key: nic.hardware for nic in known.nics}
     return any(hardware.get(nic.key, nic.hardware) != nic.hardware for nic in wanted.nics)
 

@@ -26,7 +26,7 @@ class Heard(NamedTuple):
 def heard(frame: bytes) -> Heard | None:
     """Return the DHCPv6 message or the router solicitation in a frame.
 
-    None if lengths are inconsistent, or if it is neither.
+    None if lengths are inconsistent, or if the frame has neither.
     """
     start = _ETHERNET_BYTES + _IPV6_BYTES
     if len(frame) < start + _UDP_BYTES or frame[12:14] != struct.pack("!H", ETHERTYPE_IPV6):
@@ -57,7 +57,7 @@ def dhcp6_frame(message: bytes, client: IPv6Address, offer: Offer6) -> bytes:
 
 
 def advertisement_frame(message: bytes, offer: Offer6) -> bytes:
-    """Return the frame with a router advertisement to the guest, which is to all nodes."""
+    """Return the frame with a router advertisement to the guest, in a packet to all nodes."""
     checksum = _checksum(offer.server, ALL_NODES, ICMP6, message)
     message = message[:2] + struct.pack("!H", checksum) + message[4:]
     return _frame(offer, ALL_NODES, ICMP6, message, hops=_HOPS_OF_ND)

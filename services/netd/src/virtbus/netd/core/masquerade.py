@@ -1,8 +1,8 @@
-"""Decides about guests behind NAT in their namespace: addresses, routes, nftables rules.
+"""Derives the addresses, routes and nftables rules of guests behind NAT in their namespace.
 
 The namespace has the addresses of the network on `eth`, and is the guest's gateway on the inner
 bridge. It rewrites the source of what the guest opens. From outside, only declared ports and echo
-requests lead to the guest (ADR 0085).
+requests lead to the guest; if it declares none, everything does (ADR 0085).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 TABLE = "virtbus_nat"
 PORT = "port"
-"""The word for dropped packets to ports that lead to no guest."""
+"""The label of the counter for dropped packets to ports that lead to no guest."""
 _FAMILY = nft.Family.INET
 _PREROUTING, _LOCAL_IN, _FORWARD, _POSTROUTING = 0, 1, 2, 4
 _BEFORE_NAT, _DESTINATION_NAT, _FILTER, _SOURCE_NAT = -110, -100, 0, 100
@@ -31,7 +31,7 @@ _NEIGHBOURS = 135, 136
 
 
 def refuse_overlap(nic: Nic) -> Nic:
-    """Return the interface; its guest's own networks must not be those of its network.
+    """Return the interface, if the guest's own networks do not overlap its addresses' networks.
 
     Raises:
         VirtbusError: 422 `guest_network_taken`.
@@ -53,7 +53,7 @@ def refuse_overlap(nic: Nic) -> Nic:
 def guest_side(nic: Nic, *, default: bool = True) -> Nic:
     """Return an interface as its guest sees it, for DHCP and the filter of the tap.
 
-    Without a `default` route, the guest gets routes to the network by its own gateway.
+    Without a `default` route, the guest gets routes to the subnets of the interface's addresses.
     """
     if not nic.is_translated:
         return nic
@@ -75,7 +75,7 @@ def guest_side(nic: Nic, *, default: bool = True) -> Nic:
 
 
 def routes_of(nic: Nic, index: int) -> list[KernelRoute]:
-    """Return the routes of the namespace by the link `index` to the network."""
+    """Return the namespace's routes through the link `index`, which leads to the network."""
     others = [
         KernelRoute(
             ip_network(one.destination), ip_address(one.gateway) if one.gateway else None, index
@@ -106,10 +106,10 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
 
 
 def _translated(nic: Nic) -> Iterator[nft.NftRule]:
-    """Yield the rewrites. Nobody outside uses the guest's own addresses.
+    """Yield the rules that rewrite, and one that drops packets from outside to the guest's network.
 
-    The kernel counts a connection as rewritten also if it only has to change an identifier. So
-    `forward` cannot tell all of them from those that these rules have rewritten.
+    The kernel also counts a connection as rewritten if it only had to change an identifier.
+    `forward` cannot tell such a connection from one that these rules have rewritten.
     """
     for ends, outer in _pairs(nic):
         guest = ends.guest.ip
@@ -126,7 +126,7 @@ def _translated(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _open(nic: Nic, version: int) -> Iterator[Sequence[bytes]]:
-    """Yield the matches of what leads to the guest."""
+    """Yield the matches of packets that lead to the guest: all of them, if it declares no port."""
     if not nic.ports:
         yield ()
         return
@@ -136,7 +136,7 @@ def _open(nic: Nic, version: int) -> Iterator[Sequence[bytes]]:
 
 
 def _to_ports(first: int, last: int) -> tuple[bytes, ...]:
-    """Match the destination ports of a range; match the protocol first."""
+    """Match the destination ports of a range. The rule must match the protocol before."""
     if first == last:
         return nft.destination_port(first)
     low, high = first.to_bytes(2, "big"), last.to_bytes(2, "big")
@@ -159,7 +159,7 @@ def _input(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _forward(nic: Nic) -> Iterator[nft.NftRule]:
-    """Yield what passes between guest and network: connections that the rules have translated."""
+    """Yield the rules between guest and network: only rewritten connections reach the guest."""
     accept, drop = nft.verdict(nft.NftVerdict.ACCEPT), nft.verdict(nft.NftVerdict.DROP)
     guest, outside = nft.came_from(nic.bridge), nft.came_from(nic.eth)
     yield nft.rule("forward", guest, nft.goes_elsewhere_than(nic.eth), drop)

@@ -1,4 +1,4 @@
-"""Derives every name and MAC on the host from the uid."""
+"""Derives the names and MACs of links and namespaces on the host, most of them from a uid."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ _MAX_ALIAS_BYTES = 254
 
 
 def owner_mark(state_dir: str) -> str:
-    """Return the alias of a host bridge, which names its owner: the state folder, or its hash."""
+    """Return the alias of netd's links, which names its state folder, or the hash of a long one."""
     mark = f"{OWNER_PREFIX}{state_dir}"
     if len(mark.encode()) <= _MAX_ALIAS_BYTES:
         return mark
@@ -67,14 +67,14 @@ def lent_tap(uid: str, index: int) -> str:
 
 
 def wire_mac(uid: str, index: int) -> str:
-    """Return the MAC of `eth<index>`. It differs from the guest's, which is on the same bridge."""
+    """Return a MAC for `eth<index>`, or for the inner bridge if `eth<index>` has the guest's."""
     return _hashed_mac("wire", uid, str(index))
 
 
 def outer_mac(uid: str, index: int) -> str:
     """Return the MAC of a host end on a bridge of the host.
 
-    A bridge without an address of its own takes the lowest one of its ports. This one is high.
+    A bridge without a MAC of its own takes the lowest one of its ports. This one is high.
     """
     return "fe:" + wire_mac(uid, index)[3:]
 
@@ -90,5 +90,5 @@ def mac_bytes(mac: str) -> bytes:
 
 
 def server_mac(uid: str, index: int) -> str:
-    """Return the MAC from which netd answers DHCP if the guest's network has no gateway."""
+    """Return the MAC from which netd sends its DHCP answers and router advertisements."""
     return _hashed_mac("dhcp", uid, str(index))

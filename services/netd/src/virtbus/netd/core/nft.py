@@ -1,4 +1,4 @@
-"""Builds nftables chains and rules, for `nft_tables` to send (`linux/netfilter/nf_tables.h`).
+"""Builds nftables chains and rules, for messages of `nft_tables` (`linux/netfilter/nf_tables.h`).
 
 libnftables costs the same (0.4 ms of CPU), but it is not thread-safe, and it ends the process if
 its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of expressions:
@@ -51,7 +51,7 @@ class NftVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain. `hook` None: other chains go to it.
+    """A chain. Without a `hook`, it is one that other chains go to.
 
     `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
     """

@@ -18,7 +18,7 @@ _FAMILY_BYTES = 4
 _CHAIN, _EXPRESSIONS, _SENT_EXPRESSIONS = 2, 4, 4 | 0x8000
 _NAME, _DATA = 1, 2
 _NESTED = {"cmp": {3}, "immediate": {2}, "bitwise": {4, 5}}
-"""The attributes of expressions that contain values; a verdict is in one level more."""
+"""By expression: its attributes that contain a value. A verdict is one level deeper."""
 _UNEQUAL = frozenset({"counter"})
 """Expressions whose attributes are no part of the rule."""
 
@@ -70,7 +70,10 @@ def _equal(sent: bytes, listed: bytes) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
-    """Return the name and the attributes of an expression. The rules of taps share most of them."""
+    """Return the name and the attributes of an expression.
+
+    They are cached, because the rules of taps share most expressions.
+    """
     parts = dict(_attributes(element))
     name = parts[_NAME].rstrip(b"\0").decode()
     nested = _NESTED.get(name, set())
@@ -84,7 +87,7 @@ def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
 
 
 def _value(body: bytes) -> object:
-    """Return a value, or the code of a verdict."""
+    """Return a value, or the attributes of a verdict."""
     ((kind, value),) = _attributes(body)
     return dict(_attributes(value)) if kind == _DATA else value
 

@@ -1,7 +1,8 @@
 """Builds expressions of nftables rules about connections, for inet chains.
 
-The kernel's connection tracking has the addresses, the protocol and the port of the packet that
-opened the connection (`original`), for the packets of both ways and for ICMP errors about them.
+The kernel's connection tracking stores the addresses, the protocol and the port of the packet that
+opened a connection (`original`). Rules can read them for the packets of both ways, and for ICMP
+errors about these.
 """
 
 import functools
@@ -154,7 +155,7 @@ def icmp6_types(first: int, last: int) -> tuple[bytes, ...]:
 
 
 def go_to(chain: str) -> bytes:
-    """Continue in another chain, and not return."""
+    """Continue in another chain, without a return to this one."""
     return _to_chain(_GOTO, chain)
 
 

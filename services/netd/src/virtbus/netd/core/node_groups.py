@@ -36,7 +36,7 @@ class NodeGroupBook:
         return tuple(nic for nic in found if nic.isolated)
 
     def of_vm(self, vm: GroupedVm) -> list[NodeGroup]:
-        """Return the groups that select a VM, by name. Other threads may change `groups`."""
+        """Return the groups that select a VM, sorted by name. Other threads may change `groups`."""
         found = (group for group in list(self.groups.values()) if selects(group, vm))
         return sorted(found, key=lambda group: group.name)
 
@@ -75,7 +75,7 @@ def _within(nic: Nic, groups: Sequence[NodeGroup]) -> Iterator[PeerRule]:
 
 
 def _place(nic: Nic) -> str:
-    """Return the place of the addresses that an interface may see, as in `NodeGroup.peers`."""
+    """Return the place, in `NodeGroup.peers`, of addresses that an interface may see."""
     if nic.target is None:
         return nic.network
     return ANYWHERE if nic.target.spec.kind is NetworkKind.ROUTED else nic.target.uid
