@@ -24,7 +24,8 @@ def paths_of(
 ) -> tuple[NicPath, ...]:
     """Return the path of each interface, in order.
 
-    `bridges` are the host's, by interface, and `grouped` the interfaces that are isolated.
+    `bridges` has the bridge or link of the host for each interface, by its name. `grouped` are the
+    interfaces that are isolated.
     """
     isolated = {nic.index: nic.isolated for nic in grouped}
     pairs = zip(attachment.nics, attachment.statuses(), strict=True)

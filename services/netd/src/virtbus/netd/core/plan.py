@@ -15,7 +15,7 @@ from virtbus.schemas.wire import invalid
 
 _PATH = "spec.domain.devices.interfaces"
 _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
-"""Kinds to whose guests the host forwards."""
+"""Kinds to whose guests a port of the host may lead."""
 _BINDINGS = frozenset({NicBinding.MASQUERADE, NicBinding.PASST})
 """Bindings that netd makes; the others only say what the network has to be."""
 _TRANSLATING = _PUBLISHING
@@ -26,7 +26,8 @@ def plan_of(record: VmRecord) -> Attachment:
     """Return the attachment for a record; its MACs are known, its addresses are not.
 
     Raises:
-        VirtbusError: 400 if an interface names no network, or a MAC appears twice.
+        VirtbusError: 400 if an interface names no network, a MAC appears twice, or an interface has
+            properties that its network does not permit; 409 `address_unclaimed`.
     """
     networks = {network.name: network for network in record.spec.networks}
     nics: list[Nic] = []

@@ -1,7 +1,7 @@
 """Builds the host's nftables table about the guests that CNI plugins connect (NET-12).
 
-The plugins decide where packets of these guests come in, so the table knows them by their
-addresses. A guest has no others: the filter of its tap sees to that.
+The plugins decide by which link packets of these guests come in, so the table matches guests by
+their addresses. The filter of a guest's tap lets it use no others.
 """
 
 import functools
@@ -34,10 +34,10 @@ class PluginGuests:
 
 
 def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
-    """Return what the table has to know about interfaces.
+    """Return the addresses of interfaces that the table needs.
 
-    Name servers in a network object open nothing: users write these. An interface whose packets
-    do not pass the host is among them, too: a router may send them back to this host.
+    Name servers in a network object open nothing, because users write network objects. An interface
+    whose packets bypass the host counts, too: a router may send them back to this host.
     """
     guests, gateways, servers = set[Address](), set[Address](), set[Address]()
     for nic in nics:
@@ -81,8 +81,8 @@ def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> lis
 def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
     """Return the rules of the table; their sets have the guests.
 
-    The rules are those of `host_table` for guests of its bridge, with one difference: what is not
-    closed stays as the plugins permit it. A network policy of theirs may drop it.
+    The rules are those of `host_table` for guests of its bridge, with one difference: packets to
+    other addresses are left to the plugins, whose network policy may drop them.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)

@@ -2,7 +2,7 @@
 
 A packet to a published port is sent on to the guest before the host's own rules see it. Packets of
 guests are excepted: a guest reaches its neighbours by their own addresses, and no port of a host.
-Ports of interfaces by CNI are their plugins'.
+CNI plugins publish the ports of their own interfaces.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ def refuse_tunnel_port(attachment: Attachment) -> None:
 
 
 def refuse_without_ipv6(attachment: Attachment) -> None:
-    """Raise 422 `no_ipv6` if a port has an IPv6 address of the host, and its guest has none."""
+    """Raise 422 `no_ipv6` if a port has an IPv6 address of the host, and its guest no IPv6."""
     for nic in _own(attachment):
         for port in nic.publish if nic.addresses and not nic.addresses6 else ():
             if not port.has(4):
@@ -99,9 +99,9 @@ def refuse_without_ipv6(attachment: Attachment) -> None:
 
 
 def check_ports(attachment: Attachment, others: Iterable[Nic]) -> None:
-    """Refuse a port that an interface of another VM has, if plugins lead one of both to its guest.
+    """Refuse a port that another interface has, if CNI plugins publish it for one of the two.
 
-    Plugins do not notice that, and the first one would get all packets.
+    Plugins do not notice the clash, and one guest would get all packets.
 
     Raises:
         VirtbusError: 409 `port_taken`.
@@ -150,7 +150,7 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
 def _place(lead: Lead) -> tuple[bytes, ...]:
     """Return the match of packets to a published port.
 
-    Link-local addresses are left out: nobody forwards a packet that comes from one.
+    Link-local addresses are left out: a packet to one comes from one, and nobody forwards it.
     """
     port = lead.port
     if port.host_address is None:
@@ -193,7 +193,8 @@ def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -
 def listeners(protocol: str, text: str) -> Iterator[Listener]:
     """Yield the listening sockets in the text of `/proc/net/tcp`, `udp`, `tcp6` or `udp6`.
 
-    Sockets of loopback addresses take no published port, and those of IPv6 addresses of a link.
+    Sockets of loopback addresses and of link-local IPv6 addresses are left out: no published port
+    is there.
     """
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -219,7 +220,7 @@ def taken_by(lead: Lead, found: Iterable[Listener]) -> Listener | None:
 
 
 def port_taken(port: PublishedPort, who: str) -> VirtbusError:
-    """Return 409 `port_taken`, which names the holder. netd retries: the port may be freed."""
+    """Return 409 `port_taken`, which names the holder. It is retried: the port may be freed."""
     message = f"{port.place} of this host belongs to {who}; publish another port"
     return VirtbusError(Code.CONFLICT, "port_taken", message, retry=Retry.LATER, after_ms=5000)
 

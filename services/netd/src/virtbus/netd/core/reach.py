@@ -1,4 +1,4 @@
-"""Declares the addresses that guests of the built-in network may and may not reach.
+"""Declares the addresses that guests may and may not reach.
 
 A guest reaches other guests and the outside. It reaches no host of the fleet and no server of the
 bus, unless a setting opens the address (NET-12, ADR 0036).

@@ -32,7 +32,7 @@ def opened(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule]
 
 
 def opened6(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield the rules of `opened` for IPv6; the name servers have IPv4."""
+    """Yield the rules of `opened` for IPv6, without name servers, whose addresses are IPv4."""
     yield nft.rule(chain, guest, nft.established(), _accept())
     for network in of_ipv6(reach.opened):
         yield nft.rule(chain, guest, nft.ip6_destination_in(network), _accept())

@@ -1,7 +1,7 @@
 """Marks, matches and ends the connections that published ports redirect (ADR 0051).
 
-The mark is one bit of the connection's mark. It says that netd has rewritten the destination, and
-not another program of the host. Other bits belong to others, and stay as they are.
+netd's mark is one bit of the connection's mark. It says that netd has rewritten the destination,
+and not another program of the host. The other bits belong to other programs, and stay.
 """
 
 import struct

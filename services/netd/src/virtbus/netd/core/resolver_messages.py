@@ -1,7 +1,7 @@
-"""The values that netd and the resolver's process send each other, as JSON.
+"""Encodes and decodes the messages between netd and the resolver's process, as JSON.
 
 Both run as root on one host, and netd replaces a process of other code. So the messages have no
-versions and no checks. The module imports no library: the process is small.
+versions and no checks. The module imports no library, so that the process stays small.
 """
 
 import json
@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResolverSite:
-    """The settings of one process. netd adopts a process only if all of them are its own."""
+    """The settings of one process. netd adopts a process only if all of them equal netd's."""
 
     version: str
     code: str
@@ -47,8 +47,8 @@ def site_of(text: str) -> ResolverSite:
 class Lookup:
     """A question of a guest: a VM by `vm` and its namespace, or by its address.
 
-    `asker` is the namespace of the guest, and `sharing` are its networks that share names, because
-    the answer depends on them.
+    `asker` is the namespace of the guest, and `sharing` are its networks that share names. Answers
+    depend on both, so they are part of the key under which an answer is stored.
     """
 
     asker: str

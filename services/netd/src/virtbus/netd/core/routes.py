@@ -29,7 +29,7 @@ _ALL = {4: "0.0.0.0/0", 6: "::/0"}
 
 @dataclass(frozen=True, slots=True)
 class KernelRoute:
-    """A route by the link `index`; without a gateway, the destination is on the link."""
+    """A route through the link `index`; without a gateway, the destination is on the link."""
 
     destination: IPv4Network | IPv6Network
     gateway: IPv4Address | IPv6Address | None
@@ -37,7 +37,7 @@ class KernelRoute:
 
 
 def default_routes(gateways: Iterable[str], index: int) -> list[KernelRoute]:
-    """Return the route of the link `index` to all addresses by each gateway that is not empty."""
+    """Return a default route through the link `index` for each gateway that is not empty."""
     found = [ip_address(one) for one in gateways if one]
     return [KernelRoute(ip_network(_ALL[one.version]), one, index) for one in found]
 

@@ -1,4 +1,4 @@
-"""Chooses a VM's address in the subnet of a bridge."""
+"""Chooses a VM's address in the subnet of a network."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,8 +14,8 @@ def choose_address(
     """Return a free address of a pool, if possible the same for the same interface.
 
     The search starts at a hash of the interface. Addresses in `freed` come last, in the order of
-    their releases, because neighbours may still have them in their ARP caches. `taken` and `freed`
-    have texts, because parsing 300 addresses at each attach took 2 ms.
+    their releases, because neighbours may still have them in their ARP caches. The addresses in
+    `taken` and `freed` are texts, because parsing 300 addresses at each attach took 2 ms.
 
     Raises:
         VirtbusError: 429 if every address is taken.

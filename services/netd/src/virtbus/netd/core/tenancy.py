@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from virtbus.schemas.errors import Code, VirtbusError
 
 EVERY = "*"
-"""As a network, it means every network without its own entry; as a namespace, all of them."""
+"""As a network, it means each network without its own entry; as a namespace, all namespaces."""
 
 Openings = Mapping[str, tuple[str, ...]]
 """The namespaces that may use a network, by network."""
 
 
 def namespaces_of(network: str, openings: Openings) -> tuple[str, ...]:
-    """Return the namespaces that may use a network; none without an entry."""
+    """Return the namespaces that may use a network; none without an entry for it or EVERY."""
     return tuple(openings.get(network, openings.get(EVERY, ())))
 
 

@@ -73,7 +73,7 @@ class UsedNics:
 
     @contextmanager
     def without(self, uid: str) -> Iterator[Self]:
-        """Leave out a VM while it is planned. Its interfaces are as before at the end."""
+        """Leave out a VM while it is planned. Afterwards, its interfaces are as before."""
         before = self._of.get(uid)
         self._remove(uid)
         try:
@@ -88,7 +88,7 @@ class UsedNics:
         return self._on_network[_network(nic)]
 
     def addresses(self, nic: Nic) -> Collection[str]:
-        """Return the addresses of the network of `nic`, without prefixes."""
+        """Return the addresses in use on the network of `nic`, without prefixes."""
         return self._addresses.get(_network(nic), Counter())
 
     def freed(self, nic: Nic) -> Mapping[str, int]:
@@ -96,7 +96,7 @@ class UsedNics:
         return self._freed.of(nic)
 
     def remembered(self, nic: Nic, uid: str) -> Nic:
-        """Return an interface of a VM that was here before with the addresses that it had."""
+        """Return the interface; if it has no address, with those that it last had on this host."""
         if nic.addresses:
             return nic
         return nic.model_copy(update={"addresses": self._freed.former(nic, uid)})

@@ -36,7 +36,7 @@ class WrapperRequest:
 class NicArgument:
     """One interface on QEMU's command line. `device` is without `netdev` and `mac`.
 
-    It has as many descriptors as `queues`, and as many of vhost-net if `vhost`.
+    It has `queues` descriptors of taps and, with `vhost`, as many descriptors of vhost-net.
     """
 
     device: Mapping[str, str | int | bool]

@@ -62,7 +62,7 @@ class Zone:
         return ReverseName(address, own, ".".join(labels[depth:]))
 
     def has(self, address: Address) -> bool:
-        """Return True for an address of the host's own guests."""
+        """Return True for an address in the subnets of this host's built-in network."""
         return address in self.network or (self.network6 is not None and address in self.network6)
 
 

@@ -18,7 +18,7 @@ class Attacher(Protocol):
         """
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure what a network has once on the host. Raises VirtbusError."""
+        """Ensure the parts on the host that a network's interfaces share. Raises VirtbusError."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
         """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""

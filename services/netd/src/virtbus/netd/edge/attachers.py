@@ -1,8 +1,7 @@
 """Connects interfaces to the host, by the kind of their network: one attacher for each kind.
 
-A further kind is one attacher and one row in `Attachers`; a binding that is independent of the kind
-has an attacher around theirs. Everything inside the VM's namespace is the same for all
-(`guest_links`).
+A further kind is one attacher and one row in `Attachers`. A binding for several kinds has an
+attacher that uses theirs. Everything inside the VM's namespace is the same for all (`guest_links`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +33,8 @@ from virtbus.schemas.nic import NicBinding
 class CniAttacher:
     """Plans interfaces of conflists, and limits the reach of their guests.
 
-    Their plugins are programs, which `builder` runs and awaits. They run when the namespace exists,
-    and each of their results is stored before the next runs.
+    Their plugins are programs, which `plugin_chains` runs and awaits. They run when the namespace
+    exists, and the result of each conflist is stored before the plugins of the next one run.
     """
 
     cni: Cni
@@ -113,8 +112,8 @@ class Attachers:
     def plan(self, vm: Attachment, used: UsedNics, own: Sequence[Nic] = ()) -> Attachment:
         """Return the attachment with an address or a conflist for each interface.
 
-        `own` are further interfaces of the VM, which are not planned. Raises VirtbusError for what
-        a network does not give, or another interface has.
+        `own` are further interfaces of the VM, which are not planned. Raises VirtbusError if a
+        network does not offer what the record asks for, or if another interface has it.
         """
         check_ports(vm, [*used.publishing(but=vm.uid), *own])
         nics: list[Nic] = []
@@ -125,7 +124,7 @@ class Attachers:
         return vm.model_copy(update={"nics": tuple(nics)})
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure what the networks of these interfaces have once on the host."""
+        """Ensure the parts on the host that the interfaces of each network share."""
         for attacher, own in self._grouped(nics):
             attacher.prepare(host, own)
 
@@ -150,7 +149,7 @@ class Attachers:
         return self.passt if nic.binding is NicBinding.PASST else self._of[nic.kind]
 
     def _grouped(self, nics: Sequence[Nic]) -> list[tuple[Attacher, list[Nic]]]:
-        """Return the interfaces by attacher. Kinds that share one have one transaction."""
+        """Return the interfaces by attacher. Kinds with one attacher share a transaction."""
         groups: dict[Attacher, list[Nic]] = {}
         for nic in nics:
             groups.setdefault(self._attacher(nic), []).append(nic)

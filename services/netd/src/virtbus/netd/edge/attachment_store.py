@@ -1,7 +1,7 @@
 """Stores one state file per VM: its addresses, and the input of a CNI DEL.
 
-It is written before anything is made and removed after everything is gone. So everything that a
-crash leaves on the host has a file.
+It is written before anything is made and removed after everything is gone. So every namespace that
+a crash leaves on the host has a file.
 """
 
 import fcntl
@@ -71,7 +71,7 @@ class AttachmentStore:
         A torn file is removed: the power failed before `sync`, so its network was never announced.
 
         Raises:
-            VirtbusError: 422 if a file was written by a newer netd.
+            VirtbusError: 422 `state_newer` or `state_older` if a file has another version.
         """
         found = []
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):

@@ -1,7 +1,8 @@
 """Connects interfaces to an existing bridge of the host: networks of the kind `bridge`.
 
-The bridge belongs to the host. Its ports are veth pairs, which end with the VM's namespace. The
-DHCP server of its segment gives the guests their addresses, unless their network has a subnet.
+The bridge belongs to the host. VMs' ports on it are ends of veth pairs, which the kernel removes
+with the VM's namespace. The DHCP server of its segment gives the guests their addresses, unless
+their network has a subnet.
 """
 
 import errno
@@ -25,13 +26,16 @@ from virtbus.schemas.errors import VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class HostBridgeAttacher:
-    """Implements `attachers.Attacher`."""
+    """Implements `attacher.Attacher`."""
 
     segments: Segments
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Check the link, its VLANs, its ports and its MTU. Raises VirtbusError."""
+        """Return the interface with its addresses, after checks of the link's VLANs, ports and MTU.
+
+        Raises VirtbusError.
+        """
         with Netlink() as host:
             link = self.segments.of(host, nic)
         refuse_full(nic, len(used.on_host_link(link.name)))
@@ -82,7 +86,10 @@ class HostBridgeAttacher:
 
 
 def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
-    """Make the host end a port in its VLAN. Its tap is not up yet, or its guest is the same."""
+    """Make the host end a port, and then put it into its VLAN.
+
+    In between, it is in the bridge's own VLAN. Its tap is not up yet, or its guest is the same.
+    """
     try:
         host.do([host_end.plug(nic.host_link, link.index, uid)])
     except NetlinkError as error:
@@ -104,7 +111,7 @@ def is_down(host: Netlink, nic: Nic, link: SegmentLink) -> list[str]:
 def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:
     """Return the calls that move a new port from the VLAN `pvid` to `vlan`, untagged.
 
-    The second removes the VLAN that the bridge gives each new port; 0: it gives none.
+    `pvid` is the VLAN that the bridge gives each new port; 0: it gives none.
     """
     calls = [links.add_port_vlan(port, vlan)]
     return calls if pvid in {0, vlan} else [*calls, links.delete_port_vlan(port, pvid)]

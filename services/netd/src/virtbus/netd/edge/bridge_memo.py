@@ -11,9 +11,10 @@ _PREFIX = "host"
 
 
 class Forwarding(TypedDict):
-    """The values of sysctls: whether the host forwards IPv4 and IPv6, and who accepts routers.
+    """The values of sysctls: the host's forwarding of IPv4 and IPv6, and `accept_ra`.
 
-    `forwarding6` is empty if it is unknown, and `accept_ra` has the interfaces that accept them.
+    `forwarding6` is empty if it is unknown. `accept_ra` has, by name, the value of each interface
+    that accepts router advertisements.
     """
 
     ip_forward: str
@@ -32,7 +33,10 @@ class BridgeMemo:
         return self._path.exists()
 
     def write(self, forwarding: Forwarding, target: NetworkTarget | None) -> None:
-        """Write the memo unless it exists; `forwarding` counts only for the first bridge."""
+        """Write the memo unless it exists. If another bridge has one, its values are copied.
+
+        Without one, `forwarding` is stored.
+        """
         if self.exists():
             return
         before = next((_forwarding(one) for one in self.all()), forwarding)
@@ -42,7 +46,7 @@ class BridgeMemo:
         part.replace(self._path)
 
     def forwarding(self) -> Forwarding:
-        """Return the former values."""
+        """Return the values from before the first bridge."""
         return _forwarding(self._path)
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs CNI plugins: chains of verbs, bounded in time and output (NET-10)."""
+"""Reads conflists, and runs the plugins in them, bounded in time and output (NET-10)."""
 
 import asyncio
 import contextlib
@@ -102,7 +102,7 @@ class Cni:
         )
 
     def of_target(self, target: NetworkTarget) -> CniState:
-        """Return the conflist in a network object; its name on the host is the object's uid.
+        """Return the conflist in a network object; its name on the host has the object's uid.
 
         Raises:
             VirtbusError: 403 `plugin_forbidden` for a plugin that is not on the node's allow-list;
@@ -119,7 +119,8 @@ class Cni:
 
         Raises:
             VirtbusError: 503 `cni_not_ready` if a plugin says so on STATUS; 500 `cni_failed` with
-                the plugin's message; then `delete` must be run.
+                the plugin's message, or `cni_result`; 422 `cni_plugin_missing`. After an error,
+                `delete` must be run.
         """
         conflist = state.conflist
         place = CniPlace(conflist["name"], uid, nic.eth)
@@ -179,8 +180,8 @@ class Cni:
         """Let the plugins remove what belongs to no attachment of `known`, if they know GC.
 
         A plugin that fails is logged, and the others are run. Attachments that are being made are
-        valid, too. `known` is called while no attachment begins: the result of an earlier
-        call may lack one that was made during the collection of another conflist.
+        valid, too. `known` is called while no attachment begins. An earlier call could miss an
+        attachment that was made while another conflist was collected.
         """
         if not has_verb(conflist, CniVerb.GC):
             return

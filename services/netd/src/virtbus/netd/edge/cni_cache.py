@@ -1,4 +1,4 @@
-"""Stores results of CNI plugins as libcni does, for a person with a tool that reads them.
+"""Stores results of CNI plugins as libcni does, for tools that read such files.
 
 netd itself needs none of these files. They are not in libcni's own folder: the garbage collection
 of another runtime would take netd's attachments there for leftovers, and undo them.
