@@ -90,7 +90,7 @@ class Attachments:
             return await self._make(plan, known, begun)
 
     async def _serves(self, entry: NetworkEntry, plan: Attachment) -> bool:
-        """Update a network that equals `plan` or is in use; return False if it must be made again."""
+        """Update a network that equals `plan` or is in use; return False to have it made again."""
         attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
