@@ -61,8 +61,8 @@ class Attachments:
     async def ensure(self, record: VmRecord, begun: Begun = silent) -> NetReady:
         """Make the network that `record` needs, or return an existing one at once.
 
-        `begun` is called when the MACs are known and a CNI plugin is about to run. After an error,
-        only the addresses are kept.
+        `begun` is called when the MACs are known and a CNI plugin is about to run. If the build
+        fails, only the addresses are kept.
 
         Raises:
             VirtbusError: 503 while recovering; 409 for an older or released epoch, a MAC in use or
@@ -302,7 +302,7 @@ class Attachments:
         they are logged once, and stay. Requests are refused until this has returned.
 
         Raises:
-            VirtbusError: 409 `netd_running`, `bridge_in_use`; 422 `state_newer`.
+            VirtbusError: 409 `netd_running`, `bridge_in_use`; 422 `state_newer`, `state_older`.
         """
         self._doors.files.prepare()
         await in_thread(self._doors.bridge.check_owner)

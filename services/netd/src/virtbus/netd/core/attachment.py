@@ -18,7 +18,7 @@ from virtbus.schemas.publish import GuestPort, PublishedPort
 
 
 class NicKind(StrEnum):
-    """The kind of an interface's attachment."""
+    """The kind of network to which an interface is connected."""
 
     BRIDGE = "bridge"
     """The built-in path: a veth to the host bridge."""
@@ -157,7 +157,7 @@ class Nic(LenientModel):
 
     @property
     def place(self) -> str:
-        """Return the uid of its network object; empty for the built-in network."""
+        """Return the uid of its network object; empty without one."""
         return self.target.uid if self.target is not None else ""
 
     @property

@@ -256,8 +256,8 @@ def arguments(nic: Nic) -> dict[str, str]:
 def bare_environment(command: str, plugin_path: str) -> dict[str, str]:
     """Return the environment of a verb without an attachment, with one CPU for Go.
 
-    Plugins are short-lived Go programs: threads for every CPU of the host, each with a garbage
-    collector, cost more than their work.
+    Plugins are short-lived Go programs. With threads and a garbage collector for every CPU of the
+    host, their start would cost more than their work.
     """
     return {
         "GOMAXPROCS": "1",

@@ -170,7 +170,8 @@ def settled(nic: Nic, result: Result) -> Nic:
     An interface whose guest asks a DHCP server has no address yet.
 
     Raises:
-        VirtbusError: 500 `cni_result` if addresses or routes are unreadable or missing.
+        VirtbusError: 500 `cni_result` if addresses or routes are unreadable, or an address is
+            missing.
     """
     try:
         ips = objects(result, "ips")

@@ -192,9 +192,9 @@ def _options(field: bytes) -> dict[int, bytes] | None:
 def answer(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
     """Return the reply to `request`, or None.
 
-    Other MACs get no reply, so that none can exhaust addresses (NET-06). Relays and clients of
-    other servers get none either. DECLINE and RELEASE get none, because the guest keeps its address
-    for as long as it exists.
+    Other MACs get no reply, so that a guest cannot exhaust addresses (NET-06). Relays and clients
+    of other servers get none either. DECLINE and RELEASE get none, because the guest keeps its
+    address for as long as it exists.
     """
     if request.mac != offer.mac or request.relay != ANY:
         return None
@@ -262,7 +262,7 @@ def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
-    """Return options in order of importance: one that does not fit after the others is dropped."""
+    """Return options in order of importance: one for which no room is left is dropped."""
     network = offer.address.network
     routes = guest_routes(offer)
     options = [(Option.MASK, network.netmask.packed)]

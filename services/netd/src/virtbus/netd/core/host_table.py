@@ -40,8 +40,8 @@ def host_table(
     With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
     An isolated network has the rules of `_isolated`. The traffic of a routed one is not
-    masqueraded. Nobody opens a connection to a guest of a nat or overlay network, except to a
-    published port. Packets to a gateway from elsewhere are dropped before a published port of the
+    masqueraded. Nobody outside opens a connection to a guest of a nat or overlay network, except to
+    a published port. Packets to a gateway from elsewhere are dropped before a published port of the
     host could redirect them.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host

@@ -10,7 +10,7 @@ def grown(known: Attachment, wanted: Attachment) -> Attachment:
     """Return the attachment `known` of a running guest whose record now asks for `wanted`.
 
     A new interface is pending, and one that the record has no longer is leaving. The others stay
-    as they are. A new interface waits while leaving ones use its name or all numbers: it is absent
+    as they are. A new interface waits while leaving ones use its name or all indices: it is absent
     from the result, and appears once they are gone. A late, older record changes nothing.
     """
     if wanted.generation < known.generation:

@@ -106,7 +106,7 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
 
 
 def _translated(nic: Nic) -> Iterator[nft.NftRule]:
-    """Yield the rules that rewrite, and one that drops packets from outside to the guest's network.
+    """Yield the rules that rewrite addresses or drop packets from outside to the guest's network.
 
     The kernel also counts a connection as rewritten if it only had to change an identifier.
     `forward` cannot tell such a connection from one that these rules have rewritten.

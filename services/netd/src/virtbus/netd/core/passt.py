@@ -1,4 +1,4 @@
-"""Derives how passt serves an interface: its name among processes, and its options (ADR 0082)."""
+"""Derives the name of passt's processes for an interface, and passt's options (ADR 0082)."""
 
 from ipaddress import IPv4Interface, ip_interface
 

@@ -81,8 +81,8 @@ def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> lis
 def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
     """Return the rules of the table; their sets have the guests.
 
-    The rules are those of `host_table` for guests of its bridge, with one difference: packets to
-    other addresses are left to the plugins, whose network policy may drop them.
+    They limit these guests as `host_table` limits those of its bridge. Only packets to addresses
+    that are not closed are left to the plugins, whose network policy may drop them.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)

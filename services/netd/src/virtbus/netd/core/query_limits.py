@@ -3,9 +3,11 @@
 from virtbus.netd.core.token_bucket import TokenBucket
 
 RATE_HZ, BURST = 200.0, 200
-"""Queries of a guest. The kernel drops those that do not fit into the socket's buffer."""
+"""Queries of a guest: per second, and at once. Those that wait are in the socket's buffer, and the
+kernel drops those that do not fit."""
 LOOKUP_RATE_HZ, LOOKUP_BURST = 20.0, 40
-"""Questions of a guest to the controllers. A guest that invents names costs them no more."""
+"""Questions to the controllers for a guest: per second, and at once. A guest that invents names
+costs them no more."""
 BUSY = 32
 """Open queries of a guest."""
 BUSY_WHEN_FULL = 2

@@ -63,7 +63,7 @@ def list_connections() -> NetlinkCall:
 
 
 def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[NetlinkCall]:
-    """Yield the calls that end listed connections to ports of guests."""
+    """Yield the calls that end those of the listed connections that lead to `ports`."""
     for reply in replies:
         start = HEADER_BYTES + _HEADER.size
         if guest_port(reply) in ports:

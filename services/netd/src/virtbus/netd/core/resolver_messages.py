@@ -33,7 +33,7 @@ class ResolverSite:
     """The path at which a later netd finds the process."""
 
     def text(self) -> str:
-        """Return it as the argument of a process."""
+        """Return the site as an argument of the process."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

@@ -61,7 +61,10 @@ class HostBridgeAttacher:
             _plug(host, uid, nic, link)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return each host end that is not on its bridge; `mend`: plug it, if the bridge exists."""
+        """Return a message for each host end off its bridge, or with a bridge that is down.
+
+        `mend`: plug the end instead, if the bridge exists.
+        """
         found = []
         with Netlink() as host:
             for nic in nics:
