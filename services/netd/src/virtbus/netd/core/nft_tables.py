@@ -87,7 +87,7 @@ def replace_table(
 ) -> list[NetlinkCall]:
     """Return the transaction that replaces a table.
 
-    It waits for an RCU grace period (8-16 ms), so use `new_table` if there is no table.
+    The kernel waits in it for an RCU grace period (8-16 ms), so use `new_table` if there is none.
     """
     return batch([*ended(family, name), *contents(family, name, chains, rules, sets)])
 

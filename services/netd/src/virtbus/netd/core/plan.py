@@ -129,7 +129,7 @@ def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None)
 
 
 def _kind(network: str, target: NetworkTarget | None) -> NicKind:
-    """Return the kind of a network: without an object, it is a conflist of the node."""
+    """Return the kind of a network. One without an object is `default` or a conflist."""
     if target is not None:
         return NicKind.of(target.spec.kind)
     return NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI
