@@ -1,9 +1,9 @@
 """Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
 The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
-frames that no rule allows. So VLAN, STP, LLDP and foreign sources need no rule of their own, and
-neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and router solicitations
-from the guest: netd's packet socket on the tap reads them before this hook.
+frames that no rule allows. So VLAN, STP and LLDP need no rule of their own, and neither does IPv6
+of a guest without IPv6 addresses. It also drops DHCP and router solicitations from the guest:
+netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 
 The kernel compares a frame with each rule up to the one that decides. So the first rules accept

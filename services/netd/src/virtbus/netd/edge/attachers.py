@@ -1,7 +1,7 @@
 """Connects interfaces to the host, by the kind of their network: one attacher for each kind.
 
 A further kind is one attacher and one row in `Attachers`. A binding for several kinds has an
-attacher that uses theirs. Everything inside the VM's namespace is the same for all (`guest_links`).
+attacher that uses theirs. `guest_links` has the inside of the VM's namespace, for all kinds.
 """
 
 from collections.abc import Mapping, Sequence
