@@ -1,7 +1,8 @@
-"""Implements the `GuestBackupPort` with libvirt, and without one for simulated guests.
+"""Implements the `GuestBackupPort` with libvirt, and without a hypervisor for simulated guests.
 
-libvirt's checkpoints are its own knowledge of bitmaps, which QEMU keeps in the disks. They are
-removed as metadata only: libvirt would open frozen layers for writing to remove bitmaps there.
+A checkpoint is libvirt's own note of a bitmap, which QEMU keeps in the disks. libvirt removes only
+its note here, and QEMU's monitor removes the bitmap. To remove both, libvirt would open frozen
+layers for writing.
 """
 
 import contextlib
@@ -33,9 +34,9 @@ _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 _NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
 _LOST = "backup job data missing"
-"""libvirtd died between the begin of a backup and the storage of its data. It then keeps the job
-until the guest ends, and can neither continue nor end it. It starts that guest again only after it
-was restarted once more (libvirt 9.0)."""
+"""libvirt's message if libvirtd died between the begin of a backup and the storage of its data. The
+next libvirtd keeps the job until the guest ends, and can neither continue nor end the job. It
+starts that guest again only after one more restart of libvirtd (libvirt 9.0)."""
 
 
 class LibvirtBackups:
@@ -163,6 +164,6 @@ def _job_lost() -> VirtbusError:
 
 
 def simulated() -> VirtbusError:
-    """Return 501: there is no QEMU."""
+    """Return 422 `guest_simulated`: there is no QEMU."""
     message = "the guests of this node are simulated: they have no disks; stop the VM, then repeat"
     return VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

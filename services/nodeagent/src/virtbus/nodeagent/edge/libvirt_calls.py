@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 STUCK_LIMIT = 4
-"""Number of hanging calls at which the agent reports that it is unhealthy (F10)."""
+"""While this number of calls hangs, the agent is unhealthy and refuses most other calls (F10)."""
 IDLE_THREADS = 4
 
 

@@ -20,14 +20,15 @@ CALL_TIMEOUT_S = 15.0
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _METADATA = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 _PENDING = ("already in the process of unplug", "unplug already in progress")
-"""Parts of QEMU's message about a device that the guest was asked to release before."""
+"""Parts of QEMU's messages about a device that the guest has already been asked to release."""
 
 
 class LibvirtDevices:
     """The devices of running guests, on connections of `links`.
 
-    libvirt does not know the NICs of a guest's start (ADR 0009), so QEMU is asked for those. A
-    change of the metadata is durable, and that of a device is live.
+    libvirt does not know the NICs that a guest was started with (ADR 0009). So `detach_unknown` and
+    `has_unknown` ask QEMU. `note` also changes the stored domain; all other changes are lost when
+    the guest ends.
     """
 
     def __init__(self, links: LibvirtLinks) -> None:
@@ -98,9 +99,9 @@ class LibvirtDevices:
 
 
 def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
-    """Raise 409 `layers_differ` if libvirt would grow another file than that of the guest.
+    """Raise 409 `layers_differ` if libvirt would grow another file than the guest uses.
 
-    A device has no layers.
+    A disk that is a device of the host or of a server has no layers, so it is not checked.
     """
     named = named_files(domain.XMLDesc()).get(target)
     if named is not None and named not in used_files(domain):

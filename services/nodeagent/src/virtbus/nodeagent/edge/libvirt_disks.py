@@ -17,9 +17,9 @@ _LOCKED = ("is locked", "waiting to open tray")
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set those limits of a guest's disks that differ, by target; return all figures afterwards.
+    """Set the limits of a guest's disks that differ from `wanted`; return those then in force.
 
-    Returns None if no guest runs.
+    Both are by target. Returns None if no guest runs.
     """
     if not domain.isActive():
         return None
@@ -43,7 +43,10 @@ def _differ(found: Mapping[str, object], wanted: Mapping[str, int]) -> bool:
 
 
 def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> None:
-    """Change the media that differ from libvirt's XML; no effect if no guest runs."""
+    """Change each drive whose medium in libvirt's XML is not the wanted one; raise VirtbusError.
+
+    It has no effect if no guest runs. The error is 409 `tray_locked` if the guest locks the tray.
+    """
     if not domain.isActive():
         return
     found = media(domain.XMLDesc())
@@ -62,7 +65,7 @@ def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> N
 
 
 def media(xml: str) -> dict[str, str]:
-    """Return the path of each disk's file by target; empty for an empty drive."""
+    """Return the path of each disk's file by target; empty for an empty drive or a device."""
     root = ET.fromstring(xml)  # noqa: S314  from libvirtd
     media = {}
     for disk in root.findall("devices/disk"):

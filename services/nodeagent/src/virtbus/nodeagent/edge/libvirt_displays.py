@@ -33,7 +33,7 @@ class LibvirtDisplays:
         self._one_each = SerialCalls()
 
     async def connect(self, uid: str) -> socket.socket:
-        """Return a new connection to the guest's VNC server, made by QEMU.
+        """Return a new connection to the guest's VNC server; libvirt gives QEMU the other end.
 
         Raises:
             VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`, or an error of
@@ -64,7 +64,8 @@ class LibvirtDisplays:
         """Return a picture of the display, as the bytes of a PNG.
 
         Raises:
-            VirtbusError: as `connect`, and 422 `no_png` if QEMU cannot make a PNG.
+            VirtbusError: as `connect`, and 422 `no_png` if QEMU cannot make a PNG, or makes one
+                larger than MAX_PICTURE_BYTES.
         """
 
         def run(domain: libvirt.virDomain) -> tuple[str, bytes]:

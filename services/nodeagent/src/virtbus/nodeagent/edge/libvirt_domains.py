@@ -29,7 +29,7 @@ _ENDINGS: dict[int, Ending] = {
 
 
 def is_ours(domain: libvirt.virDomain) -> bool:
-    """Return True for a domain of virtbus: its name is `vb-` and its own UUID."""
+    """Return True for a domain of virtbus: its name is `vb-` followed by its own UUID."""
     return domain.name() == domain_name(domain.UUIDString())
 
 

@@ -35,7 +35,8 @@ _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout
 """Reasons of vmwrapper after which a later start may succeed."""
 
 _LOST_MESSAGE = "failed to connect to monitor socket"
-"""An emulator that ends before libvirt connects to it. libvirt then does not read its message."""
+"""libvirt's message about an emulator that ended before libvirt connected to it. libvirt then does
+not read the reason that the emulator printed."""
 
 
 def is_down(error: libvirt.libvirtError) -> bool:
@@ -43,7 +44,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
     code = error.get_error_code()
     if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
         return True
-    # A missing disk is a system error, too, but its domain is not RPC.
+    # A missing disk is a system error, too, but libvirt's domain of that error is not RPC.
     return error.get_error_domain() in _RPC and code in {
         libvirt.VIR_ERR_SYSTEM_ERROR,
         libvirt.VIR_ERR_INTERNAL_ERROR,

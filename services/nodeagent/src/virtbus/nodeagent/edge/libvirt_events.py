@@ -32,8 +32,8 @@ _RUNNING = threading.Event()
 def start_event_loop() -> None:
     """Start libvirt's event loop in a daemon thread, once per process. It cannot be ended.
 
-    It must run before the first connection. libvirt no longer prints errors to stderr, because they
-    are raised as well.
+    Call this before the first connection. It also keeps libvirt from printing errors to stderr,
+    because the calls raise them as well.
     """
     if _RUNNING.is_set():
         return

@@ -2,7 +2,8 @@
 
 `qemuAgentCommand` is used for programs only, because it taints the domain. A guest may hang or lie.
 So each guest gets one call at a time, on connections only for guest agents, and libvirt's time
-limit ends it. Recently slow guests use separate connections, so that others do not wait for them.
+limit ends the call. Guests that were slow recently have separate connections, so that others do not
+wait for them.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ QUICK_S = 1
 SLOW_FOR_S = 600.0
 """Time for which a guest counts as slow. If it were short, slow guests would delay others."""
 _LOOK_S = 0.05
-"""The first pause between two questions for the end of a program; they grow to a second."""
+"""The first pause before the agent asks again if a program has ended. Pauses double up to 1 s."""
 Answer = TypeVar("Answer")
 
 
@@ -183,7 +184,10 @@ async def _in_time(asked: Awaitable[Answer], timeout_s: float) -> Answer:
 def _answered(
     call: Callable[[libvirt.virDomain], Answer],
 ) -> Callable[[libvirt.virDomain], tuple[Answer]]:
-    """Return a function that translates the agent's own refusals."""
+    """Return a function that runs `call`, and translates the guest agent's own refusals.
+
+    It returns a tuple, so that an answer of None differs from the None of a missing domain.
+    """
 
     def run(domain: libvirt.virDomain) -> tuple[Answer]:
         try:
@@ -222,8 +226,9 @@ _thawed = _act(lambda domain: domain.fsThaw())
 def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
     """Return the agent's own refusal; None if libvirt refuses or the agent is silent.
 
-    While a guest is frozen, its agent reports all but a few commands as disabled. QEMU before 6.2
-    gives no reason, and then a command that the guest's administrator disabled looks the same.
+    While a guest is frozen, its agent reports all but a few commands as disabled. An agent of QEMU
+    before 6.2 gives no reason. Then the answer is `guest_frozen` also for a command that the
+    guest's administrator disabled.
     """
     text = cause(error.get_error_message() or "")
     if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:

@@ -114,7 +114,7 @@ class NoLayers:
 
 
 def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
-    """Return the progress of the copies of all disks and their ends, by target."""
+    """Return the bytes done and the bytes in all of each disk's copy or libvirt pull, by target."""
     if not domain.isActive():
         return {}
     copies = qemu_monitor.copies(domain)
@@ -130,8 +130,9 @@ def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
 def _leave_layers(domain: libvirt.virDomain) -> None:
     """Flush each disk whose copy is complete, and begin libvirt's pull of it.
 
-    QEMU's own pull changes the header of a disk before the tables are in its file. A crash right
-    then would lose what was copied, so libvirt's pull begins only if nothing is left to copy.
+    At its end, a pull changes the header of a disk before QEMU has written the disk's tables to the
+    file. A crash in between would lose what was copied. So libvirt's pull begins only after a flush
+    of the tables, when nothing is left to copy.
     """
     if not domain.isActive():
         return
@@ -147,7 +148,7 @@ def _leave_layers(domain: libvirt.virDomain) -> None:
 
 
 def _inode(file: str) -> int:
-    """Return the inode number of a file; 0 if it has no name here."""
+    """Return the inode number of a file; 0 if the path cannot be read."""
     try:
         return Path(file).stat().st_ino
     except OSError:

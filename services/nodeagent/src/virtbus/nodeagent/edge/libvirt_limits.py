@@ -1,4 +1,4 @@
-"""Reads the number of libvirtd's worker threads with `virt-admin`."""
+"""Reads the maximum number of libvirtd's worker threads with `virt-admin`."""
 
 import asyncio
 import os

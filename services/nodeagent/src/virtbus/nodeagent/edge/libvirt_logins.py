@@ -1,8 +1,8 @@
 """Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
 
-libvirt passes a secret to QEMU encrypted. It keeps ours in its memory only, and returns their
-values to nobody (`ephemeral`, `private`). The UUID is the volume's. So a secret that an
-agent left behind when it died is found, and replaced or removed.
+libvirt passes a secret to QEMU encrypted. It keeps the secrets of virtbus in its memory only, and
+returns their values to nobody (`ephemeral`, `private`). An agent that dies may leave secrets
+behind. The next start with the same login replaces its secret, and a sweep removes the others.
 """
 
 import asyncio
@@ -73,7 +73,10 @@ class LibvirtLogins:
             await asyncio.sleep(AGAIN_S)
 
     async def _remove(self, goes: Callable[[str], bool]) -> bool:
-        """Remove secrets of virtbus by UUID. A failure is logged; then return False."""
+        """Remove the secrets of virtbus whose UUIDs `goes` selects; return False after an error.
+
+        The error is logged.
+        """
         run = partial(_removed, goes=goes)
         try:
             await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Implements the `GuestReadPort` with libvirt, and without one for simulated guests (ADR 0079).
+"""Implements the `GuestReadPort` with libvirt, and for simulated guests without one (ADR 0079).
 
-QEMU makes the socket itself. So QEMU's user may write to its folder, by an access control list: the
-agent has no right to give files away. A guest that took its QEMU over may put another thing in its
-place: only a socket of that user is used.
+QEMU makes the socket itself, so its user must write to the socket's folder. An access control list
+allows that, because the agent has no right to change a folder's owner. A guest that took over its
+QEMU may replace the socket. So the agent connects only to a socket that QEMU's user owns.
 """
 
 import asyncio
@@ -63,9 +63,9 @@ class LibvirtReadings:
         return self._vms / check_uid(uid) / FOLDER
 
     def _socket(self, uid: str, reading: str) -> Path:
-        """Return the socket of a reading. Another server of the guest has another instant.
+        """Return the path of a reading's socket. Each reading has its own: it has its own instant.
 
-        The path of a socket has at most 107 bytes.
+        The name is only the end of the id, because a socket's path has at most 107 bytes.
         """
         return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
 
@@ -111,7 +111,7 @@ class LibvirtReadings:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
-            """Return True if QEMU serves nothing then."""
+            """Return True once QEMU serves nothing, False if it serves another reading."""
             until_s = time.monotonic() + ENDED_S
             if only and _served(domain) not in {"", only}:
                 return False
@@ -133,7 +133,7 @@ class LibvirtReadings:
 
 
 def _drop_useless(domain: libvirt.virDomain) -> None:
-    """Remove the bitmaps of readings that libvirt does not know: no reading can rest on them."""
+    """Remove bitmaps of readings that have no checkpoint in libvirt: no reading can use them."""
     known = {one.getName() for one in domain.listAllCheckpoints()}
     qemu_monitor.remove_bitmaps(
         domain, lambda name: name.startswith(READ_BITMAP) and name not in known
@@ -160,7 +160,7 @@ def _user_of(domain: libvirt.virDomain) -> int:
 
 
 def _make(folder: Path, user: int) -> None:
-    """Make an empty folder for the socket of QEMU's user; nobody else passes it."""
+    """Make an empty folder for QEMU's socket. Only root and QEMU's user may enter it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)
@@ -184,7 +184,7 @@ def _permit(folder: Path, user: int, rights: int) -> None:
 def _clear(folder: Path) -> None:
     """Remove the folder of a socket, and the right to reach it."""
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # there is none
+    with contextlib.suppress(OSError):  # there is no access control list
         os.removexattr(folder.parent, _ACL)
 
 

@@ -1,6 +1,7 @@
 """Sets the limits of a running domain on its host: CPU shares, quota, CPUs, and memory.
 
-libvirt writes the first two into the guest's cgroup, pins its threads, and asks its balloon.
+libvirt writes shares and quota to the guest's cgroup, pins its threads to the CPUs, and asks its
+balloon to leave it this much memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ DOING = "set the resources"
 
 
 def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Set those limits that differ; return all limits afterwards, and an error of a part."""
+    """Set the limits that differ; return those then in force, and the error of a failed part."""
     if not domain.isActive():
         return ResourcesSet(None)
     told: InForce = {}
@@ -43,7 +44,7 @@ def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
 
 
 def pretended_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Return the limits of a domain that has no guest."""
+    """Return the wanted limits as those in force, for a simulated guest; they are not set."""
     in_force = ResourcesInForce(**wanted.model_dump()) if domain.isActive() else None
     return ResourcesSet(in_force)
 
@@ -97,7 +98,10 @@ def _set(mask: Sequence[bool]) -> frozenset[int]:
 
 
 def _balloon(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
-    """Ask the guest's balloon for a size; yield the guest's memory, None: it has all of it."""
+    """Ask the guest's balloon for a size; yield the guest's memory before and afterwards.
+
+    The memory is None if no limit is wanted and the guest has all of it.
+    """
     _, most_kib, actual_kib, *_ = domain.info()
     target_kib = resource_values.balloon_kib(wanted.memory_bytes, most_kib)
 
@@ -127,9 +131,10 @@ def _asked(wanted: Resources, fields: set[str]) -> bool:
 
 
 def _problem(part: Part, error: libvirt.libvirtError) -> VirtbusError:
-    """Return libvirt's error of a part.
+    """Return libvirt's error of a part as a VirtbusError.
 
-    A host without the cgroup, or an emulator without threads of vCPUs, is an "invalid operation".
+    libvirt calls a change an "invalid operation" if the host has no such cgroup, or the emulator no
+    threads of vCPUs. Both become 422 `domain_unsupported`.
     """
     found = translated(error, DOING)
     absent = error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID

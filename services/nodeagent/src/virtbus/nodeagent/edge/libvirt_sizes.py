@@ -1,8 +1,8 @@
 """Asks servers for the sizes of places, by a QEMU of libvirt that runs no guest (ADR 0060).
 
-A server that takes over this process has a process without rights, without a guest, and with bounds
-of memory, CPU time and seconds. libvirt ends it with the connection of a killed agent. If the
-server hangs at that moment, the next agent ends it.
+A hostile server may take over this QEMU. It then has a process without a guest, with bounded
+memory, CPU time and lifetime, and mostly of the user nobody (`_label`). If the agent is killed,
+libvirt ends the QEMU. If the server hangs at that moment, the next agent ends it.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class LibvirtSizes:
     async def asked(self, name: str, pool: ServerPool) -> dict[str, int]:
         """Return the sizes of places in bytes, by volume, without those that stay unknown.
 
-        The reason of an unknown one is logged once.
+        The reasons for unknown sizes are logged when they change.
         """
         if not pool.volumes:
             return {}
@@ -77,7 +77,7 @@ class LibvirtSizes:
         return dict(question.found)
 
     async def _answered(self, question: "_Question", login: Login | None) -> str:
-        """Wait for the answer; return why it is not complete."""
+        """Ask the question; return why that failed, or an empty text."""
         late_s = self._loop.time() + ASK_S
         try:
             async with self._logins.lent([] if login is None else [login]):
@@ -177,9 +177,10 @@ def _domain(name: str, pool: ServerPool) -> str:
 
 
 def _label(pool: ServerPool) -> Element | None:
-    """Return the label that runs it as nobody, a user without access to the disks of guests.
+    """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
-    Only QEMU's own user reads the keys of TLS, and only it is known to an NFS server without ids.
+    Return None if the server needs QEMU's own user. Only that user reads the keys of TLS for NBD,
+    and an NFS server serves only that user if the pool names no ids.
     """
     if server_of(pool).needs_qemus_user:
         return None

@@ -32,7 +32,7 @@ class LibvirtStarts:
         self._in_process = in_process
         self._loop = asyncio.get_running_loop()
         self._starting: set[str] = set()
-        """The uids without an event of their start."""
+        """The uids whose start has been called, and libvirt has not reported it yet."""
         self._calls = Counter[str]()
 
     async def run(self, uid: str, *, paused: bool, files: Mapping[str, int]) -> None:
@@ -80,9 +80,10 @@ class LibvirtStarts:
     def _begun(
         self, uid: str, files: Mapping[str, int]
     ) -> tuple[dict[str, int], Callable[[], None]]:
-        """Note a call; return descriptors of its own, and the function that runs at its end.
+        """Note a start; return its own copies of the descriptors, and the function for its end.
 
-        A late call would otherwise use numbers that meanwhile belong to files of another guest.
+        Without copies, a late start would use numbers that meanwhile belong to files of another
+        guest. Raises VirtbusError 503 `no_descriptors`.
         """
         held: dict[str, int] = {}
 

@@ -28,7 +28,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve while the context is open; one request for each connection.
 
-    A client that leaves cancels nothing: an end that began is completed.
+    A client that leaves cancels nothing: the agent completes the end of a VM that it has begun.
     """
     async with background() as tasks:
 

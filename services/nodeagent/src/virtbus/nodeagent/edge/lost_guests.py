@@ -1,7 +1,7 @@
 """Finds QEMU processes of virtbus that libvirt has lost, and ends one on request (ADR 0061).
 
-A libvirtd that was killed may not read its own file of a guest at its next start. Then the guest's
-QEMU runs on, and libvirt says that nothing runs.
+A libvirtd that was killed may fail to read its own file of a guest at its next start. Then the
+guest's QEMU runs on, and libvirt says that nothing runs.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Qemu:
         return os.fsencode(f"{folder}/") in self.arguments
 
     def has_open(self, file: os.stat_result) -> bool:
-        """Return True if it has a file open, or if that cannot be read."""
+        """Return True if the process has `file` open, or if its open files cannot be read."""
         try:
             for name in (PROC / str(self.pid) / "fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
@@ -54,7 +54,7 @@ class Qemu:
 
     @property
     def alive(self) -> bool:
-        """Return True while this process runs. Its number may be another's meanwhile."""
+        """Return True while this process runs. Another process may have its number afterwards."""
         return _read(self.pid) == self
 
     def end(self) -> None:
@@ -68,7 +68,7 @@ class Qemu:
         except ProcessLookupError:
             return
         try:
-            if not self.alive:  # compared after the handle is open, so it cannot change any more
+            if not self.alive:  # the handle is open by now, so it stays with the compared process
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -87,9 +87,9 @@ def qemus() -> dict[str, Qemu]:
 
 
 def _read(pid: int) -> Qemu | None:
-    """Return a process if it is a QEMU of virtbus: it has the name of its uid as libvirt gives it.
+    """Return a process if it is a QEMU of virtbus: libvirt named it after the uid in its arguments.
 
-    A process that has ended has no arguments.
+    A process that has ended has no arguments, so it is not returned.
     """
     try:
         arguments = (PROC / str(pid) / "cmdline").read_bytes()
@@ -112,10 +112,10 @@ class LostGuests:
         self._lost: dict[str, Qemu] = {}
 
     def compare(self, read: Callable[[], list[DomainFacts]]) -> list[DomainFacts]:
-        """Return the domains of `read`, those of lost guests with the state LOST.
+        """Return the domains of `read`, and each lost guest with the state LOST in their place.
 
-        libvirt knows a guest before its QEMU begins, and forgets it after its end. So the processes
-        are read before the domains, and again after them.
+        libvirt knows a guest before its QEMU begins, and forgets it after its QEMU has ended. So
+        the processes are read before the domains, and again after them.
         """
         processes, found = qemus(), read()
         known = {facts.uid for facts in found if facts.active}
@@ -135,7 +135,7 @@ class LostGuests:
             raise guest_lost(qemu.pid)
 
     async def end(self, uid: str, *, forced: bool) -> None:
-        """End a lost guest if `forced`; no effect without one.
+        """End the guest if it is lost and `forced` is set; no effect if it is not lost.
 
         Raises:
             VirtbusError: 409 `guest_lost`: not forced; 503 `guest_lost`: it does not end.
@@ -148,5 +148,5 @@ class LostGuests:
 
 
 def lost_facts(qemu: Qemu) -> DomainFacts:
-    """Return the facts of a lost guest: nobody knows its domain's metadata."""
+    """Return the facts of a lost guest. Its domain's metadata is unknown."""
     return DomainFacts(qemu.uid, DomainState.LOST, pid=qemu.pid)

@@ -24,11 +24,11 @@ class LvmCommands:
         self._left: Process | None = None
 
     async def run(self, words: Sequence[str]) -> str:
-        """Return what a command says.
+        """Return the output of a command.
 
         Raises:
-            OSError: it fails, with LVM's own reason.
-            TimeoutError: it does not answer.
+            OSError: the command fails, with LVM's own reason; or an earlier one still hangs.
+            TimeoutError: the command does not answer.
         """
         if self._left is not None and self._left.returncode is None:
             raise OSError(0, f"an earlier command of LVM hangs (process {self._left.pid})")
@@ -50,7 +50,7 @@ class LvmCommands:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the commands. File descriptors of ours are closed for them."""
+    """Return the environment of the commands. They inherit none of the agent's descriptors."""
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
 

@@ -15,8 +15,8 @@ SLOW_S, GONE_S = 1.0, 3.0
 PLACES_S = 60.0
 """Interval of the questions for sizes, which change rarely."""
 BY_QEMU_S = 15.0, 600.0
-"""The same if QEMU asks, which takes a second of CPU time: the first interval while sizes are
-unknown, which doubles, and the longest one."""
+"""The first and the longest interval of these questions if QEMU asks them, which takes a second of
+CPU time. While sizes are unknown, the interval doubles."""
 _UNKNOWN = PoolState.GONE, ""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
@@ -28,7 +28,7 @@ Ask = Callable[[str, ServerPool], Awaitable[Mapping[str, int]]]
 
 
 class PoolServers:
-    """The pools whose data is on a server. No probe delays another, and no question a probe."""
+    """The pools whose data is on a server. No server delays the probes of another one."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PoolServers:
         self._sizes = {name: KnownSizes() for name in self._pools}
 
     async def run(self) -> None:
-        """Probe all servers; never returns by itself."""
+        """Probe all servers; returns only if there are none."""
         async with asyncio.TaskGroup() as group:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
@@ -102,13 +102,13 @@ class PoolServers:
 
 
 async def place_sizes(pool: ServerPool) -> dict[str, int]:
-    """Return the sizes of the places that such a server tells, by volume."""
+    """Return the sizes of places as an NBD server reports them, by volume."""
     sizes = await export_sizes(pool.host, pool.port, sorted(pool.volumes.values()))
     return {key: sizes[name] for key, name in sorted(pool.volumes.items()) if name in sizes}
 
 
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:
-    """Return the state of a server, and the reason if it is not Ready."""
+    """Return the best state of a server's hosts, and the reason if it is not Ready."""
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(_probed(pool, host)) for host in server_of(pool).hosts]
     found = [one.result() for one in asked]
@@ -134,7 +134,7 @@ async def _probed(pool: ServerPool, host: str) -> tuple[PoolState, str]:
 
 
 async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
-    """Return the first bytes of a server, and why they are not all."""
+    """Return the first bytes that a server sends, and the reason if some are missing."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(GONE_S):
@@ -145,7 +145,7 @@ async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
         return b"", "does not answer; start it, or check the network"
     except asyncio.IncompleteReadError as error:
         return error.partial, "closes the connection; start it again"
-    except UnicodeError:  # of a label that is empty or too long
+    except UnicodeError:  # a label of the host's name is empty or too long
         return b"", "has no valid name; correct pools.toml"
     except OSError as error:
         return b"", f"cannot be reached: {error.strerror or type(error).__name__}; start it"

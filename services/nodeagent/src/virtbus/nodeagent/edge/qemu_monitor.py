@@ -45,8 +45,9 @@ def close_left(domain: libvirt.virDomain) -> None:
     """Close the block nodes that libvirt has made, and that its XML does not name any more.
 
     libvirt closes a detached disk when QEMU reports the device's end. After a reset of the guest
-    the device may still use its node at that moment. QEMU refuses, and libvirt does not repeat it.
-    QEMU refuses here too while a device uses a node; the caller checks the file and repeats this.
+    the device may still use its node at that moment. QEMU then refuses, and libvirt does not try
+    again. QEMU refuses here too while a device uses a node. So the caller checks the file and calls
+    this again.
     """
     found = _execute(domain, "query-named-block-nodes").get("return", [])
     nodes = [one["node-name"] for one in found]
@@ -70,7 +71,7 @@ class UsedFile(NamedTuple):
 def used_files(domain: libvirt.virDomain) -> dict[str, UsedFile]:
     """Return the files that the guest's devices use.
 
-    This is QEMU's own answer, also after libvirt has lost count.
+    The answer is QEMU's own, so it is right even where libvirt's XML is not.
     """
     found = {}
     for device in _execute(domain, "query-block").get("return", []):
@@ -107,7 +108,8 @@ def _usable(bitmap: dict[str, Any]) -> bool:
 def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> None:
     """Remove the bitmaps of the guest's devices whose names `goes` selects.
 
-    Those of the layers below stay: layers never change.
+    Bitmaps in the layers below stay, because layers never change. Raises VirtbusError 500
+    `qemu_refused`.
     """
     for device in _execute(domain, "query-block").get("return", []):
         inserted = device.get("inserted") or {}
@@ -124,19 +126,19 @@ _COPY = "virtbus-copy-"
 
 
 class Copy(NamedTuple):
-    """A copy of what is below a disk into it: bytes done, bytes in all."""
+    """A job that copies the files below a disk into the disk: bytes done, bytes in all."""
 
     done_bytes: int
     total_bytes: int
     whole: bool
-    """True if it waits for its end."""
+    """True if everything is copied. The job then waits for `end_copy`."""
 
 
 def begin_copy(domain: libvirt.virDomain, target: str, disk: str, base: str) -> None:
     """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
 
     `disk` and `base` are indexes of libvirt's sources. The copy does not end by itself, and the
-    disk keeps its files. Raises VirtbusError 500 `qemu_refused`.
+    disk still rests on its files. Raises VirtbusError 500 `qemu_refused`.
     """
     job: dict[str, str | bool] = {"job-id": _COPY + target, "auto-finalize": False}
     job["device"] = f"libvirt-{disk}-format"
@@ -158,7 +160,10 @@ def copies(domain: libvirt.virDomain) -> dict[str, Copy]:
 
 
 def end_copy(domain: libvirt.virDomain, target: str) -> None:
-    """End a copy. The disk keeps what was copied, and its files."""
+    """End a copy. The disk keeps what was copied, and still rests on its files.
+
+    Raises VirtbusError 503 `domain_busy` if the copy does not end within 10 s.
+    """
     _execute(domain, "block-job-cancel", device=_COPY + target)
     limit_s = time.monotonic() + _END_S
     while target in copies(domain):
@@ -169,7 +174,7 @@ def end_copy(domain: libvirt.virDomain, target: str) -> None:
 
 
 def flush(domain: libvirt.virDomain, disk: str) -> None:
-    """Write the tables of a disk, by the index of libvirt's source, to its file.
+    """Write the tables of a disk to its file. `disk` is the index of libvirt's source.
 
     QEMU does not report a failed write here. It keeps the tables, and the guest's next flush fails.
     """
@@ -179,7 +184,7 @@ def flush(domain: libvirt.virDomain, disk: str) -> None:
 
 
 def _file_of(name: str) -> str:
-    """Return the path in QEMU's name of a node: the path, or options in JSON."""
+    """Return the path in QEMU's name of a file. The name is the path, or options in JSON."""
     node: Any = json.loads(name.removeprefix("json:")) if name.startswith("json:") else name
     while isinstance(node, dict):
         node = node.get("filename") or node.get("file") or ""
@@ -203,7 +208,8 @@ def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
 def has_nic(number: int) -> Callable[[libvirt.virDomain], bool]:
     """Return a function that returns True while the guest has NIC `number` of its start.
 
-    Once the guest has released it, QEMU closes the NIC's tap, also if that was done before.
+    Once the guest has released the NIC, the function lets QEMU close the NIC's tap. It may already
+    be closed.
     """
 
     def run(domain: libvirt.virDomain) -> bool:

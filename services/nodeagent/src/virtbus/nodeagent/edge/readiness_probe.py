@@ -72,7 +72,10 @@ class _Pings:
         self._woken: asyncio.Future[bool] | None = None
 
     async def ping(self, address: str, wait_s: float) -> bool:
-        """Send one echo request; return True after an answer, otherwise False after `wait_s`."""
+        """Send one echo request; return True after an answer, otherwise False after `wait_s`.
+
+        Nothing is sent to an empty address.
+        """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()
         self._woken = woken

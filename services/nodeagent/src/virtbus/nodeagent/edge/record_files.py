@@ -2,7 +2,7 @@
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
-<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h of the bus' time
+<state_dir>/agent/ledger       uid → highest epoch, time of removal; removed uids stay for 24 h
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/agent/node_spec    the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
@@ -78,7 +78,7 @@ class AgentFiles:
         version = self._state / state_version.FILE
         if not state_version.check(self._state):
             replace(version, f"{SCHEMA_VERSION}\n".encode())
-        version.chmod(0o644)  # imaged, of its own user, checks it at its start
+        version.chmod(0o644)  # imaged runs as its own user, and reads it at its start
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
             path.unlink(missing_ok=True)  # left by an agent that was killed

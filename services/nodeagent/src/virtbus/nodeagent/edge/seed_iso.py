@@ -1,4 +1,4 @@
-"""Writes first-boot data: ISO 9660 images (as the only importer of pycdlib), Ignition's file."""
+"""Writes first-boot data: ISO 9660 images and Ignition's file. Only this module uses pycdlib."""
 
 import asyncio
 import io
@@ -22,7 +22,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
 """The labels by which cloud-init finds its datasources."""
 IGNITION = "seed-ignition.json"
-"""A file that QEMU shows in fw_cfg. The name of an ISO ends in `.iso`, so none can be the same."""
+"""A file that QEMU shows in fw_cfg. The names of ISOs end in `.iso`, so no ISO has this name."""
 SMALL_BYTES = 4096
 """Larger user data, which takes up to 0.2 s, is parsed in another thread than small data."""
 
@@ -30,7 +30,7 @@ SMALL_BYTES = 4096
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
     """Return an ISO with Joliet and Rock Ridge names, readable for any guest.
 
-    `files` is path to contents; folders are created as needed.
+    `files` has the contents by path; folders are created as needed.
     """
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=label)
@@ -87,8 +87,8 @@ class SeedIsos:
         """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
         After a cancellation no file is written any more. A thread may still parse the user's data;
-        its result is dropped (ADR 0029). An earlier write of the VM that a disk delays replaces no
-        file of a later one.
+        its result is dropped (ADR 0029). If a slow disk delays a write, it replaces no file of a
+        later write of the same VM.
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -155,7 +155,7 @@ def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
 def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
-    """Return the files of a volume as path to contents, and its ISO's label."""
+    """Return the contents of a volume's files by path, and the label of its ISO."""
     if volume.file_set is not None:
         files = secrets.files.get(volume.name, volume.file_set)
         return files.contents, volume.file_set.volume_label

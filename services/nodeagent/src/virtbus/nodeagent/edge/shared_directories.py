@@ -1,4 +1,4 @@
-"""Prepares the directories that guests share with their host, and finds those that have ended.
+"""Prepares the directories that guests share with their host, and finds those without virtiofsd.
 
 <run_dir>/vms/<uid>/fs/<tag>/        an empty folder: the source that libvirt gives virtiofsd
 <run_dir>/vms/<uid>/fs/<tag>.json    the directory, for the program in `virtiofsd.py`
@@ -40,7 +40,7 @@ class HostDirectories:
     ) -> None:
         """`program_dir` is a folder from which libvirt may run programs.
 
-        `allowed` has the directories by the namespaces whose VMs may mount what is below them.
+        `allowed` has, by directory, the namespaces whose VMs may mount it and what is below it.
         """
         self._vms = run_dir / "vms"
         self._program = program_dir / PROGRAM
@@ -73,7 +73,10 @@ class HostDirectories:
             return await in_thread(make)
 
     def _root(self, record: VmRecord, path: str) -> str:
-        """Return the allowed directory at or above a path of the spec; raises VirtbusError 403."""
+        """Return the allowed directory at or above a path of the spec.
+
+        Raises VirtbusError 403 `directory_closed`.
+        """
         root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))
         if not root or not (opened or node_of(record.owner) == self._node):
@@ -86,7 +89,7 @@ class HostDirectories:
         return root
 
     def _drop_others(self, uid: str, tags: Collection[str]) -> None:
-        """Remove the files of tags that an earlier run had; their locks would seem lost."""
+        """Remove the files of other tags, of an earlier run: `lost` would report these tags."""
         for path in (self._vms / uid / "fs").glob("*.*"):
             if path.stem not in tags and path.suffix in _FILES:
                 path.unlink(missing_ok=True)
@@ -147,7 +150,7 @@ class HostDirectories:
         return (self._vms / uid / "fs").is_dir()
 
     def _ended(self, point: Path) -> bool:
-        """Return True if virtiofsd has ended; False if the guest was started without it."""
+        """Return True if virtiofsd has ended; False while it runs, or if it never started."""
         try:
             lock = os.open(point.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,9 +1,10 @@
 #!/usr/bin/python3 -IS
 """Mounts one directory of the host for a guest, then becomes virtiofsd.
 
-libvirt runs a copy of this file as root, with virtiofsd's arguments. Its source is an empty folder
-of the agent; the file next to it names the directory. The mount is in a namespace of this process,
-so it ends with virtiofsd. Nothing is imported but the standard library of the host's Python.
+libvirt runs a copy of this file as root, with virtiofsd's arguments. The source in these arguments
+is an empty folder of the agent; the JSON file next to the folder names the directory. The mount is
+in a namespace of this process, so it ends with virtiofsd. Nothing is imported but the standard
+library of the host's Python.
 """
 
 from __future__ import annotations  # the host may have an older Python
@@ -62,7 +63,8 @@ def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
     The folders above it are locked for reading. So no guest gets a directory that another guest
-    writes to, nor one above or below it. Readers share a directory.
+    writes to, nor one below it. A directory above it can only be got read-only. Readers share a
+    directory. Raises BlockingIOError.
     """
     for folder in folders[:-1]:
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -88,7 +90,7 @@ def lock_alive(alive: int) -> None:
 
 
 def holder(source: Path, directory: str) -> str:
-    """Return the VM of this host that has a directory at, above or below another; for messages."""
+    """Return text for a message: the VM that has a directory at, above or below `directory`."""
     for path in source.parents[2].glob("*/fs/*.json"):
         other = json.loads(path.read_text())["directory"]
         near = f"{other}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{other}/")

@@ -37,15 +37,17 @@ class VolumeGroup:
         self._devices = devices
         self._one_at_a_time = asyncio.Lock()
         self._gone = ""
-        """The reason why the last report failed. Requests are refused until a report succeeds, so
-        that none waits for a group that hangs."""
+        """The reason why the last report failed, or why a command of a request timed out. Requests
+        are refused until a report succeeds, so that none waits for a group that hangs."""
 
     async def do(self, want: LogicalRequest) -> Answer:
-        """Do what a request says; return the answer, and the open device, which is the caller's.
+        """Carry out a request; return the answer, and the open device, if any.
+
+        The caller closes the device.
 
         Raises:
             OSError: LVM refuses, with its reason; ENOSPC: no room.
-            ValueError: its report cannot be read, or the request contradicts it.
+            ValueError: LVM's report cannot be read, or the request contradicts the report.
         """
         async with self._one_at_a_time:
             if self._gone:
@@ -143,7 +145,7 @@ class VolumeGroup:
 
     async def _opened(self, volume: str, there: LogicalVolume | None = None) -> Answer:
         path = lvm.device_path(self._pool, volume, self._devices)
-        if not await in_thread(Path(path).exists):  # since the host's boot
+        if not await in_thread(Path(path).exists):  # not yet activated since the host's boot
             await self._run(lvm.activate(self._pool, volume))
         answer = self._answer(there or lvm.find(await self._volumes(), volume))
         opened: list[int] = []
@@ -173,7 +175,7 @@ class VolumeGroup:
 
 
 def _open_block(path: str) -> int:
-    """Return a device, open for reading and writing by nobody else exclusively; raises OSError."""
+    """Open a device for reading and writing; raises OSError, also if it is in exclusive use."""
     device = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     if not stat.S_ISBLK(os.fstat(device).st_mode):
         os.close(device)
