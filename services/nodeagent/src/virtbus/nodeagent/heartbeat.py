@@ -27,7 +27,8 @@ TTL_S = 15.0
 LEFT_TTL_S = 60.0
 GOODBYE_S = 1.0
 SILENT_S = 12.0
-"""Three intervals. A service that sends no report for this time counts as not ready."""
+"""Three intervals of the reports of imaged and netd. A service that is silent for longer counts as
+not ready."""
 SERVICES = ("imaged", "netd")
 
 

@@ -28,7 +28,8 @@ RENEW_S = 60.0
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
 WAIT_REPORTED_S = 20.0
-"""Seconds before a wait is reported. After a reboot, it is normal to wait 15 s for a heartbeat."""
+"""Seconds before a wait is reported. After a reboot, it is normal to wait 15 s until the heartbeat
+of the last agent expires."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
 """Longer than a heartbeat's interval, because a restarted bus has no heartbeats at first."""
@@ -40,7 +41,7 @@ WHY = (
 
 
 class Lives(Protocol):
-    """Stores instance ids in the state folder, and the result in the run directory."""
+    """Stores instance ids in the state folder, and the holder of the node in the run directory."""
 
     def remember(self, instance: str) -> None:
         """Store durably that a later instance may replace `instance`."""
@@ -55,7 +56,7 @@ class Lives(Protocol):
 class Ownership:
     """One instance of the agent, and the node's instance key.
 
-    `on_replaced` is called while a person has given the node to another host.
+    `on_replaced` is called at each refusal after a person has given the node to another host.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Ownership:
         self._since_ns = bus.sources.time_ns()
         self._revision = 0
         self._sent: set[str] = set()
-        """Tokens of writes that may have been stored after the last confirmed one."""
+        """Tokens of this instance's last confirmed write, and of later ones with unknown result."""
         self._quiet_since_s: float | None = None
         self._refused_s: float | None = None
         self._reported_why = ""
@@ -134,7 +135,10 @@ class Ownership:
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Return the key's value. Its `instance` is empty if the value is unreadable or wrong."""
+        """Return the key's value, None without one.
+
+        Its `instance` is empty if the value is unreadable or names another node.
+        """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):

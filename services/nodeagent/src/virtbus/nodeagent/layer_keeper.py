@@ -1,7 +1,7 @@
 """Protects layers in the file system, and removes those that nothing needs (ADR 0061).
 
-imaged decides, because it knows all disks. The agent acts, because it needs root: QEMU's user owns
-a file that it had open, and nobody removes an immutable one.
+imaged decides, because it knows all disks. The agent acts, because only root can: libvirt gives the
+files that QEMU opens to QEMU's user, and a protected layer is immutable.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Makes backups of running guests: imaged has the files, and libvirt the guest (ADR 0068).
+"""Makes backups of running guests: imaged keeps the files, libvirt controls the guest (ADR 0068).
 
-The agent stores nothing. It alone knows if QEMU has written all files, so an agent that restarts
-lets imaged stage them again. A backup that imaged has stored is found by the next request.
+The agent stores nothing on disk. It alone knows if QEMU has written all files, so an agent that
+restarts lets imaged stage them again. If imaged has stored the backup, its next answer says so.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class LiveBackups:
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
         self._pushes: dict[str, _Push] = {}
-        """By the id of the backup: what this agent has begun."""
+        """The pushes that this agent has begun, by the id of the backup."""
 
     def begun(self, backup: str) -> bool:
         """Return True if this agent has let QEMU begin a backup."""
@@ -57,8 +57,9 @@ class LiveBackups:
         """Do the next step; return imaged's state. `guest` is None once it has ended.
 
         Raises:
-            VirtbusError: no file and no name of the backup is left. 409 `guest_ended`,
-                `push_failed`, `disk_not_switchable`, `layers_differ`; those of imaged and libvirt.
+            VirtbusError: 409 `guest_ended`, `push_failed`, `disk_not_switchable`, `layers_differ`;
+                those of imaged and libvirt. The work is then cancelled. 503 `guest_unknown` and
+                `recovering`: the work stays, and the step has to be repeated.
         """
         live = work.model_copy(update={"live": True})
         push = self._pushes.get(work.id)
@@ -144,7 +145,7 @@ class LiveBackups:
         """Return True once QEMU has written all files, which imaged can read then.
 
         Raises:
-            VirtbusError: 409 `push_failed`, `guest_ended`.
+            VirtbusError: 409 `push_failed`, `guest_ended`; 503 `guest_unknown`.
         """
         with asked_again():
             found = await self._tools.backups.progress(push.uid)

@@ -31,7 +31,7 @@ class _Merge:
     begun: set[str] = field(default_factory=set)
     """The targets whose copy it has begun."""
     gone: set[str] = field(default_factory=set)
-    """Those that had no copy in the last round, although their layers are there."""
+    """The targets of `begun` that once had no copy although their layers were still there."""
     told: set[str] = field(default_factory=set)
     """The disks that imaged knows as merged."""
 
@@ -49,14 +49,14 @@ class LiveMerges:
             del self._merges[id_]
 
     async def do(self, work: FlattenWork, guest: ActorState, ask: Ask) -> WorkState:
-        """Let QEMU copy the layers of all disks into these, or end that; return the progress.
+        """Let QEMU copy the layers below each disk into the disk, or end that; return the progress.
 
-        The disks have their content at each instant.
+        The content that the guest sees never changes.
 
         Raises:
-            VirtbusError: no copy is left. 409 `layers_differ`, `disk_not_switchable`; 422
-                `copy_failed`; those of imaged and libvirt. 503 `guest_unknown`: it has to be
-                repeated.
+            VirtbusError: 409 `layers_differ`, `disk_not_switchable`; 422 `copy_failed`; those of
+                imaged and libvirt. The copies are then ended. 503 `guest_unknown` and `recovering`:
+                the call has to be repeated.
         """
         if work.do == "cancel":
             return await self._cancel(work, guest, ask)
@@ -163,13 +163,16 @@ class LiveMerges:
             seen = await self._tools.layers.look(guest.record.uid)
             if seen is not None and seen.differs:  # a disk may have been attached meanwhile
                 seen = await self._tools.layers.look(guest.record.uid)
-        if seen is None:  # it has just ended, or libvirt has lost it and QEMU copies on
+        if seen is None:  # the guest has just ended, or libvirt has lost it and QEMU copies on
             raise unknown("libvirt does not have it")
         return seen
 
 
 def _names(work: FlattenWork, guest: ActorState) -> dict[str, str]:
-    """Return libvirt's names of the disks of the work, by name; not of those without one yet."""
+    """Return libvirt's names of the work's disks, by name.
+
+    Disks on nvme, and disks without an address yet, are left out.
+    """
     found, wanted = {}, {disk.name for disk in work.disks}
     for disk in guest.record.spec.domain.devices.disks:
         if disk.name in wanted and disk.bus is not DiskBus.NVME:
@@ -184,7 +187,7 @@ def _targets(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> dict[st
 
 
 def _refuse_nvme(work: FlattenWork, guest: ActorState) -> None:
-    """Raise 409 `disk_not_switchable` if libvirt does not know a disk."""
+    """Raise 409 `disk_not_switchable` for a disk on nvme, which libvirt does not know."""
     wanted = {disk.name for disk in work.disks}
     disks = guest.record.spec.domain.devices.disks
     targets_of(guest, {one.name for one in disks if one.bus is DiskBus.NVME} & wanted)

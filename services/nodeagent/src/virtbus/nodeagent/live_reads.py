@@ -1,7 +1,7 @@
 """Lets readers have the disks of running guests at one instant, as NBD exports (ADR 0079).
 
-libvirt and QEMU know what is served, and the operation's step says that it was. So an agent that
-restarts continues. Nothing of a reading is left after its end: no server, file or name.
+libvirt and QEMU know if a guest serves its disks now, and the operation's step says if it ever did.
+So an agent that restarts continues. At its end, a reading leaves no server, file or name behind.
 """
 
 import logging
@@ -55,12 +55,12 @@ class LiveReads:
         """The errors of readings that have not been ended yet, by id."""
 
     async def ensure(self, read: Read, ask: Ask) -> WorkState:
-        """Do the next step, up to a server that runs; return the state.
+        """Do the next step, until QEMU serves the disks; return the state.
 
         Raises:
-            VirtbusError: nothing is left. 409 `guest_ended`, `read_timeout`, `no_parent`,
-                `disk_not_switchable`, `layers_differ`; those of imaged and libvirt. 503
-                `guest_unknown`: it has to be repeated.
+            VirtbusError: 409 `guest_ended`, `read_timeout`, `no_parent`, `disk_not_switchable`,
+                `layers_differ`; those of imaged and libvirt. The reading is then ended, and nothing
+                of it is left. 503 `guest_unknown` and `recovering`: the call has to be repeated.
         """
         op = read.op
         try:
@@ -79,7 +79,7 @@ class LiveReads:
         return WorkState(state="working", step=SERVE)
 
     async def cancel(self, read: Read, ask: Ask) -> WorkState:
-        """End the reading, and forget its instant; raises as `ensure`."""
+        """End the reading, and remove its bitmap; raises VirtbusError, to be repeated if 503."""
         state = await self._end(read, ask)
         with asked_again():
             await self._tools.backups.keep_only(read.op.uid, None, read_bitmap(read.op.id))
@@ -122,7 +122,7 @@ class LiveReads:
             raise VirtbusError(Code.CONFLICT, "read_timeout", message)
         if not served:
             raise guest_ended()
-        return await ask(_scratch(op))  # it checks the free space
+        return await ask(_scratch(op))  # imaged checks the free space
 
     async def _begin(self, read: Read, ask: Ask) -> None:
         op, backups, uid, since = read.op, self._tools.backups, read.op.uid, ""
@@ -167,7 +167,8 @@ class LiveReads:
     async def _end(self, read: Read, ask: Ask) -> WorkState:
         """End the server, and remove the files.
 
-        While libvirt is away, or has lost the guest, the server may run on.
+        Raises VirtbusError 503 `guest_unknown` while libvirt is away, or has lost the guest: the
+        server may run on.
         """
         op = read.op
         with asked_again():
@@ -184,7 +185,10 @@ def _scratch(op: OperationRecord, **more: object) -> ScratchWork:
 
 
 def _about(work: BackupWork) -> str:
-    """Return the names of the disks and their volumes: a bitmap is in its volume's file."""
+    """Return the names of the disks, each with the uid of its volume.
+
+    A bitmap is in the volume's file, so it is of no use after a disk got another volume.
+    """
     return " ".join(sorted(map(_volume, work.disks)))
 
 

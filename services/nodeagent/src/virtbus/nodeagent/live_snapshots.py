@@ -1,4 +1,4 @@
-"""Takes snapshots of running guests: imaged has the files, and libvirt the guest (ADR 0061).
+"""Takes snapshots of running guests: imaged keeps the files, libvirt controls the guest (ADR 0061).
 
 Each step can be repeated. The agent stores nothing: imaged has the journal, and QEMU says which
 files it uses.
@@ -52,12 +52,13 @@ class LiveSnapshots:
         """Do the next steps, up to the end if nothing waits; return imaged's state.
 
         Raises:
-            VirtbusError: nothing has changed. 409 `disk_not_switchable`, `layers_differ`; those of
-                imaged and libvirt. 503: unknown yet, so it must be repeated.
+            VirtbusError: 409 `disk_not_switchable`, `layers_differ`; those of imaged and libvirt.
+                The guest still uses its former files. 503 `guest_unknown`: nobody knows which files
+                it uses, so the call has to be repeated.
         """
         one = self._switch(work, guest)
         seen = await self._look(guest)
-        if seen is None:  # it ended, or libvirt has lost it: imaged waits until no QEMU has a disk
+        if seen is None:  # the guest ended or is lost: imaged waits until no QEMU has a disk open
             return await ask(one.work)
         words = ""
         if not seen.uses(one.pins):
@@ -133,7 +134,7 @@ class LiveSnapshots:
         """Return True if QEMU uses the new files. Otherwise it never will: their names are gone.
 
         Raises:
-            VirtbusError: 503: nobody knows it now.
+            VirtbusError: 503 `guest_unknown`: nobody knows now which files QEMU uses.
         """
         uid = one.guest.record.uid
         for pin in one.pins.values():

@@ -3,8 +3,8 @@
 The record keeps its desired state. So only VMs of the run strategy `Manual` are ended: the agent
 starts no such guest a second time. The runtime changes the record when the bus is back.
 
-An agent that was started while the bus is away has no actors. Then the copies of the records on
-disk say whose a VM is, and libvirt if it runs.
+An agent that was started while the bus is away has no actors. Then the copy of the record on disk
+names a VM's owner, and libvirt reports if the VM runs.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class LocalEnds:
         self._freezes = freezes
         self._records = records
         self.guests: Mapping[str, VmActor] = {}
-        """The agent's own map, once there is one."""
+        """The agent's own map of uid to actor. It is empty until the agent has reached the bus."""
         self._running: set[asyncio.Future[None]] = set()
 
     async def end(self, want: LocalEnd) -> LocalEnded:
@@ -80,7 +80,10 @@ class LocalEnds:
         return LocalEnded(last_exit=await self._last_exit(want.uid))
 
     async def _last_exit(self, uid: str) -> GuestExit | None:
-        """Return how a guest ended; without an actor by libvirt, which does not know when."""
+        """Return how a guest ended; None if that is unknown.
+
+        Without an actor, libvirt says how. It does not know when, so the time is that of the call.
+        """
         guest = self.guests.get(uid)
         if guest is not None:
             return guest.vm.observed.last_exit

@@ -52,7 +52,10 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 
 
 def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
-    """Return the running VM whose disks are frozen or copied; None for other work, or if off."""
+    """Return the running VM whose guest takes part in the operation.
+
+    None if no guest runs, or if operations of this kind need the VM to be off.
+    """
     for vm in vms:
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
@@ -66,7 +69,7 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
 
 
 def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
-    """Return the verdict on the disks of a VM that is not off, and whose guest is not copied."""
+    """Return the verdict for a VM that is not off, and whose guest cannot take part."""
     name = vm.record.name
     if vm.phase == "new":
         return Verdict(waits="the agent compares host and records")
@@ -82,7 +85,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on an operation that runs. A start of its VM waits for its end."""
+    """Return the verdict on an operation that runs. A start of its VM waits until it has ended."""
     if not _of_vm(op):
         return GO
     vm = _found(op, vms)
@@ -100,7 +103,10 @@ def _leaves(vm: ActorState) -> bool:
 
 
 def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
-    """Return the uid and epoch of the VM whose disk is read; None if it is a volume or an image."""
+    """Return the uid and epoch of the VM whose disks an operation uses.
+
+    None if it uses a volume as an object, an image or a backup.
+    """
     if op.kind == "verify":
         return None
     if op.resource == "vm":
@@ -110,13 +116,16 @@ def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
 
 
 def _found(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
-    """Return the VM whose disk is read, if it is still the one that was requested."""
+    """Return the VM whose disks an operation uses, if it still has the requested epoch."""
     wanted = _of_vm(op)
     return next((vm for vm in vms if (vm.record.uid, vm.record.epoch) == wanted), None)
 
 
 def _copied(op: OperationRecord) -> VolumeRef | None:
-    """Return the volume that no guest may use meanwhile. One that is filled has no guest yet."""
+    """Return the volume that no guest may use during the operation.
+
+    For a fill it is the source, because no guest can use a volume before it is filled.
+    """
     if op.kind == "fill":
         return op.source.volume if op.source is not None else None
     return op.ref
@@ -137,7 +146,8 @@ def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
 def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> SnapshotWork:
     """Return imaged's part of a snapshot or a restore, by the VM's present disks.
 
-    It may begin only while no guest uses the disks: an imaged that restarted has lost its locks.
+    `may_begin` is True while no guest uses the disks, or while a running guest takes part. An
+    imaged that restarted needs it, because it has lost its locks.
     """
     found = list(vms)
     if op.resource == "volume":
@@ -157,7 +167,7 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
 
 
 def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
-    """Return imaged's part of a merge of layers, by the VM's present disks that may have any."""
+    """Return imaged's part of a merge, by those present disks of the VM that may have layers."""
     found = list(vms)
     disks = [SnapshotDisk(name="disk", ref=op.ref)]
     if op.resource == "vm":
@@ -175,7 +185,10 @@ def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Fla
 
 
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:
-    """Return imaged's part of a backup, by the VM's present disks; media are left out."""
+    """Return imaged's part of a backup, by the VM's present disks.
+
+    Read-only disks, CD-ROM drives and seeds are left out.
+    """
     found = list(vms)
     names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "mode", "chain"}
     fields = op.model_dump(include=names) | {"do": do, "may_begin": before(op, found) == GO}

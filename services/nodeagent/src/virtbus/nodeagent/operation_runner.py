@@ -47,7 +47,7 @@ ROUND_S = 1.0
 ASK_S = 5.0
 REMEMBERED = 10_000
 LATER = frozenset({"recovering", UNKNOWN})
-"""Errors of imaged after which the step is repeated. Any other one is the operation's failure."""
+"""Reasons of errors after which the step is repeated. Another error fails the operation."""
 
 
 class _Held(NamedTuple):
@@ -90,7 +90,7 @@ class OperationRunner:
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
-        """Those that are not known to have ended: a round costs nothing for the others."""
+        """The operations that are not known to have ended. A round looks at no others."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
         self._unknown = False
@@ -154,7 +154,7 @@ class OperationRunner:
     def _queues(self) -> list[list[OperationRecord]]:
         """Return the operations of each VM and volume, the oldest first.
 
-        That of a volume of a running guest waits with those of the VM.
+        An operation of a running guest's volume is in the queue of the VM.
         """
         self._drop_ended()
         vms = list(self._vms())
@@ -186,7 +186,7 @@ class OperationRunner:
     async def _guarded(self, queue: list[OperationRecord]) -> None:
         """Do the next step of the operation that runs, otherwise of the oldest one.
 
-        A cancel or a finish makes the record newer than those that wait.
+        The running one may not be first, because a cancel or a finish raises its record's revision.
         """
         op = queue[0]
         try:

@@ -17,7 +17,7 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
-"""Shortest interval of two stored statuses that differ in their progress only."""
+"""Shortest interval between two writes of a status that differ in the progress only."""
 _EVENTS = {
     OperationPhase.SUCCEEDED: EventKind.OPERATION_SUCCEEDED,
     OperationPhase.FAILED: EventKind.OPERATION_FAILED,
@@ -73,7 +73,9 @@ class OperationStatuses:
             return none
 
     async def write(self, op: OperationRecord, status: OperationStatus) -> bool:
-        """Store a changed status, progress alone each PROGRESS_S; return True if it was stored.
+        """Store a changed status; return True if it was stored.
+
+        If only the progress changed, it is stored at most once in PROGRESS_S.
 
         Raises:
             ConflictError: a controller ended the operation meanwhile.

@@ -24,7 +24,7 @@ class PoolsReport:
         self._node = node
         self._pause_s = pause_s
         self._pools: dict[str, tuple[PoolReport, ...]] = {}
-        """By source: imaged, and the agent's own probes."""
+        """The pools by the source of their reports: imaged, and the agent's own probes."""
         self._wake = asyncio.Event()
 
     def tell(self, source: str, pools: Iterable[PoolReport]) -> None:
@@ -53,7 +53,7 @@ class PoolsReport:
                 log.info("cannot write the pools of the node: %s", error, extra=extra)
                 stored = None
                 self._wake.set()
-            except (OverflowError, ValueError) as error:  # the next change is written again
+            except (OverflowError, ValueError) as error:  # only the next change is tried again
                 extra = {"code": "pools_unwritable"}
                 log.error("the reports of the pools fit no message: %s", error, extra=extra)
             await asyncio.sleep(self._pause_s)

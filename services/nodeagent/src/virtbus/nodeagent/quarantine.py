@@ -118,7 +118,10 @@ class QuarantineDesk:
 
     # --- keep, purge -------------------------------------------------------------------------
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
-        """End a VM without a record; return once only its entry in the quarantine is left."""
+        """End a VM without a record; return once only its entry in the quarantine is left.
+
+        With `below_epoch`, only a VM of an earlier epoch is ended: it was moved to another node.
+        """
         uid = (want.entry or "").partition(".")[0]
         guest = self._vms.actors.get(uid)
         overtaken = guest is not None and guest.vm.record.epoch < want.below_epoch

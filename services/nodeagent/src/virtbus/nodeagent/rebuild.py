@@ -69,7 +69,8 @@ class Rebuild:
         """Join the incarnation of the bus that the request names.
 
         Raises:
-            VirtbusError: 503 `other_bus` if this node neither listed nor joined that incarnation.
+            VirtbusError: 503 `other_bus` if this node neither listed nor joined that incarnation,
+                503 `recovering` until the bus is listed.
         """
         want = validate(JoinBus, request.data)
         if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():

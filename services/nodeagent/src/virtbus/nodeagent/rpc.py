@@ -1,4 +1,4 @@
-"""Serves `node.<id>.rpc.agent.*`: inspect, guest agents, and streams (`streams.py`)."""
+"""Serves `node.<id>.rpc.agent.*`: inspect, guest agents, networks, and streams (`streams.py`)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -55,7 +55,7 @@ class AgentRpc:
     ) -> AsyncIterator[None]:
         """Serve while the context is open. `guests` is the agent's own map of uid to actor.
 
-        `more` are further endpoints. `recovering` returns True before the first complete list.
+        `more` are further endpoints. `recovering` returns True until the first list is complete.
         """
         self._guests = guests
         self._recovering = recovering

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 MARKER_TTL_S = 86_400
 RETRY_S = 2.0
 LOOKED_KEPT = 10_000
-"""The number of remembered uids. For an older uid, each list costs one more read."""
+"""The number of remembered uids. The status of a forgotten uid is read again after each list."""
 
 
 class StatusCollector:

@@ -45,11 +45,15 @@ class GuestStreams(Protocol):
         """Open a connection to the guest's VNC server.
 
         Raises:
-            VirtbusError: 409 `no_display`, `domain_state`.
+            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`; libvirt's error.
         """
 
     async def screenshot(self, uid: str) -> bytes:
-        """Return a picture of the display, as the bytes of a PNG. Raises as `display`."""
+        """Return a picture of the display, as the bytes of a PNG.
+
+        Raises:
+            VirtbusError: as `display`; 422 `no_png`.
+        """
 
 
 class DiskServers(GuestReadPort, Protocol):

@@ -106,7 +106,7 @@ def _read(pid: int) -> Qemu | None:
 
 
 class LostGuests:
-    """The guests that libvirt had lost at the last comparison, which follows each reconnect."""
+    """The guests that libvirt had lost when its domains were last listed."""
 
     def __init__(self) -> None:
         self._lost: dict[str, Qemu] = {}

@@ -63,8 +63,8 @@ def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
     The folders above it are locked for reading. So no guest gets a directory that another guest
-    writes to, nor one below it. A directory above it can only be got read-only. Readers share a
-    directory. Raises BlockingIOError.
+    writes to, nor one below it. A guest gets a directory above it only if it is read-only. Readers
+    share a directory. Raises BlockingIOError.
     """
     for folder in folders[:-1]:
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
