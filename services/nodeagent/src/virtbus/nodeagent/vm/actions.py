@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 STABLE_S = 60.0
-"""As long as the longest backoff, so that retries of a crashing guest never become faster."""
+"""Time after which a run counts as stable, and resets the backoff. It is as long as the longest
+backoff, so that retries of a crashing guest never become faster."""
 SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 
@@ -131,8 +132,8 @@ class Actions:
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._asks_again = vm.resumed
-        """True: earlier reports may be old. imaged may copy or replace disks of a VM that is off,
-        and its answer waits for that."""
+        """True: the next `_prepare` asks imaged and netd, because earlier reports may be old.
+        imaged may copy or replace disks of a VM that is off, and answers only after that."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
@@ -204,7 +205,7 @@ class Actions:
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
     def _start(self) -> None:
-        """Start after earlier calls that end the guest. Otherwise they could end this run."""
+        """Start the guest once earlier calls that end it are over. They could end this run, too."""
         before = self.tasks.begun("shutdown", "destroy")
         self._run("start", partial(self._start_vm, before), "start failed")
 
@@ -384,7 +385,10 @@ def _sync_disks(
 def follow_network(
     vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
 ) -> None:
-    """Report the network of a VM that is off; wait in the background until it has its state."""
+    """Report the network of a VM that is off, once it is in the state that the record asks for.
+
+    The wait for this is a background task.
+    """
     if vm.record.spec.network_state is None or vm.phase not in OFF or vm.ends:
         return
     if vm.net.reached:

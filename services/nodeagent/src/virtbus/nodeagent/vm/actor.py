@@ -213,7 +213,7 @@ class VmActor:
                 if self.vm.resumed:
                     await self._recall(decisive=self.vm.control in RECALLS)
                     self._signal("recalled")
-                # start only after _recall(), so it cannot overwrite the restored status
+                # start the writer only after _recall(): it could overwrite the status to be read
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase != "gone":
                     if not self._events:
@@ -274,7 +274,10 @@ class VmActor:
 
     # --- outputs ---------------------------------------------------------------------------------
     def report(self) -> None:
-        """Write the status, but after queued requests of the record: they count as applied."""
+        """Write the status once no request of the record is queued.
+
+        A queued request already counts as applied, so the status would show it too early.
+        """
         self._unreported = self._queued_requests > 0
         if not self._unreported:
             self._status.report(self.status())

@@ -66,8 +66,8 @@ class Dependency(Generic[Part]):
     def _take(self, part: Part) -> None:
         """Take a part, unless the service recovers or the part contradicts the record.
 
-        In both cases the service is asked again. A part of an earlier spec is ignored, if disks and
-        networks can change while the VM is off.
+        In both cases the service is asked again. A part of an earlier spec is ignored if the VM's
+        disks and network may change while it is off (`_earlier`).
         """
         if _earlier(part, self._record()):
             return
@@ -174,8 +174,8 @@ def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
 
 
 def _earlier(part: ImageReady | NetReady, record: VmRecord) -> bool:
-    """Return True for a part of an earlier spec of a VM whose network has a state when it is off.
+    """Return True for a part of an earlier spec of a VM that has a `network_state`.
 
-    Such a VM may get its disks, or another network, by a later spec.
+    While such a VM is off, a later spec may give it its disks or another network.
     """
     return record.spec.network_state is not None and part.generation < record.generation

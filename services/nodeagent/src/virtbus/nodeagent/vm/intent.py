@@ -51,7 +51,7 @@ class Applied:
         self.runs_for = record.power_epoch
         limited = any(disk.limits for disk in disks)
         self.limits = None if limited else {}  # None: read libvirt's figures
-        # they are set after the start, so that a host without cgroups can start the guest
+        # resources are set after the start, so that a host without cgroups can start the guest
         self.resources = NO_LIMITS
         self.media = media(record)
         self.disks, self.nics = disks_wanted(record), nic_set(record)
@@ -65,7 +65,8 @@ class Applied:
     def behind(self, record: VmRecord) -> bool:
         """Return True if the record requests a start for which the domain was not defined.
 
-        A start request for a running guest does not change its domain. So the last status decides.
+        This may also be a request that was applied, because a start request for a running guest
+        does not change its domain. So the last status decides.
         """
         return record.powered and self.power_epoch < record.power_epoch
 
@@ -202,7 +203,7 @@ def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
 def disks_wanted(record: VmRecord) -> DisksWanted | None:
     """Return the sizes of disks, and the folders of volumes, by the names of disks.
 
-    None while a volume leaves: then the guest is asked if it is still there.
+    None while a volume leaves: then the agent looks each time if the guest still has the volume.
     """
     if record.detaching:
         return None
@@ -220,9 +221,9 @@ def grace_s(record: VmRecord) -> int:
 
 
 def forced(record: VmRecord) -> bool:
-    """Return True if a person asked to end the guest at once, however it is.
+    """Return True if a person asked to end the guest at once, in any state.
 
-    The grace of the spec is no such request.
+    A grace of 0 in the spec is no such request.
     """
     return (record.delete_grace_s if record.deleting else record.stop_grace_s) == 0
 
@@ -232,7 +233,8 @@ def due_links(
 ) -> list[tuple[str, str, LinkState]]:
     """Return the NICs whose link differs from the record, as device, name and wanted state.
 
-    `nics` are the guest's NICs by name, and `seen` their states. An unknown state is due.
+    `nics` are the guest's NICs by name, and `seen` the known states of their links. A NIC whose
+    state is unknown is due.
     """
     wanted = record.spec.domain.devices.interfaces
     due = [(nic.name, nic.state or LinkState.UP) for nic in wanted if nic.name in nics]

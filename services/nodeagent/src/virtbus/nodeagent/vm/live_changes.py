@@ -88,7 +88,8 @@ async def _set_resources(
 
 
 def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
-    if found is None or found.memory_bytes in {None, wanted.memory_bytes}:  # None: not read
+    # None: not read, or all of the guest's memory
+    if found is None or found.memory_bytes in {None, wanted.memory_bytes}:
         return None
     message = (
         f"the guest still has {found.memory_bytes} bytes of memory; its balloon changes that "

@@ -54,7 +54,7 @@ MachineEvent = Literal[
     # Timers.
     "grace expired",
     "retry",
-    "stable",  # the guest has run for a while: its next end resets the back-off
+    "stable",  # the guest has run for a while, which resets the backoff
 ]
 """An input of the state machine."""
 
@@ -75,7 +75,7 @@ Action = Literal[
     "retry soon",
     "retry backed off",
     "reset attempts",
-    "await stable",  # set the timer after which the back-off is reset
+    "await stable",  # set the timer after which the backoff is reset
     "verify running",  # after a start request for a guest that is up: read its domain
     "purge status",
     "watch",  # wait until the running guest is ready

@@ -114,7 +114,7 @@ class Observed:
     resources_error: ErrorBody | None = None
     """The error of the last change of the limits on the host."""
     disks: GuestDisks = field(default_factory=GuestDisks)
-    """The addresses and volumes of this run, or of the last one, and what waits."""
+    """The addresses and volumes of this run, or of the last one, and the pending changes."""
     drives_error: ErrorBody | None = None
     """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None

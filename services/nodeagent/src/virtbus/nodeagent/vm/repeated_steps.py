@@ -13,7 +13,8 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None]]
-"""A function that its task calls, so that a task cancelled before it ran leaves nothing behind."""
+"""A function that makes a task's coroutine. A task that is cancelled before it runs then leaves no
+coroutine that was never awaited."""
 
 
 async def until_done(
@@ -25,8 +26,8 @@ async def until_done(
 ) -> None:
     """Repeat an idempotent step until it succeeds. The status shows the last error.
 
-    If `over` is set, the goal was reached by other means, and the step is not repeated. `again`
-    lets it try again now.
+    If `over` is set, the goal was reached by other means, and the step is not repeated. Setting
+    `again` ends the delay before the next try, but only without an `over`.
     """
     delay_s, reported = RETRY_S[0], ""
     while over is None or not over.is_set():

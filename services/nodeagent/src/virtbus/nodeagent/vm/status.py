@@ -38,7 +38,7 @@ FROZEN = "Frozen"
 MEDIA_PENDING = "MediaChangePending"
 NICS_PENDING = "NicChangePending"
 NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
-"""Reasons of NICS_PENDING, by the error's."""
+"""Reasons of the condition NICS_PENDING, by the reason of the error."""
 RESOURCES_PENDING = "ResourcesPending"
 DISKS_PENDING = "DisksPending"
 DISK_STALLED = "DiskStalled"

@@ -13,7 +13,8 @@ from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
 
 IMAGED_S = 10.0
-"""imaged makes a volume that is attached at the same time, which may take longer."""
+"""Time limit for imaged's answer. It may take longer if imaged also makes a volume that is being
+attached; then the agent retries."""
 
 
 async def set_drives(

@@ -13,7 +13,8 @@ async def limit(
 ) -> dict[str, dict[str, int]]:
     """Set the limits; return those in force, by the names of disks that have any.
 
-    `known` are the guest's disks. A volume that is not attached yet has its limits from then on.
+    `known` are the guest's disks. A volume that is not attached yet is left out: it gets its limits
+    when it is attached.
 
     Raises:
         VirtbusError: libvirt does not answer, or refuses a limit.

@@ -1,7 +1,7 @@
 """Brings the disks of a running guest to its record: detaches, grows and attaches.
 
-The record says what should be in the guest, and libvirt's XML what is. So each step can be repeated
-after a crash of the agent or of libvirtd at any moment.
+The record names the disks that the guest should have, and libvirt's XML those that it has. So each
+step can be repeated after a crash of the agent or of libvirtd at any moment.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
 UNPLUG_POLLS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""A running guest releases a disk within this time. Otherwise a later round asks again."""
+"""The delays between looks for a disk that the guest was asked to release. A running guest usually
+releases it within their sum. Otherwise a later round asks again."""
 IMAGED_S = 10.0
 BUSY = "the guest has not released it; the request is repeated"
 PAUSED = "the guest is paused, so it cannot release it; `virtbus vm unpause` resumes it"
@@ -110,7 +111,10 @@ async def _grow(
     tools: AgentPorts,
     addresses: Addresses,
 ) -> dict[str, str]:
-    """Grow the disks whose bus tells the guest; return reasons for those that failed."""
+    """Grow the disks whose bus can report a new size to a running guest.
+
+    Return the reasons for those that failed.
+    """
     waits = {}
     sizes, volumes = wanted_sizes(record), volume_names(record)
     for disk in record.spec.domain.devices.disks:
@@ -137,7 +141,10 @@ async def _plug(
     tools: AgentPorts,
     now: GuestDisks,
 ) -> GuestDisks:
-    """Attach the missing disks. Their addresses are in the metadata before, so they stay."""
+    """Attach the missing disks.
+
+    Their addresses are stored in the metadata first, so that a repetition uses the same ones.
+    """
     names = {disk.name for disk in missing}
     try:
         files = await _files(record, image, tools)
@@ -188,7 +195,7 @@ async def _files(
 
 
 def _without(addresses: Addresses, names: Collection[str]) -> dict[str, dict[str, int]]:
-    """Return the addresses without those of disks."""
+    """Return the addresses without those of the disks `names`."""
     gone = {*names, *map(of_disk, names)}
     return {
         pool: {name: number for name, number in numbers.items() if name not in gone}

@@ -96,7 +96,7 @@ async def _seed(record: VmRecord, net: NetReady, tools: AgentPorts) -> VmSecrets
             extra = {"code": "secrets_lost", "uid": record.uid}
             log.warning("the bus has lost the secrets; the existing seed is kept", extra=extra)
             return None
-        if secrets is None:  # or the bus replica that answered is behind
+        if secrets is None:  # the bus has lost them, or the replica that answered is behind
             message = (
                 "the bus does not have the VM's secrets, and this host has no seed; the agent "
                 "asks again. If they are lost, create the VM again with its cloud-init"

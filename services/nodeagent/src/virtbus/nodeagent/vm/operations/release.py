@@ -29,11 +29,11 @@ class Leaving(NamedTuple):
     """The conditions under which a VM leaves this node."""
 
     refused: bool
-    """The node never accepted it."""
+    """The node never accepted the VM."""
     forced: bool
-    """End also a guest that libvirt has lost. Otherwise it keeps all its resources.
+    """A guest that libvirt has lost is ended, too. Otherwise it keeps all its resources.
 
-    netd gives up the parts that a CNI plugin does not undo."""
+    netd also gives up the parts of the network that a CNI plugin fails to undo."""
 
 
 async def release(

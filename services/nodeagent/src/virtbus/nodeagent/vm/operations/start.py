@@ -173,9 +173,9 @@ async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
 async def learn_dependencies(
     record: VmRecord, image: Dependency[ImageReady], net: Dependency[NetReady]
 ) -> VirtbusError | None:
-    """Request an adopted guest's network and disks, which also restores DHCP.
+    """Request an adopted guest's network and disks; netd then also restores DHCP.
 
-    Return the error if one is missing, otherwise None.
+    Return the error if the network or a disk is missing, otherwise None.
     """
     try:
         await net.get(record, ask_after_s=0.0)

@@ -72,6 +72,6 @@ async def end(
         await asyncio.wait({starting})
         late = hypervisor.start_under_way(uid)
         await hypervisor.destroy(uid, forced=forced)
-    if late:  # it was read before the last destroy, so the guest of a start that is over is ended
+    if late:  # read before the last destroy, which ended the guest of any start that was over then
         message = "libvirt has not ended an earlier start of this VM"
         raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
