@@ -73,7 +73,8 @@ class Heartbeat:
     async def run(self) -> None:
         """Send heartbeats; never returns by itself.
 
-        On a normal stop, the last heartbeat has the state LEFT. Silence without it means a failure.
+        If the agent ends by itself, also after an error, the last heartbeat has the state LEFT.
+        Silence without it means that the agent was killed, or that its host or network failed.
         """
         try:
             async with asyncio.TaskGroup() as group:

@@ -101,7 +101,7 @@ class LibvirtDevices:
 def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
     """Raise 409 `layers_differ` if libvirt would grow another file than the guest uses.
 
-    A disk that is a device of the host or of a server has no layers, so it is not checked.
+    A disk without a file, on a device or a server, has no layers. So it is not checked.
     """
     named = named_files(domain.XMLDesc()).get(target)
     if named is not None and named not in used_files(domain):

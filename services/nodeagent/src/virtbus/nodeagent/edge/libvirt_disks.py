@@ -43,9 +43,10 @@ def _differ(found: Mapping[str, object], wanted: Mapping[str, int]) -> bool:
 
 
 def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> None:
-    """Change each drive whose medium in libvirt's XML is not the wanted one; raise VirtbusError.
+    """Change each drive whose medium in libvirt's XML is not the wanted one.
 
-    It has no effect if no guest runs. The error is 409 `tray_locked` if the guest locks the tray.
+    It has no effect if no guest runs. Raises VirtbusError 409 `tray_locked` if the guest locks the
+    tray.
     """
     if not domain.isActive():
         return

@@ -2,8 +2,8 @@
 
 A blocking call delays others on its connection. libvirtd serves only five calls of a connection at
 once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that
-owns the socket. Then a second call waits until the first returns. On 9.0 this happened to every
-other call next to a hanging one ("rpc: fix race in waking up client event loop").
+owns the socket. Then a second call waits until the first returns. On 9.0 all calls on a connection
+waited while one call hung ("rpc: fix race in waking up client event loop").
 """
 
 import asyncio
@@ -110,7 +110,9 @@ class LibvirtLinks:
     async def reserve(
         self, prepare: Callable[[libvirt.virConnect], None], *, lost: Callable[[], None]
     ) -> None:
-        """Open a connection, run `prepare` on it in a thread, and keep it. `lost` runs at its end.
+        """Open a connection, run `prepare` on it in a thread, and keep it.
+
+        `lost` runs when the connection is lost.
 
         The test driver has a single connection, which is shared and never lost.
         """

@@ -1,8 +1,9 @@
 """Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
 
 libvirt passes a secret to QEMU encrypted. It keeps the secrets of virtbus in its memory only, and
-returns their values to nobody (`ephemeral`, `private`). An agent that dies may leave secrets
-behind. The next start with the same login replaces its secret, and a sweep removes the others.
+returns their values to nobody (`ephemeral`, `private`). The UUID of a secret is the volume's; for a
+shared volume it is one of the VM and the volume. So the next start of the VM replaces a secret that
+a dead agent left behind, and a sweep removes the others.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""Implements the `GuestReadPort` with libvirt, and for simulated guests without one (ADR 0079).
+"""Implements the `GuestReadPort` with libvirt, and without a hypervisor for simulated guests.
 
-QEMU makes the socket itself, so its user must write to the socket's folder. An access control list
-allows that, because the agent has no right to change a folder's owner. A guest that took over its
-QEMU may replace the socket. So the agent connects only to a socket that QEMU's user owns.
+QEMU makes the socket itself (ADR 0079), so its user must write to the socket's folder. An access
+control list allows that, because the agent has no right to change a folder's owner. A guest that
+took over its QEMU may replace the socket. So the agent connects only to a socket that QEMU's user
+owns.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Sets the limits of a running domain on its host: CPU shares, quota, CPUs, and memory.
 
-libvirt writes shares and quota to the guest's cgroup, pins its threads to the CPUs, and asks its
-balloon to leave it this much memory.
+libvirt writes shares and quota to the guest's cgroup, pins the guest's threads to the CPUs, and
+asks the guest's balloon for the memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence

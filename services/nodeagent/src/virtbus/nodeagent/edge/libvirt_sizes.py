@@ -1,8 +1,8 @@
 """Asks servers for the sizes of places, by a QEMU of libvirt that runs no guest (ADR 0060).
 
-A hostile server may take over this QEMU. It then has a process without a guest, with bounded
-memory, CPU time and lifetime, and mostly of the user nobody (`_label`). If the agent is killed,
-libvirt ends the QEMU. If the server hangs at that moment, the next agent ends it.
+A hostile server that takes over this QEMU gets no guest, and bounded memory, CPU time and lifetime.
+The QEMU runs as nobody, unless the server needs QEMU's own user (`_label`). If the agent is killed,
+libvirt ends the QEMU. If the server hangs at that moment, the next agent ends the QEMU.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ class LibvirtStarts:
         self._in_process = in_process
         self._loop = asyncio.get_running_loop()
         self._starting: set[str] = set()
-        """The uids whose start has been called, and libvirt has not reported it yet."""
+        """The uids of starts that have begun, and that libvirt has not yet reported as STARTED."""
         self._calls = Counter[str]()
 
     async def run(self, uid: str, *, paused: bool, files: Mapping[str, int]) -> None:

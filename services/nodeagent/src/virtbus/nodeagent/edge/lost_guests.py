@@ -68,7 +68,7 @@ class Qemu:
         except ProcessLookupError:
             return
         try:
-            if not self.alive:  # the handle is open by now, so it stays with the compared process
+            if not self.alive:  # compared after the open, so the handle is of the compared process
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -112,7 +112,7 @@ class LostGuests:
         self._lost: dict[str, Qemu] = {}
 
     def compare(self, read: Callable[[], list[DomainFacts]]) -> list[DomainFacts]:
-        """Return the domains of `read`, and each lost guest with the state LOST in their place.
+        """Return the domains of `read`. A lost guest has the state LOST, with or without a domain.
 
         libvirt knows a guest before its QEMU begins, and forgets it after its QEMU has ended. So
         the processes are read before the domains, and again after them.

@@ -2,14 +2,14 @@
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
-<state_dir>/agent/ledger       uid → highest epoch, time of removal; removed uids stay for 24 h
+<state_dir>/agent/ledger       uid → highest epoch, removal; removed: kept 24 h of the bus' time
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/agent/node_spec    the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
 <state_dir>/vms/<uid>/commands results of the last commands
 <state_dir>/vms/<uid>/frozen   the deadline of a frozen guest (`freeze_files.py`)
 <state_dir>/vms/<uid>/seed-*   seeds
-<state_dir>/vms/<uid>/disk-*   hard links to its disks (`disk_files.py`)
+<state_dir>/vms/<uid>/disk-*   hard links to its disks; also layer-*, backup-* (`disk_files.py`)
 <state_dir>/quarantine/<entry>/ the files of a VM whose disks are in quarantine (ADR 0033)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log

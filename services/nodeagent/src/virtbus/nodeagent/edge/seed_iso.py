@@ -1,4 +1,7 @@
-"""Writes first-boot data: ISO 9660 images and Ignition's file. Only this module uses pycdlib."""
+"""Writes first-boot data: ISO 9660 images and Ignition's file.
+
+Only this module imports pycdlib.
+"""
 
 import asyncio
 import io
@@ -86,7 +89,7 @@ class SeedIsos:
     ) -> None:
         """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
-        After a cancellation no file is written any more. A thread may still parse the user's data;
+        A cancelled call writes no file after its end. A thread may still parse the user's data;
         its result is dropped (ADR 0029). If a slow disk delays a write, it replaces no file of a
         later write of the same VM.
         """

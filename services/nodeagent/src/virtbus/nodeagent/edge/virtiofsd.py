@@ -90,7 +90,10 @@ def lock_alive(alive: int) -> None:
 
 
 def holder(source: Path, directory: str) -> str:
-    """Return text for a message: the VM that has a directory at, above or below `directory`."""
+    """Return a clause for a message that names the holder of a lock.
+
+    The holder is the VM of this host that has a directory at, above or below `directory`.
+    """
     for path in source.parents[2].glob("*/fs/*.json"):
         other = json.loads(path.read_text())["directory"]
         near = f"{other}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{other}/")

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class VmActor:
-    """The actor of one VM. All methods except `run` only enqueue, and never wait."""
+    """The actor of one VM. Only `run` waits; the other methods change the state or enqueue."""
 
     def __init__(
         self, record: VmRecord, tools: AgentPorts, *, resumed: bool, held: str = ""
