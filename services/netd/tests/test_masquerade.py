@@ -140,6 +140,16 @@ async def test_only_declared_ports_lead_to_the_guest_and_others_are_counted(node
         assert node.counters(A).interfaces[0].refused["port"] == 8
 
 
+async def test_each_interface_counts_the_packets_to_its_own_closed_ports(node: Node) -> None:
+    nics = masked(*DECLARED)["nics"] * 2
+    ready = await node.attach(A, networks=("default", "default"), nics=nics)
+    async with node.guest(A) as guest:
+        await guest.ping(GATEWAY)
+        assert not await reaches(guest, outer(ready, index=0), 54)
+        counted = [one.refused.get("port", 0) for one in node.counters(A).interfaces]
+        assert counted == [2, 0]
+
+
 async def test_without_declared_ports_all_lead_to_the_guest(node: Node) -> None:
     ready = await node.attach(A, **masked())
     async with node.guest(A) as guest:

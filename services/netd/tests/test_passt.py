@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address
 from itertools import pairwise
@@ -36,7 +36,7 @@ from virtbus.netd.edge import passt_relay
 from virtbus.netd.edge.qemu_processes import processes
 from virtbus.netd.edge.taps import open_tap
 from virtbus.netd.passt_watch import PasstWatch
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
 
 GATEWAY = IPv4Address("10.127.0.1")
@@ -302,6 +302,25 @@ async def test_a_release_ends_the_processes_and_a_failed_start_leaves_none(node:
         await node.attach(B, **PASST)
     assert refused.value.body.reason == "passt_failed"
     await eventually(lambda: not running(B))
+
+
+@pytest.mark.integration
+async def test_a_passt_that_cannot_be_ended_fails_the_release_and_nothing_else_stays(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stays(_uid: str, _indices: Collection[int]) -> None:
+        raise VirtbusError(Code.INTERNAL, "passt_stays", "it cannot be ended")
+
+    published = {"publish": [{"host_port": 8080, "guest_port": 80}]}
+    await node.attach(A, nics=({**PASST["nics"][0], **published},))
+    with monkeypatch.context() as patched:
+        patched.setattr(node.doors.attachers.passt, "end", stays)
+        with pytest.raises(VirtbusError, match="cannot be ended"):
+            await node.attachments.release(A, 1)
+    assert node.host.namespaces.names() == []
+    assert "virtbus_ports" not in node.host.census()["tables"]
+    await node.attachments.release(A, 1)
+    await eventually(lambda: not running(A))
 
 
 @pytest.mark.integration

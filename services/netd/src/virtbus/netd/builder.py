@@ -250,15 +250,18 @@ class Builder:
         The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed` if a plugin failed on DEL, and everything else is gone;
-                500 `passt_stays`, and the namespace stays.
+            VirtbusError: 500 `cni_failed` if a plugin failed on DEL, 500 `passt_stays`. Everything
+                else is gone then.
         """
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
         failed = await self._chains.delete(attachment)
         bound = [nic.index for nic in attachment.nics if nic.binding is NicBinding.PASST]
         if bound:
-            await in_thread(lambda: self._doors.attachers.passt.end(attachment.uid, bound))
+            try:
+                await in_thread(lambda: self._doors.attachers.passt.end(attachment.uid, bound))
+            except VirtbusError as error:
+                failed = failed or error
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
         if attachment.changing:
             await in_thread(lambda: return_lent(attachment))

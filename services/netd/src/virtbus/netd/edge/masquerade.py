@@ -80,10 +80,14 @@ def refused(rules: Netlink, nics: Sequence[Nic]) -> dict[int, dict[str, int]]:
     The count starts at zero when the rules change.
     """
     own = of(nics)
-    if not own:
-        return {}
-    counted = [counted_packets(one.message) or 0 for one in rules.dump(masquerade.list_rules())]
-    return {nic.index: {masquerade.PORT: sum(counted)} for nic in own}
+    listed = [one.message for one in rules.dump(masquerade.list_rules())] if own else []
+    return {nic.index: {masquerade.PORT: _counted(listed, nic)} for nic in own}
+
+
+def _counted(rules: Sequence[bytes], nic: Nic) -> int:
+    """Return the packets that the listed rules which name the interface's link have counted."""
+    name = nic.eth.encode() + b"\0"
+    return sum(counted_packets(one) or 0 for one in rules if name in one)
 
 
 def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:

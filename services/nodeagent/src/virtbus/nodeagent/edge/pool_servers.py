@@ -78,7 +78,7 @@ class PoolServers:
             self._report()
             is_whole = self._sizes[name].bytes.keys() == pool.volumes.keys()
             await asyncio.sleep(longest_s if is_whole else delay_s)
-            delay_s = min(2 * delay_s, longest_s)
+            delay_s = first_s if is_whole else min(2 * delay_s, longest_s)
 
     def _is_away(self, name: str) -> bool:
         return self._states.get(name, _UNKNOWN)[0] is PoolState.GONE
