@@ -152,7 +152,9 @@ async def serve(settings: Settings) -> None:
 async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bus:
     """Serve the node's container runtime, and connect to the bus.
 
-    If the bus is away, the process ends and is started again; ends of guests are completed first.
+    Raises:
+        UnavailableError: the bus is away. Ends of guests that the runtime requested meanwhile are
+            completed first. The process then ends, and systemd starts it again.
     """
     door = local_socket.serving(settings.run_dir / "agent.sock", ends.end)
     await stack.enter_async_context(door)
@@ -168,7 +170,7 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
 
     async def end_guests() -> None:
-        """End all guests. The node belongs to another host, which may run the same VMs."""
+        """End this agent's guests: the node belongs to another host, which may run the same VMs."""
         for domain in await hypervisor.list_domains():
             if domain.active and await hypervisor.uses(domain.uid, settings.state_dir):
                 log.warning(
@@ -185,7 +187,11 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
 async def _host(
     settings: Settings, hypervisor: LibvirtHypervisor, accelerators: tuple[str, ...]
 ) -> Callable[[], HostFacts]:
-    """Return a function that reads the host's facts. libvirt's versions are read only once."""
+    """Return a function that reads the host's facts.
+
+    libvirt's versions and its largest number of vCPUs are read here, and only once. If libvirt does
+    not answer within 10 s, they stay unknown until the agent's next start.
+    """
     versions: dict[str, str] = {}
     max_vcpus = 0
     try:

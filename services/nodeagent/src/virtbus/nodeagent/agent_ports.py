@@ -61,7 +61,7 @@ class AgentPorts:
     events: AgentEvents
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
-    """Awaited before each list of records. Raises if this agent no longer acts for the node."""
+    """The watch on records awaits it before each list. Raises if another agent has the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
     """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)
@@ -77,4 +77,4 @@ class AgentPorts:
     shares: SharedDirectories = field(default_factory=NoShares)
     """The default is for simulated guests."""
     servers: AwayServers = field(default_factory=AwayServers)
-    """The servers of pools that do not answer."""
+    """Keeps the pools whose server does not answer."""

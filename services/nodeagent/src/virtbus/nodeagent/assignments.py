@@ -44,7 +44,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 _OF_OTHERS = frozenset({subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY})
-"""Keys of the node for controllers and netd."""
+"""Keys below the node that only controllers and netd read."""
 
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
@@ -67,7 +67,7 @@ class Assignments:
         self.listings = Listings()
         self.join = JoinCheck(tools.files)
         self.listed = False
-        """True once a list was complete since the start of the agent."""
+        """True after the first complete list since the agent's start."""
         self.layers = LayerKeeper(tools)
         self.operations = OperationRunner(
             tools.bus,
@@ -92,7 +92,7 @@ class Assignments:
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._promised: dict[str, int] = {}
-        """Memory in bytes that each VM needs, by uid, so that a create need not read records."""
+        """Guest memory in bytes that each VM takes, by uid: a create adds these numbers up."""
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -186,7 +186,10 @@ class Assignments:
         return "successor" if successor else "record"
 
     def _take_purge(self, uid: str, purge: Word) -> None:
-        """Handle the purge of a record after a delete or a move: end the VM, and start nothing."""
+        """Handle the purge of a record after a delete or a move. No purge starts anything.
+
+        An actor ends its VM if the bus is the joined one.
+        """
         self.listings.hear(uid, purge)
         self._early.take(uid)
         for reaction in REACTIONS[self._holding(uid), purge]:
@@ -195,8 +198,9 @@ class Assignments:
     def _synced(self) -> None:
         """Handle the end of a list.
 
-        VMs that only this host knows get an actor, too. If the joined bus has no record of a VM,
-        its actor is held. On another bus all actors are held.
+        VMs that are on disk here, and have no readable record in the list, get an actor, too. If
+        the joined bus has no record of a VM, the VM's actor is held. If the list is of another bus,
+        all actors are held.
         """
         trusted = self.join.synced()
         self._node_spec.synced()
@@ -284,9 +288,9 @@ class Assignments:
         self.group.create_task(self._live(actor))
 
     def _cannot_take(self, record: VmRecord) -> str:
-        """Return why this node refuses a new VM, which a controller placed with an outdated cache.
+        """Return why this node refuses a VM that is new to it; empty if it takes the VM.
 
-        Empty if the node takes the VM.
+        Controllers place VMs by their caches, which may be outdated.
         """
         files = self._tools.files
         refused = files.refused(record.uid)

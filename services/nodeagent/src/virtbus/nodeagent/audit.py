@@ -1,8 +1,8 @@
 """Compares the host with the records, and removes orphans.
 
-A finding counts only if two scans have it. Nothing is an orphan without a complete list of the
-joined bus. Orphans are removed in the order of a delete: guest, then network and disks, then files.
-Resources of another agent on this host are ignored.
+A finding counts only if two scans have it. Before a complete list of the joined bus, the audit
+calls nothing an orphan. It removes orphans in the order of a delete: guest, then network and disks,
+then files and the status. Resources of another agent on this host are ignored.
 
 A missing record is no command (ADR 0033). So a running guest keeps all its resources, and disks go
 to the quarantine.
@@ -95,7 +95,11 @@ class Auditor:
 
     # --- scan --------------------------------------------------------------------------------
     async def look(self, statuses: Collection[str]) -> list[AuditFinding]:
-        """Return findings that two scans have in common, sorted by uid."""
+        """Return the findings that two scans have in common.
+
+        Services that do not answer come first, the others are sorted by uid. Without a complete
+        list of the joined bus, the only finding says so.
+        """
         if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
             return [AuditFinding(kind="bus", what=f"{what}: orphans are unknown")]
@@ -213,7 +217,7 @@ class Auditor:
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
-        """Remove a uid's orphans in the order of a delete: a guest never loses its resources."""
+        """Remove a uid's orphans in the order of a delete, so that no running guest loses any."""
         if "domain" in kinds:
             if self._vms.listings.purged(uid) is not None:
                 await self._tools.hypervisor.destroy(uid)

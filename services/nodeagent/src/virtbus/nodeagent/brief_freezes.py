@@ -14,9 +14,9 @@ THAW_S = 10.0
 
 
 async def freeze(freezes: Freezes, uid: str) -> str:
-    """Freeze the guest's file systems; return why not, empty if it was done.
+    """Freeze the guest's file systems. Return the reason if this froze nothing; otherwise "".
 
-    A guest that a user has frozen stays frozen afterwards.
+    If a user has frozen the guest already, nothing is done, so that freeze keeps its deadline.
     """
     if freezes.of(uid) is not None:
         return "a user has frozen it before"
@@ -28,7 +28,7 @@ async def freeze(freezes: Freezes, uid: str) -> str:
 
 
 async def thaw(freezes: Freezes, uid: str, why: str) -> None:
-    """Thaw the guest again; after an error the deadline of the freeze holds."""
+    """Thaw the guest. After an error, the guest stays frozen until the deadline of the freeze."""
     try:
         await freezes.thaw(uid, why, timeout_s=THAW_S)
     except VirtbusError as error:

@@ -31,7 +31,7 @@ FREEZE_KINDS: dict[FreezeChange, EventKind] = {
     "thawed": EventKind.GUEST_THAWED,
 }
 ANSWER_S = 0.5
-"""Part of a request's time for the agent's own answer."""
+"""Seconds of a request's time that are left for the agent's own answer."""
 
 
 class Commands:
@@ -68,7 +68,8 @@ class Commands:
         """Freeze or thaw a guest. A frozen guest gets the new deadline.
 
         Raises:
-            VirtbusError: the guest is not frozen, or will be thawed at once.
+            VirtbusError: the request did not freeze, extend or thaw. A guest that it may have
+                frozen is thawed at once; a guest that was frozen before keeps its deadline.
         """
         want = validate(GuestFreeze, request.data)
         self._check_here(want.uid)

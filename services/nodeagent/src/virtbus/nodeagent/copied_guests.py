@@ -1,4 +1,4 @@
-"""Describes the disks of a running guest to a backup, and says when its steps are repeated."""
+"""Describes the disks of a running guest for backups and readings, and has their common errors."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -12,14 +12,14 @@ from virtbus.schemas.backup import BackedDisk, BackupWork
 from virtbus.schemas.errors import Code, VirtbusError
 
 LATER = frozenset({"recovering", UNKNOWN})
-"""Reasons of errors after which the step is repeated, and nothing is removed."""
+"""Reasons of errors after which the caller repeats the step and removes nothing."""
 
 
 class CopiedDisks(NamedTuple):
     """The disks of a running guest."""
 
     targets: Mapping[str, str]
-    """libvirt's names, by the disk's name."""
+    """libvirt's name of each disk (`vda`), by the disk's name in the spec."""
     disks: tuple[BackedDisk, ...]
     """The disks with the sizes that the guest sees."""
 
@@ -27,7 +27,7 @@ class CopiedDisks(NamedTuple):
 async def copied_disks(
     tools: AgentPorts, guest: ActorState | None, work: BackupWork
 ) -> CopiedDisks:
-    """Return the disks of a guest that QEMU can copy now.
+    """Return the disks of the work, with their sizes, if the guest's QEMU can copy them now.
 
     Raises:
         VirtbusError: 409 `guest_ended`, `layers_differ`, `disk_not_switchable`; 503
@@ -48,7 +48,7 @@ async def copied_disks(
 
 @contextlib.contextmanager
 def asked_again() -> Iterator[None]:
-    """Raise 503 `guest_unknown` if libvirt does not answer; then the step is repeated."""
+    """Turn each 503 of the block into 503 `guest_unknown`, after which the step is repeated."""
     try:
         yield
     except VirtbusError as error:
@@ -64,13 +64,16 @@ def unknown(why: str) -> VirtbusError:
 
 
 def guest_ended() -> VirtbusError:
-    """Return 409: the guest ended too early."""
+    """Return 409 `guest_ended`: the guest ended too early."""
     message = "the guest ended before its disks were copied; repeat the backup"
     return VirtbusError(Code.CONFLICT, "guest_ended", message)
 
 
 def _refuse_others(targets: Mapping[str, str], seen: GuestLayers) -> None:
-    """Raise 409 if libvirt's XML has no file for a disk, by name with its target."""
+    """Raise 409 `disk_not_switchable` if libvirt's XML has no file for a disk.
+
+    `targets` has libvirt's name of each disk, by the disk's name in the spec.
+    """
     if others := sorted(name for name, target in targets.items() if target not in seen.named):
         message = (
             f"the guest's disk {others[0]} is not a file of the node, so QEMU cannot write its "

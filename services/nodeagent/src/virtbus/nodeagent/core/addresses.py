@@ -1,7 +1,7 @@
 """Assigns the addresses of a domain's devices. Each device keeps its address, also over restarts.
 
 libvirt and QEMU get every address explicitly. A new device gets the lowest free number of each pool
-that it needs; the end of a device frees its numbers and moves no other device. The addresses are
+that it needs. A removed device frees its numbers, and no other device moves. The addresses are
 last-applied state: the domain's metadata has them (`core/metadata.py`).
 """
 
@@ -14,14 +14,14 @@ from virtbus.schemas.vm import Disk, DiskBus, Domain
 
 Pool = Literal[
     "port",  # root ports of PCI Express, from 1
-    "vd",  # letters of virtio disks, and of NVMe disks, which libvirt knows as such (ADR 0044)
+    "vd",  # letters of virtio and NVMe disks: for libvirt, both are virtio disks (ADR 0044)
     "sd",  # letters of other disks
     "scsi",
     "sata",
     "usb",
 ]
 Addresses = Mapping[str, Mapping[str, int]]
-"""Numbers by pool and device. A disk's device is its name; `of_disk` is its name on a root port."""
+"""Numbers by pool and device. A disk's device is its name, but `of_disk` in the pool `port`."""
 NONE: Addresses = MappingProxyType({})
 SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
@@ -61,7 +61,8 @@ def assigned(
 
     `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
     but still in the guest. `busy` are the root ports that a running guest has in use, also for
-    NICs: then no kept number changes. None: no guest runs, and NICs get the first ports.
+    NICs; with `busy`, no kept number changes. None: no guest runs, so the first ports are left to
+    the NICs, and devices that had these ports get others.
     """
     disks = domain.devices.disks
     numbers = _Numbers(kept, leaving)
@@ -80,7 +81,7 @@ def assigned(
 def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
     """Yield the devices on root ports, except for NICs, which have the first ports.
 
-    `sata_controllers` are in addition to that of q35.
+    `sata_controllers` is the number of AHCI controllers beyond the one of q35.
     """
     disks = domain.devices.disks
     yield from (of_disk(disk.name) for disk in disks if disk.bus in ON_PCI)
@@ -123,6 +124,6 @@ class _Numbers:
 
 
 def target(disk: Disk, addresses: Addresses) -> str:
-    """Return libvirt's name of a disk: the guest's, except for NVMe disks."""
+    """Return libvirt's name of a disk, for example `vdb`. NVMe disks have names of virtio disks."""
     pool = "vd" if disk.bus in ON_PCI else "sd"
     return pool + letters(addresses[pool][disk.name])

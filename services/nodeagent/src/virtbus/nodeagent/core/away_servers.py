@@ -1,4 +1,4 @@
-"""Keeps which servers of pools do not answer, and says which guests wait for them."""
+"""Keeps the pools whose server does not answer, and says why a guest may wait for a disk."""
 
 from collections.abc import Callable
 
@@ -11,15 +11,15 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer. QEMU itself reports it only with some protocols."""
+    """The pools whose server does not answer. For some protocols, QEMU does not report this."""
 
     def __init__(self) -> None:
         self._pools: set[str] = set()
         self.changed: Callable[[], None] = lambda: None
-        """Called when a server went away, or is back."""
+        """Called when a server no longer answers, or answers again."""
 
     def set(self, pool: str, *, away: bool) -> None:
-        """Note if the server of a pool is away."""
+        """Note whether the server of a pool is away."""
         if away != (pool in self._pools):
             (self._pools.add if away else self._pools.discard)(pool)
             self.changed()

@@ -1,7 +1,7 @@
 """Checks that a VM that is new to this node fits next to its other VMs.
 
 Controllers place VMs by their cache. Two controllers, or one with an old cache, may assign too
-much. So the node checks again before it makes anything of the VM.
+much. So the node checks again before it prepares the VM.
 """
 
 from virtbus.nodeagent.core.ports import HostFacts
@@ -17,8 +17,8 @@ def promised_bytes(record: VmRecord) -> int:
 def no_room(record: VmRecord, others_bytes: int, host: HostFacts) -> str:
     """Return why the host cannot take the VM, as in "has 1 GiB of memory left"; empty if it can.
 
-    It refuses only impossible VMs: all VMs together need more memory than the host has, or the VM
-    has more vCPUs than a guest can have. Good placement is the controllers' task.
+    Only an impossible VM is refused: all VMs together would need more memory than the host has, or
+    the VM has more vCPUs than a guest can have. Good placement is the controllers' task.
     """
     if not record.powered:
         return ""
