@@ -1,8 +1,8 @@
 """Renders a config drive's files in OpenStack's layout.
 
 See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive works for
-any guest: Windows' cloudbase-init reads it, too. The platform's host name and SSH keys are only in
-the metadata.
+any guest: Windows' cloudbase-init reads it, too. The host name and SSH keys of the spec are only in
+the metadata, and not in the user data.
 """
 
 import json
@@ -22,7 +22,7 @@ LATEST = "openstack/latest"
 def config_drive_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Return the files as path to contents. The guest's instance id is the VM's uid."""
+    """Return the contents of the files by path. The guest's instance id is the VM's uid."""
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"uuid": record.uid, "name": record.name}
     meta["hostname"] = seed.fqdn or hostname

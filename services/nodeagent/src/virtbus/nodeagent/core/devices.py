@@ -48,7 +48,8 @@ def filesystem_elements(
 ) -> list[Element]:
     """Return the directories that the guest mounts by virtiofs.
 
-    The source is a mount point of the agent. `Shares.program` mounts the directory there.
+    The source is an empty folder of the agent. `Shares.program` mounts the directory there, in a
+    mount namespace of its own.
     """
     return [
         el(

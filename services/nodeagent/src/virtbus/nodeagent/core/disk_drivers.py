@@ -22,13 +22,13 @@ def driver_element(
 ) -> Element:
     """Return `<driver>`; `thread` is the number of the disk's I/O thread.
 
-    With `stops`, the guest pauses at an error unless the disk has another policy: a server that is
-    away comes back. A `shared` disk has no cache of the host.
+    `stops` is for a disk on a server, which may be away and come back: the guest pauses at an
+    error, unless the spec has another policy. A `shared` disk has no cache of the host by default.
     """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][
         Verb.ERROR_POLICY
-    ].refused  # the bus reports each error, and has no such property
+    ].refused  # QEMU's NVMe reports each error to the guest, and has no such property
     stop = "stop" if stops else None
     chosen = {
         "error_policy": None if reports else disk.error_policy or stop,
@@ -73,7 +73,7 @@ def iotune_element(limits: DiskLimits | None) -> Element | None:
 
 
 NO_LIMITS = {f"{tag}{end}": 0 for tag in _TAGS.values() for end in ("", "_max", "_max_length")}
-"""The call that removes all limits of a disk. A length that is left out would stay."""
+"""The values that remove all limits of a disk. A value that is left out would stay in force."""
 
 
 def disk_limits(disks: Sequence[Disk]) -> dict[str, DiskLimits]:
@@ -82,7 +82,7 @@ def disk_limits(disks: Sequence[Disk]) -> dict[str, DiskLimits]:
 
 
 def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
-    """Return all limits of each disk that can have any, by target. Those it lacks are 0."""
+    """Return all limits of each disk whose bus permits limits, by target. 0 means no limit."""
     return {
         target: NO_LIMITS | iotune(disk.limits)
         for target, disk in disks.items()
@@ -91,7 +91,7 @@ def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
 
 
 def shown_limits(figures: Mapping[str, int]) -> dict[str, int]:
-    """Return libvirt's figures under our names, a burst's with `burst_`; without zeroes."""
+    """Return libvirt's figures except 0 under our names. Names of bursts begin with `burst_`."""
     shown = {}
     for name, tag in _TAGS.items():
         for ours, theirs in ((name, tag), (f"burst_{name}", f"{tag}_max")):

@@ -24,8 +24,8 @@ HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
 DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
-`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`;
-`disk.raw` for a shared volume."""
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`. The
+file of a shared volume is `disk.raw` instead of `disk.qcow2`."""
 
 SHARED_SUFFIX = ".raw"
 _NO_POOLS: Mapping[str, PoolSettings] = {}
@@ -43,7 +43,7 @@ _MAX_NAME_BYTES = 1023
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """The file of a disk and, if it has one, its image. Both are paths on this host."""
+    """The source of a disk: a file with its layers and image, a device, or a place on a server."""
 
     path: str
     format: ImageFormat = ImageFormat.QCOW2
@@ -59,18 +59,19 @@ class DiskSource:
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
     network: NetworkDisk | None = None
-    """The disk is on a server, and has no file."""
+    """The place of a disk on a server. Such a disk has no file, and its `path` is empty."""
     device_bytes: int = 0
-    """The path is a device, of which the guest sees so many bytes, or `ALL_BYTES`; 0: it is a
-    file."""
+    """The number of bytes that the guest sees of the device at `path`, or `ALL_BYTES`. It is 0 for
+    other disks, and for a device that is not checked yet."""
     device: bool = False
-    """The path is a device that the spec names, and it is not checked yet."""
+    """True if `path` is a device that the spec names. A checked one has `device_bytes`, too."""
     reserved_bytes: int = 0
-    """The end of such a device that its guest does not see."""
+    """The bytes at the end of such a device that the guest does not see."""
     shared: bool = False
-    """True for a volume that other guests may write to, now. The file is raw."""
+    """True for a volume that several guests may write to at the same time. Its data is raw."""
     lent: bool = False
-    """The agent opens the file for each start, and libvirt gets its descriptor by this name."""
+    """True if the agent opens the file for each start, and libvirt gets the descriptor, which has
+    the name `path`."""
 
     @property
     def is_file(self) -> bool:
@@ -93,7 +94,7 @@ def disk_name(volume: str) -> str:
 
 
 def lent_name(volume: str) -> str:
-    """Return libvirt's name of an open file."""
+    """Return the name by which libvirt gets the descriptor of an open file."""
     return f"virtbus-{volume}"
 
 
@@ -103,11 +104,12 @@ def disk_sources(
     made: Mapping[str, MadeDisk],
     pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
-    """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
+    """Return the sources of all disks of the record, by volume name, except for ISO volumes.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
-            imaged's report names an image; as `network_disk`.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small, or only one
+            of the spec and imaged's report names an image, or the record does not name the volume;
+            409 `pool_unknown`: the node's pool has nothing for the volume.
     """
     sources = {}
     disks = record.spec.domain.devices.disks
@@ -161,7 +163,7 @@ def _has_no_file(ref: VolumeRef) -> bool:
 def _without_file(
     vm: str, name: str, ref: VolumeRef, made: MadeDisk, pools: Mapping[str, PoolSettings]
 ) -> DiskSource:
-    """Return the source of a volume of a VM on a device or on a server."""
+    """Return the source of a volume whose data is on a device or on a server."""
     source = DiskSource("", ImageFormat.RAW, volume=True, shared=ref.shared)
     if ref.kind not in ON_DEVICES:
         return replace(source, network=network_disk(ref, pools, vm))
@@ -190,9 +192,10 @@ def volume_place(ref: VolumeRef) -> tuple[str, ...]:
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Raise `disk_refused` unless the disk is qcow2, on exactly what `source` says.
+    """Raise `disk_refused` unless the disk is qcow2, and its backing file is as `source` says.
 
-    A raw file has no header. Guests may write anything there, also one of qcow2.
+    The raw file of a shared volume is not checked. It has no header, and a guest may write
+    anything at its start, even a header of qcow2.
     """
     if source.shared:
         return
@@ -200,9 +203,9 @@ def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
 
 
 def below(source: DiskSource, depth: int) -> tuple[str, str]:
-    """Return the path and the format of what the disk (depth 0) or its `depth`-th layer rests on.
+    """Return path and format of the file below the disk (depth 0) or below its `depth`-th layer.
 
-    Both are empty for nothing.
+    Both are empty if there is no such file.
     """
     if depth < len(source.layers):
         return source.layers[depth], str(ImageFormat.QCOW2)
@@ -210,7 +213,10 @@ def below(source: DiskSource, depth: int) -> tuple[str, str]:
 
 
 def check_backing(volume: str, head: bytes, wanted: tuple[str, str]) -> None:
-    """Raise `disk_refused` unless a file is qcow2, on the file `wanted` of that format."""
+    """Raise `disk_refused` unless a file is qcow2 with the `wanted` backing file.
+
+    `wanted` is the path and the format. If both are empty, the file must have no backing file.
+    """
     backing, backing_format = _qcow2(volume, head)
     if backing != wanted[0].encode():
         raise refused(volume, f"its header names the backing file {_shown(backing)}")
@@ -264,5 +270,5 @@ def devices_with_images(records: Iterable[VmRecord]) -> frozenset[str]:
 
 
 def held_volumes(records: Iterable[VmRecord]) -> dict[tuple[str, str], str]:
-    """Return the names of VMs by pool and folder of each volume that they have."""
+    """Return the name of the VM that has a volume, by the volume's pool and folder."""
     return {(ref.pool, ref.folder): vm.name for vm in records for ref in vm.volume_refs.values()}

@@ -70,15 +70,15 @@ def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
 
 
 def volume_alias(name: str) -> str:
-    """Return the id of the device of a disk that is a volume; the prefix is for ids of users."""
+    """Return the id of a volume's device. libvirt demands the prefix `ua-` of chosen ids."""
     return f"ua-volume-{name}"
 
 
 def _address(disk: Disk, addresses: Addresses) -> Element:
     """Return the address of a disk.
 
-    All addresses are explicit. Otherwise libvirt adds controllers on the root ports of the NICs, or
-    derives a SCSI address from the target's letter.
+    All addresses are explicit. libvirt would otherwise add controllers on the root ports of the
+    NICs, or derive a SCSI address from the target's letter.
     """
     if disk.bus in ON_PCI:
         return port_address(addresses, of_disk(disk.name))
@@ -107,7 +107,7 @@ def drives(
 ) -> dict[str, DriveState]:
     """Return the drives of a domain whose media can be changed, by target.
 
-    Except for the medium, libvirt compares each element with that of the domain.
+    libvirt requires that each element equals the domain's own, except for the medium.
     """
     addresses = assigned(domain, kept)
     disks = domain.devices.disks
@@ -176,7 +176,7 @@ def _source(file: DiskSource | None) -> tuple[Element, ...]:
         return (network_source(file.network),)
     if file.device_bytes:
         return (device_source(file.path, file.device_bytes), el("backingStore"))
-    if file.lent:  # the name of the file has no effect
+    if file.lent:  # libvirt passes the descriptor, so the path in `file` has no effect
         return (el("source", file=f"/dev/{file.path}", fdgroup=file.path), el("backingStore"))
     return (el("source", file=file.path), _backing(file))
 

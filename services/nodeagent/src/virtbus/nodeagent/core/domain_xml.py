@@ -33,7 +33,7 @@ from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
 IGNITION_ENTRY = "opt/com.coreos/config"
-"""Ignition: supported platforms, qemu."""
+"""The fw_cfg entry in which Ignition looks for its file (Ignition: supported platforms, qemu)."""
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 
@@ -111,7 +111,7 @@ def _sysinfo(firmware: Firmware) -> Element | None:
 
 
 def _fw_cfg(ignition: Path | None) -> Element | None:
-    """Return the entry that Ignition reads. Only its path is in the XML and in QEMU's arguments."""
+    """Return the entry that Ignition reads. XML and QEMU's arguments have only its file's path."""
     if ignition is None:
         return None
     return el("sysinfo", el("entry", name=IGNITION_ENTRY, file=str(ignition)), type="fwcfg")
@@ -198,7 +198,7 @@ def _serial(inputs: DomainInputs) -> Element:
 def default_order(record: VmRecord) -> dict[str, int]:
     """Return the boot order of the first volume with an image, after the NICs with an order.
 
-    It is empty if a disk has a boot order.
+    The result is empty if a disk has a boot order, or if no volume has an image.
     """
     spec, devices = record.spec, record.spec.domain.devices
     first = next((volume.name for volume in spec.volumes if record.image_of(volume)), "")

@@ -8,7 +8,7 @@ Element = ET.Element
 
 _MARKUP = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _QUOTED = {**_MARKUP, ord('"'): "&quot;", **{ord(one): f"&#{ord(one):02};" for one in "\r\n\t"}}
-"""In attributes, a parser turns plain white space into blanks."""
+"""The escapes of attributes. A parser would turn plain tabs and line ends there into blanks."""
 _needs_escape = re.compile('[&<>"\r\n\t]').search
 
 
@@ -36,8 +36,8 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 def to_text(element: Element) -> str:
     """Return an element as text, without white space between tags, which libvirt would parse.
 
-    Names are written as they are, so one with a namespace needs a prefix and its declaration.
-    ElementTree's writer takes twice as long.
+    Names are written as they are, so a name in a namespace needs a prefix, and the prefix a
+    declaration. ElementTree's writer takes twice as long.
     """
     parts: list[str] = []
     _write(element, parts.append)

@@ -16,7 +16,7 @@ MOST_ITEMS = 64
 MOST_PARTS = 16
 """The limit of a file system's disks, and of an interface's addresses."""
 MOST_BYTES = 256
-"""The limit of a text. With the limits above, an answer is below the 1 MiB of a message."""
+"""The limit of a text, in bytes. These three limits keep an answer below a message's 1 MiB."""
 
 Answers = Mapping[str, object]
 
@@ -35,10 +35,10 @@ def guest_info(answers: Answers) -> GuestInfo:
 def named_disks(
     info: GuestInfo, answers: Answers, record: VmRecord, addresses: Addresses
 ) -> GuestInfo:
-    """Return the answers with the disks' names in the spec. `addresses` are the guest's.
+    """Return the answers with the disks' names in the spec. `addresses` are the running guest's.
 
-    libvirt finds a disk by its controller and address, but no USB disk, because the agent does not
-    know USB controllers. Such a disk is found by its serial.
+    libvirt finds a disk by the controller and address that the guest agent reports. The guest agent
+    does not know USB controllers, so a USB disk is found by its serial.
     """
     domain = record.spec.domain
     by_target = {target: name for name, target in targets(domain, addresses).items()}

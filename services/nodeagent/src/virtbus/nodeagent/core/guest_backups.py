@@ -15,8 +15,8 @@ CHANGES = "changes"
 class PushState:
     """The state of the files that QEMU writes.
 
-    The end is known only to a libvirtd that saw it. `lost`: the guest runs, and libvirt knows of no
-    backup, neither of one that runs nor of an end.
+    Only a libvirtd that ran at the end of a backup knows the end. `lost`: the guest runs, and
+    libvirt knows neither a running backup nor the end of one. `none`: no guest runs.
     """
 
     state: Literal["none", "running", "done", "failed", "lost"] = "none"
@@ -32,7 +32,7 @@ class Bitmap:
 
     name: str
     usable: bool
-    """It counts all writes since it was made, and survives a stop of the guest."""
+    """True if it has all writes since it was made, and survives a stop of the guest."""
 
 
 def common_bitmaps(disks: Collection[Collection[Bitmap]]) -> frozenset[str]:
@@ -44,8 +44,8 @@ def common_bitmaps(disks: Collection[Collection[Bitmap]]) -> frozenset[str]:
 def backup_xml(xml: str, files: Mapping[str, str], since: str) -> str:
     """Return libvirt's request to write disks to `files`, by target, for the domain of `xml`.
 
-    With `since`, the name of a bitmap, only what was written since it was made. The other disks are
-    named as well: libvirt would choose files for them.
+    With `since`, the name of a bitmap, QEMU writes only data that is newer than the bitmap. The
+    request excludes the other disks by name. Otherwise libvirt would choose files for them.
     """
     request = ET.Element("domainbackup", mode="push")
     if since:
@@ -66,8 +66,9 @@ def reading_xml(
 ) -> str:
     """Return libvirt's request to serve disks as NBD on a UNIX socket, for the domain of `xml`.
 
-    `files`, by target, get what the guest overwrites meanwhile; `exports` are the names of the
-    disks, by target. With `since`, the name of a bitmap, each has the bitmap CHANGES.
+    Into `files`, by target, QEMU saves old data that the guest overwrites meanwhile. `exports` are
+    the names of the exports, by target. With `since`, the name of a bitmap, each export has a
+    bitmap CHANGES of the data that is newer than `since`.
     """
     request = ET.Element("domainbackup", mode="pull")
     if since:
@@ -89,7 +90,7 @@ def reading_xml(
 
 
 def served_socket(xml: str) -> str:
-    """Return the socket of a backup that libvirt describes; empty if it serves none."""
+    """Return the socket in libvirt's XML of a backup; empty if the backup serves no disks."""
     server = ET.fromstring(xml).find("server")  # noqa: S314  from libvirtd
     return "" if server is None else server.get("socket", "")
 
@@ -128,16 +129,16 @@ class GuestBackupPort(Protocol):
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
-        """Return the bitmaps of a `prefix` that all disks `targets` have, and libvirt can use.
+        """Return the bitmaps with a `prefix` that a backup of the disks `targets` can rest on.
 
-        QEMU's own answer counts; libvirt must know the bitmap as well, with the description
-        `about`.
+        QEMU must report each bitmap as usable in all these disks. libvirt must know a checkpoint of
+        the same name, with the description `about`.
         """
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
         """Let QEMU write the disks of this instant to `files`, by target, and make `bitmap`.
 
-        With `since`, the name of a bitmap, only what was written since it was made.
+        With `since`, the name of a bitmap, QEMU writes only data that is newer than the bitmap.
         """
 
     async def progress(self, uid: str) -> PushState:
@@ -149,7 +150,7 @@ class GuestBackupPort(Protocol):
     async def keep_only(
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
     ) -> None:
-        """Remove all bitmaps of a `prefix` except `bitmaps`; with None, remove only `drop`."""
+        """Remove all bitmaps with a `prefix` except `bitmaps`; if that is None, only `drop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +161,13 @@ class Reading:
     files: Mapping[str, str]
     """The agent's names of the files for overwritten blocks, by target."""
     exports: Mapping[str, str]
-    """The names of the disks, by target."""
+    """The names of the NBD exports, by target."""
     since: str
     """The bitmap of the earlier reading, or empty."""
     bitmap: str
     """The bitmap that is made at this instant."""
     about: str = ""
-    """Its description: which volumes the disks are."""
+    """The bitmap's description, which names the volumes of the disks."""
 
 
 class GuestReadPort(Protocol):
@@ -176,11 +177,12 @@ class GuestReadPort(Protocol):
         """Let QEMU serve the disks of this instant on a socket of QEMU's user."""
 
     async def served(self, uid: str, reading: str) -> bool:
-        """Return True while QEMU serves the disks of that instant, also for an earlier agent."""
+        """Return True while QEMU serves that reading, also if an earlier agent began it."""
 
     async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
-        """End the server of a reading, or any one, and remove its socket. The bitmap stays.
+        """End the server of a reading, and remove its socket. The bitmap stays.
 
-        Return False if it may still run: libvirt does not know the guest, which is not known to be
-        `off`.
+        An empty `reading` means the server of any reading. The server of another reading stays.
+        Return False if the server may still run: libvirt does not know the guest, and the caller
+        does not know that the guest is `off`.
         """

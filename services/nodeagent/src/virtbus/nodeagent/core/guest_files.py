@@ -25,7 +25,7 @@ _ALIASES = (
     '{ sed "/^$2$/,/^$3$/d" "$file"; printf "%s\\n" "$2" "$1" "$3"; } >"$file.virtbus" && '
     'mv "$file.virtbus" "$file"; done'
 )
-"""Replaces the aliases in the file, and in the templates of which cloud-init writes it."""
+"""A script that replaces our lines in /etc/hosts, and in cloud-init's templates for that file."""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
 _SPECIAL = re.compile(r'(["\\$`])')
 _LINKS = {
@@ -68,7 +68,7 @@ def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]
 def environment_file(values: Mapping[str, str]) -> str:
     """Return lines of KEY=value that a shell and systemd's EnvironmentFile read alike.
 
-    Values other than simple words are in double quotes; both know the same four escapes there.
+    Values other than simple words are in double quotes, where both know the same four escapes.
     """
     return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items())
 
@@ -107,7 +107,7 @@ def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterato
     """Yield the commands that mount directories at each boot.
 
     cloud-init's list `mounts` ignores a tag, because it is no block device (measured: 22.4). A
-    failure is printed on the console, so a guest without the module boots.
+    failure is only printed on the console, so that a guest without the kernel module still boots.
     """
     for mount in mounts:
         if mount.volume not in tags:
@@ -142,9 +142,10 @@ def _own_names(seed: CloudInit) -> Iterator[HostAlias]:
 
 
 def _host_aliases(aliases: Sequence[HostAlias]) -> Iterator[list[str]]:
-    """Yield the command that writes the aliases into /etc/hosts, at each boot again.
+    """Yield the command that writes the aliases into /etc/hosts, at each boot.
 
-    With `manage_etc_hosts`, cloud-init writes the file of its template after this, at each boot.
+    The command also writes them into cloud-init's template: with `manage_etc_hosts`, cloud-init
+    later replaces the file by its template, at each boot.
     """
     if aliases:
         lines = "\n".join("\t".join((one.ip, *one.hostnames)) for one in aliases)
@@ -164,9 +165,9 @@ def device_path(disk: Disk) -> str:
 
 
 def udev_serial(disk: Disk) -> str:
-    """Return what udev in a guest calls the disk's serial, which may include its model.
+    """Return the disk's serial as udev in a guest has it, which may include the disk's model.
 
-    Each link is the name of a bus and this serial.
+    The name of each link is the name of a bus and this serial.
     """
     return _link(disk).partition("-")[2]
 

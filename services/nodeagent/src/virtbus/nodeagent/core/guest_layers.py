@@ -32,14 +32,17 @@ class GuestLayers:
 
     @property
     def differs(self) -> bool:
-        """Return True if libvirt names a file that QEMU does not use: then its XML is old."""
+        """Return True if libvirt's XML is old: it names a file that QEMU does not use."""
         return not set(self.named.values()) <= self.used.keys()
 
     def layers(self, target: str) -> tuple[str, ...]:
-        """Return the files between a disk and its image; raises VirtbusError `layers_differ`.
+        """Return the files between a disk and its image, as QEMU reports them.
 
-        QEMU says so. If there are any, libvirt's XML must be the same, because libvirt finds the
-        files of a copy by that.
+        If there are any, libvirt's XML must have the same files, because a copy finds its files by
+        that XML.
+
+        Raises:
+            VirtbusError: 409 `layers_differ`.
         """
         named = self.named.get(target, "")
         if named not in self.used_below:
@@ -56,19 +59,19 @@ class GuestLayers:
         return below[-1] if below and is_image(below[-1]) else ""
 
     def uses(self, files: Mapping[str, str]) -> bool:
-        """Return True if QEMU uses all of the files."""
+        """Return True if QEMU uses all of the files; False if there are none."""
         return bool(files) and set(files.values()) <= self.used.keys()
 
 
 def layers_differ() -> VirtbusError:
-    """Return 409: libvirt would change another file than the one that the guest uses."""
+    """Return 409 `layers_differ`: libvirt would change another file than the guest uses."""
     return VirtbusError(Code.CONFLICT, "layers_differ", DIFFERS)
 
 
 def is_image(path: str) -> bool:
     """Return True for the path of an image.
 
-    All other files below a disk are layers, by the names of imaged or by those of the agent.
+    All other files below a disk are layers. Their paths are names of imaged or of the agent.
     """
     return Path(path).parts[-3:-1] == (IMAGES, DATA)
 
@@ -110,7 +113,7 @@ def files_below(xml: str) -> dict[str, tuple[str, ...]]:
 def switch_xml(xml: str, files: Mapping[str, str]) -> str:
     """Return libvirt's request to continue in `files`, by target, for the domain of `xml`.
 
-    The other disks are named as well: libvirt would choose files for them.
+    The request excludes the other disks by name. Otherwise libvirt would choose files for them.
     """
     request = ET.Element("domainsnapshot")
     disks = ET.SubElement(request, "disks")
@@ -141,15 +144,16 @@ class GuestLayerPort(Protocol):
         """
 
     async def pull(self, uid: str, target: str, base: str) -> None:
-        """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
+        """Begin to copy the files below a disk into it, but not `base` and the files below that.
 
-        After the copy, a call of `pulls` flushes the disk and lets it leave these files.
+        An empty `base` means that all files are copied. After the copy, a call of `pulls` flushes
+        the disk and lets it leave the copied files.
         """
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
         """Let disks leave the layers that were copied; return the progress of the other copies.
 
-        The progress is the bytes done and their end, by target.
+        The progress is the bytes done and the bytes in all, by target.
         """
 
     async def end_pulls(self, uid: str) -> None:

@@ -1,7 +1,7 @@
 """Reads the NICs of a running guest from its domain, and renders the ones that are plugged.
 
-The NICs of a start are vmwrapper's: libvirt does not know them, and the domain's metadata names
-them. Later ones are libvirt's: their alias holds the name.
+vmwrapper adds the NICs that a guest has at its start. libvirt does not know these, so the domain's
+metadata names them. libvirt adds the NICs that are plugged later: the alias of each has its name.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ class DomainNics:
     """Root ports without a device. Those of the start's NICs are never free."""
 
     def started_as(self, name: str) -> int | None:
-        """Return the number of the NIC `name` at the guest's start; None if it had none."""
+        """Return the number of the NIC `name` at the guest's start; None if it was not there."""
         return next((at for at, (one, _) in enumerate(self.started) if one == name), None)
 
     def present(self, reported: Mapping[str, PlugState]) -> dict[str, GuestNic]:
-        """Return the NICs that the guest has, by name. `reported` are their states at netd."""
+        """Return the NICs that the guest has, by name. `reported` are the states by netd."""
         kept = {
             name: nic
             for name, nic in self.started
@@ -92,7 +92,7 @@ def alias_of(nic: Interface) -> str:
 def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
     """Return libvirt's device of a NIC on root port `port`, with the tap that netd has lent.
 
-    It has no option ROM: the boot order counts from the guest's next start.
+    The NIC has no option ROM, because its boot order takes effect only at the guest's next start.
     """
     virtio = nic.model is NicModel.VIRTIO
     interface = el(
@@ -100,7 +100,7 @@ def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
         el("mac", address=made.mac),
         el("target", dev=made.tap, managed="no"),
         el("model", type=str(nic.model)),
-        # without a name, libvirt tries vhost-net, as netd does for vmwrapper's NICs
+        # without the attribute `name`, libvirt tries vhost-net, as netd does for vmwrapper's NICs
         el("driver", queues=made.queues) if virtio and made.queues > 1 else None,
         el("link", state="down") if nic.state is LinkState.DOWN else None,
         el("mtu", size=made.mtu) if virtio and made.mtu != USUAL_MTU else None,

@@ -1,4 +1,4 @@
-"""Defines what the agent asks of the guest agents inside its guests."""
+"""Defines the ports by which the agent uses the guest agents inside its guests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -22,8 +22,9 @@ class GuestAgents(Protocol):
         """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
 
         Raises:
-            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
-                error the guest may be frozen.
+            VirtbusError: as `ask`, except for `domain_state`; 409 `guest_frozen`: it was frozen
+                already; 409 `guest_agent_refused`. After these two and after `guest_agent_absent`,
+                this call has not frozen the guest. After other errors the guest may be frozen.
         """
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:

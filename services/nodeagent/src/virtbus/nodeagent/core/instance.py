@@ -1,7 +1,8 @@
 """Decides with one table if this agent may take its node's instance key.
 
 A new instance of an agent may replace an earlier one only on the same host. A missing heartbeat
-gives the node to nobody, because the guests of a host that is cut off keep running (ADR 0031).
+gives the node to no other host, because the guests of a host that is cut off keep running
+(ADR 0031).
 """
 
 from collections.abc import Callable
@@ -42,7 +43,8 @@ class InstanceSignals(NamedTuple):
     revision: int
     """The key's revision, even if it was purged; 0 if it never existed."""
     heard: bool
-    """True if the holder's heartbeat exists, or expired so recently that it may still run."""
+    """True if the holder may still run: its heartbeat exists and does not say that it left, or has
+    been missing for only a few seconds."""
     holding: bool = False
     """True if this instance already held the key, and found it changed."""
 
@@ -55,9 +57,9 @@ class InstanceSignals(NamedTuple):
     def damaged(self) -> bool:
         """Return True if this instance held the key, and its value became unreadable.
 
-        No other agent writes such a value, so this instance may write the key again. A person's
-        takeover for another instance prevents that, even if it is void. Then a person decides
-        again.
+        No other agent writes such a value, so this instance may write the key again. It may not if
+        a person gave the node to another instance, even if that takeover no longer counts. Then a
+        person decides again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}
@@ -114,7 +116,7 @@ ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] 
         lambda s: s.same_boot,
         InstanceAction.TAKE,
         "",
-    ),  # this process has the lock, so the holder has ended
+    ),  # this process has the state folder's lock, so the holder has ended
     (lambda s: s.heard, InstanceAction.WAIT, "its last agent may still run: it was heard just now"),
     (lambda _: True, InstanceAction.TAKE, ""),
 )

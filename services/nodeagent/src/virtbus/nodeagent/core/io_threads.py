@@ -1,4 +1,4 @@
-"""Assigns QEMU's I/O threads to virtio disks and to the SCSI controller; others have none."""
+"""Assigns QEMU's I/O threads to virtio disks and the SCSI controller. Other devices get none."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class IoThreadPlan(NamedTuple):
 
 
 def io_threads(domain: Domain) -> IoThreadPlan:
-    """Return the threads of a domain: those that are shared, then one for each other disk."""
+    """Return the threads of a domain: first the shared ones, then the ones of single disks."""
     virtio = [disk for disk in domain.devices.disks if disk.bus is DiskBus.VIRTIO]
     own = [disk.name for disk in virtio if disk.dedicated_io_thread]
     sharers = [disk.name for disk in virtio if not disk.dedicated_io_thread]
@@ -34,7 +34,7 @@ def io_threads(domain: Domain) -> IoThreadPlan:
 
 
 def _most_shared(threads: IoThreads | None, left: int) -> int:
-    """Return the largest number of shared threads; `left` are those that the vCPUs allow."""
+    """Return the largest number of shared threads. The vCPUs allow `left` of them."""
     if threads is None:
         return 0
     match threads.policy:

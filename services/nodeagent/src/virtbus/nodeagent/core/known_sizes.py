@@ -1,27 +1,31 @@
-"""Keeps the sizes of a pool's places that its server has reported, with their age (ADR 0060)."""
+"""Keeps the sizes that a server has reported for the places of its pool, with their age.
+
+A place has the data of one volume: an export, a unit, an image or a file (ADR 0060).
+"""
 
 from collections.abc import Mapping
 
 
 class KnownSizes:
-    """The last size of each place, if its server has ever reported one."""
+    """The last reported size of each place. A place without a report is missing."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
-        """By volume."""
+        """The last size of each place in bytes, by the volume's key in the pool's settings."""
         self._confirmed_ns: dict[str, int] = {}
         self._asked_ns = 0
 
     def confirm(self, sizes: Mapping[str, int], now_ns: int) -> None:
-        """Note the answers to a question about all places."""
+        """Note the sizes that the server gave at `now_ns`, when it was asked about all places."""
         self._asked_ns = now_ns
         self.bytes |= sizes
         self._confirmed_ns |= dict.fromkeys(sizes, now_ns)
 
     def confirmed_ns(self, *, away: bool) -> int:
-        """Return when the oldest size was confirmed that the last question did not confirm.
+        """Return the time in ns at which the oldest outdated size was confirmed; 0 without any.
 
-        0 means that there is none. A server that is `away` confirms none.
+        A size is outdated if the last question did not confirm it. While the server is `away`, all
+        sizes are outdated.
         """
         times = self._confirmed_ns.values()
         return min((at for at in times if away or at < self._asked_ns), default=0)

@@ -25,5 +25,5 @@ class LiveDevices(Protocol):
     async def has_unknown(self, uid: str, number: int) -> bool:
         """Return True while the guest has NIC `number` of its start.
 
-        Once it has not, QEMU closes the NIC's tap.
+        Once the guest has released the NIC, this call also makes QEMU close the NIC's tap.
         """

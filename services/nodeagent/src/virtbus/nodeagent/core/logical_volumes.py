@@ -1,8 +1,8 @@
 """Names the logical volumes of volumes, builds the commands of LVM, and reads its reports.
 
-A logical volume of virtbus has three tags (ADR 0088): `virtbus`, `virtbus.volume=POOL/FOLDER`,
-which says whose it is, and `virtbus.filled=BYTES/OPERATION` since its content is complete. LVM
-writes the tags of one command at once. So they are marks that no crash can tear.
+A logical volume of virtbus has two tags (ADR 0088): `virtbus`, and `virtbus.volume=POOL/FOLDER`,
+which names its volume. Once its content is complete, it also has `virtbus.filled=BYTES/OPERATION`.
+LVM writes all tags of one command at once, so no crash leaves only some of them.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class LogicalVolume:
     tags: tuple[str, ...] = ()
     thin_pool: str = ""
     used_ratio: float = 0.0
-    """Of a thin pool: the part of it that has data."""
+    """The part of a thin pool that has data, from 0 to 1."""
 
     @property
     def volume(self) -> str:
@@ -62,10 +62,10 @@ def of_pool(volumes: LogicalVolumes, name: str) -> Iterator[tuple[str, LogicalVo
 
 
 def find(volumes: LogicalVolumes, volume: str) -> LogicalVolume | None:
-    """Return the logical volume of `pool/folder`; None for none.
+    """Return the logical volume of `pool/folder`; None if there is none.
 
     Raises:
-        ValueError: its name or its tag is on another one.
+        ValueError: a logical volume has the name without the tag, or the tag without the name.
     """
     name = lv_name(volume)
     found = [one for one in volumes if one.name == name or one.volume == volume]
@@ -79,7 +79,8 @@ def find(volumes: LogicalVolumes, volume: str) -> LogicalVolume | None:
 def lv_name(volume: str) -> str:
     """Return the name of the logical volume of `pool/folder`.
 
-    LVM's names are shorter than a folder, and reserve some words. The tag has the full name.
+    A folder's name may be too long for LVM, which also reserves some words. The tag has the whole
+    name.
     """
     return f"{OURS}-{hashlib.sha256(volume.encode()).hexdigest()[:32]}"
 
@@ -107,7 +108,8 @@ def make(pool: LvmPool, volume: str, size_bytes: int) -> list[str]:
     if pool.thin_pool:
         size = ("--virtualsize", _sectors(size_bytes), "--thinpool", pool.thin_pool)
         return ["lvcreate", "--yes", *name, *tags, *size, pool.group]
-    old = ("--zero", "y", "--wipesignatures", "y")  # of a file system that had the extents before
+    # a file system that had the extents before may have left its signature
+    old = ("--zero", "y", "--wipesignatures", "y")
     return ["lvcreate", "--yes", *name, *tags, *old, "--size", _sectors(size_bytes), pool.group]
 
 
@@ -124,7 +126,10 @@ def activate(pool: LvmPool, volume: str) -> list[str]:
 def mark(
     pool: LvmPool, volume: str, there: LogicalVolume, filled_bytes: int = 0, operation: str = ""
 ) -> list[str]:
-    """Return the command that says which bytes are complete; empty if the tags say so already."""
+    """Return the command that sets the tag `virtbus.filled`, or removes it for 0 bytes.
+
+    The command is empty if the tags are right already.
+    """
     wanted = {f"{_FILLED}{filled_bytes}/{operation}"} if filled_bytes else set[str]()
     found = {tag for tag in there.tags if tag.startswith(_FILLED)}
     changes = [("--addtag", tag) for tag in sorted(wanted - found)]
@@ -145,7 +150,7 @@ def _path(pool: LvmPool, volume: str) -> str:
 
 
 def _sectors(size_bytes: int) -> str:
-    """Return a size as LVM takes it. It rounds up to whole extents."""
+    """Return a size in whole sectors, for LVM, which rounds up further to whole extents."""
     return f"{-(-size_bytes // 512) * 512}b"
 
 
@@ -182,7 +187,7 @@ def _rows(report: str, kind: str, read: Callable[[Mapping[str, str]], Row]) -> l
 def report_of(
     name: str, pool: LvmPool, room: tuple[int, int], volumes: LogicalVolumes
 ) -> PoolReport:
-    """Return the report of a pool. The space of others in the group is promised, too."""
+    """Return the report of a pool. Without a thin pool, all used space of the group counts."""
     report = PoolReport(
         name=name,
         kind=pool.kind,

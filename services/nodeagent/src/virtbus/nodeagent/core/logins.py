@@ -12,9 +12,9 @@ class Logins(Protocol):
     """The secrets of disks at their servers."""
 
     def lent(self, logins: Iterable[Login]) -> AbstractAsyncContextManager[None]:
-        """Let the hypervisor use logins in the context; afterwards it does not know them.
+        """Let the hypervisor use logins in the context. Afterwards it does not know them any more.
 
-        A running guest keeps its own. Raises VirtbusError 409 `login_unreadable`.
+        A running guest keeps its logins. Raises VirtbusError 409 `login_unreadable`.
         """
 
 

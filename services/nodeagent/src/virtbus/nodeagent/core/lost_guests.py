@@ -1,4 +1,4 @@
-"""Says what happened to a guest that libvirt has lost: its QEMU runs on (ADR 0061)."""
+"""Builds the error about a lost guest: its QEMU runs, but libvirt does not know it (ADR 0061)."""
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -12,5 +12,5 @@ def lost_message(pid: int) -> str:
 
 
 def guest_lost(pid: int) -> VirtbusError:
-    """Return 409: the guest runs, but libvirt does not know it."""
+    """Return 409 `guest_lost`."""
     return VirtbusError(Code.CONFLICT, "guest_lost", lost_message(pid))
