@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
-"""A restart of libvirtd takes less time, and guests keep running meanwhile."""
+"""Time before it is reported that libvirt does not answer. A restart of libvirtd takes less."""
 AGAIN_S = 1.0
 WAITING_S = 4.0
 """The interval of the comparisons while a guest waits for a disk."""
@@ -80,7 +80,7 @@ class DomainEvents:
                 continue
             try:
                 await self._heard(event)
-            except VirtbusError as error:  # about one domain; the next comparison finds it
+            except VirtbusError as error:  # the next comparison finds the change
                 extra = {"code": error.reason, "uid": event.uid}
                 log.warning(
                     "an event will be handled by the next comparison: %s", error, extra=extra
@@ -152,10 +152,11 @@ class DomainEvents:
         return True
 
     async def _resume_after_full_disk(self, guest: VmActor, facts: DomainFacts) -> None:
-        """Report why this guest waits, and resume it if its disk was full (F30).
+        """Report why this guest waits, and resume it if QEMU paused it at an I/O error (F30).
 
-        Nothing reports that space is free again, so each comparison resumes it. QEMU repeats the
-        write. If it still fails, the guest pauses again and has lost nothing.
+        The usual cause is a full disk. Nothing reports that space is free again, so each comparison
+        resumes the guest, and QEMU repeats the write. If the write still fails, the guest pauses
+        again and has lost nothing.
         """
         self._note_wait(guest, facts)
         if not facts.waits_for_disk or guest.vm.record.paused:
@@ -179,7 +180,10 @@ class DomainEvents:
             guest.report()
 
     async def _tell_lost_directories(self, guest: VmActor) -> None:
-        """Report the directories of a running guest whose virtiofsd has ended; libvirt does not."""
+        """Report the directories of a running guest that have lost their virtiofsd.
+
+        libvirt does not report its end.
+        """
         if guest.vm.phase not in UP:
             return
         lost = await self._shares.lost(guest.vm.record)
@@ -214,7 +218,7 @@ class DomainEvents:
 
 
 def _tell_lost(guest: VmActor, pid: int) -> None:
-    """Report that libvirt has lost a guest, which runs as `pid`, or (0) knows it again."""
+    """Report that libvirt has lost a guest, which runs as process `pid`; 0: it is not lost."""
     if pid != guest.vm.observed.lost_pid:
         guest.vm.observed.lost_pid = pid
         if pid:

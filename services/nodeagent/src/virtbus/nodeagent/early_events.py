@@ -11,10 +11,10 @@ from virtbus.schemas.wire import encode
 Part = ImageReady | NetReady
 
 PARTS_A_UID = 4
-"""The events kept per VM: disks, a network that begins, one that is ready, and one more."""
+"""Number of events kept per VM: of disks, of a begun network, of a ready one, and one more."""
 UIDS = 1000
 PART_BYTES = 16 * 1024
-"""The size limit of an event, which lists disks or interfaces. The actor requests larger ones."""
+"""The largest event that is kept. The actor later requests the data of a larger one again."""
 KEPT_S = 60.0
 """A record arrives within seconds of its events, or the VM is gone."""
 
@@ -29,7 +29,7 @@ class EarlyEvents:
         """Store a ready event, or drop it if it is too large.
 
         Raises:
-            VirtbusError: 400 if its uid is invalid.
+            ValueError: its uid is invalid.
         """
         uid = check_uid(part.uid)
         if len(encode(part)) > PART_BYTES:

@@ -1,4 +1,4 @@
-"""Defines a freeze of a guest's file systems, and the ports of its deadline and its file."""
+"""Defines a freeze of a guest's file systems, and the ports that keep its deadline and file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class FreezeFiles(Protocol):
 
 
 FreezeChange = Literal["frozen", "extended", "thawed", "not thawed"]
-"""A report about a freeze. After "not thawed" the guest is asked again."""
+"""A report about a freeze. After "not thawed" the agent asks the guest to thaw again."""
 
 
 class Freezes(Protocol):
@@ -44,7 +44,8 @@ class Freezes(Protocol):
         """Freeze the guest for `for_s`, or set a new deadline if it is frozen.
 
         Raises:
-            VirtbusError: the guest is not frozen, or will be thawed at once.
+            VirtbusError: the call failed. A guest that it may have frozen is thawed at once; a
+                guest that was frozen before keeps its deadline.
         """
 
     async def thaw(self, uid: str, why: str, *, timeout_s: float) -> None:

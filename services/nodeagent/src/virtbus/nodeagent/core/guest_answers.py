@@ -16,7 +16,7 @@ MOST_ITEMS = 64
 MOST_PARTS = 16
 """The limit of a file system's disks, and of an interface's addresses."""
 MOST_BYTES = 256
-"""The limit of a text, in bytes. These three limits keep an answer below a message's 1 MiB."""
+"""The limit of a text, in bytes. The three limits keep an answer below a message's 1 MiB."""
 
 Answers = Mapping[str, object]
 

@@ -187,7 +187,10 @@ def _rows(report: str, kind: str, read: Callable[[Mapping[str, str]], Row]) -> l
 def report_of(
     name: str, pool: LvmPool, room: tuple[int, int], volumes: LogicalVolumes
 ) -> PoolReport:
-    """Return the report of a pool. Without a thin pool, all used space of the group counts."""
+    """Return the report of a pool.
+
+    Without a thin pool, all used space of the group is allocated, also by foreign logical volumes.
+    """
     report = PoolReport(
         name=name,
         kind=pool.kind,

@@ -19,11 +19,12 @@ _DIGITS = 12
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Return the hex SHA-256 of `spec.domain`, without the fields that apply to a running guest.
+    """Return a text that changes when the record has a change that needs a restart of the guest.
 
-    DNS settings of the VM, and changes of its first-boot data, count, too. Other changes there need
-    a restart of the guest. Disks that are volumes, and interfaces, come and go, so they have hashes
-    of their own (`disk_hashes`, `nics.hardware_hash`).
+    It is the hex SHA-256 of `spec.domain` without the fields that apply to a running guest. DNS
+    settings of the VM and changes of its first-boot data add to it. Disks that are volumes, and
+    interfaces, come and go, so they have hashes of their own (`disk_hashes`,
+    `nics.hardware_hash`).
     """
     found, dns = _domain_hash(record.spec.domain, volume_names(record)), record.spec.dns_config
     found = found if dns is None else f"{found}.{spec_hash(dns)}"
@@ -32,7 +33,7 @@ def domain_hash(record: VmRecord) -> str:
 
 @lru_cache(maxsize=64)
 def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
-    """Return the hash without the disks `own`. VMs of a node are mostly of a few kinds."""
+    """Return the hash without the disks `own`. Cached: many VMs of a node have equal domains."""
     disks = tuple(_still(disk) for disk in domain.devices.disks if disk.name not in own)
     devices = domain.devices.model_copy(update={"disks": disks, "interfaces": ()})
     return spec_hash(domain.model_copy(update={"devices": devices, "resources": None}))
@@ -85,9 +86,9 @@ def metadata(record: VmRecord, addresses: Addresses) -> Element:
 
 
 def with_disks(text: str, addresses: Addresses, disks: Mapping[str, str]) -> str:
-    """Return our element in `text` with other addresses and disks, as libvirt stores it.
+    """Return our element in `text` with other addresses and disks, as `setMetadata` takes it.
 
-    libvirt adds the namespace and its prefix to the element.
+    libvirt itself adds the namespace and its prefix to the element.
     """
     root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd
     values = {child.tag.rpartition("}")[2]: child.text or "" for child in root}

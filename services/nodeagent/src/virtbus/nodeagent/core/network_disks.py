@@ -1,7 +1,7 @@
 """Finds the disks of volumes on servers and devices, and renders their sources.
 
-QEMU connects to the server by its own driver, so the host needs none. The message of a volume names
-its pool only; server, place and login are settings of the node (ADR 0060).
+QEMU connects to the server by its own driver, so the host needs no driver. Records and messages
+name only the pool of a volume; server, place and login are settings of the node (ADR 0060).
 """
 
 import uuid
@@ -75,9 +75,10 @@ def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
 
 
 def device_source(path: str, size_bytes: int) -> Element:
-    """Return the `<source>` of a device. The guest sees its first bytes, and not the marks.
+    """Return the `<source>` of a device. The guest sees the first `size_bytes`.
 
-    `ALL_BYTES` is a device without marks, which may grow.
+    virtbus has its marks behind these bytes. `ALL_BYTES` is for a device without marks: the guest
+    sees all of it, also after it has grown.
     """
     if size_bytes == ALL_BYTES:
         return el("source", dev=path)
@@ -86,7 +87,7 @@ def device_source(path: str, size_bytes: int) -> Element:
 
 
 def why_it_waits(record: VmRecord) -> str:
-    """Return why a guest waits that QEMU has paused at an error of a disk."""
+    """Return why a guest waits, after QEMU has paused it at an error of a disk."""
     refs = record.volume_refs.values()
     pools = sorted({ref.pool for ref in refs if ABILITIES[ref.kind].shared})
     return NO_SERVER.format(pools=", ".join(pools)) if pools else NO_ROOM

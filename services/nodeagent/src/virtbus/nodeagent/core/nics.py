@@ -27,7 +27,7 @@ def nic_id(index: int) -> str:
 
 
 def netdev_id(index: int) -> str:
-    """Return the id in QEMU of the tap of interface `index` at the guest's start; netd gives it."""
+    """Return the id that netd gives the tap of interface `index` in QEMU at the guest's start."""
     return f"net{index}"
 
 
@@ -69,6 +69,6 @@ def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
 def _virtio(made: InterfaceStatus) -> Device:
     """Return the properties that only virtio can show a guest: the MTU, and several queues."""
     device: Device = {} if made.mtu == USUAL_MTU else {"host_mtu": made.mtu}
-    if made.queues > 1:  # a vector for each queue, for the control queue and for changes
+    if made.queues > 1:  # a vector for each direction of a queue, for control, and for changes
         device |= {"mq": True, "vectors": 2 * made.queues + 2}
     return device

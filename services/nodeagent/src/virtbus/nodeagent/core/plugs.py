@@ -20,7 +20,7 @@ class GuestDevices:
     """The devices of a running guest."""
 
     aliases: frozenset[str] = frozenset()
-    """The ids of its disks. A guest without disks has none."""
+    """The ids of its disks; an empty id stands for disks without one."""
     ports: frozenset[int] = frozenset()
     """Its root ports that have a device, and those of the NICs that it was started with."""
     root_ports: int = 0
@@ -41,13 +41,13 @@ class GuestDisks:
     hashes: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the disks that are volumes, by name."""
     detached: frozenset[str] = frozenset()
-    """The disks that should leave, and have left."""
+    """The disks that the record detaches, and that have left the guest."""
     pending: Mapping[str, str] = field(default_factory=dict)
-    """The reason why the disk of that name is not as the record says, and the change."""
+    """For each disk that is not yet as the record says: the pending change and why it waits."""
 
 
 def wanted_sizes(record: VmRecord) -> dict[str, int]:
-    """Return the sizes of disks that have a requested one, in bytes, by name."""
+    """Return the requested sizes in bytes, by name, of disks that have one and can grow."""
     sizes = {}
     for volume in record.spec.volumes:
         ref = record.volume_refs.get(volume.name)
@@ -63,7 +63,7 @@ def wanted_sizes(record: VmRecord) -> dict[str, int]:
 
 
 def _sectors(size_bytes: int) -> int:
-    """Return a size in whole sectors, as imaged makes it."""
+    """Return a size in whole sectors, as imaged makes disks."""
     return -(-size_bytes // 512) * 512
 
 
@@ -110,7 +110,10 @@ class DiskPlugs(Protocol):
         """Ask the guest to release the disk `alias`. It is gone once `devices` lacks it."""
 
     async def close_left(self, uid: str) -> None:
-        """Close the files that QEMU still has open of disks that libvirt has detached."""
+        """Close the files of disks that libvirt has detached, but QEMU still has open."""
 
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
-        """Grow disks that are smaller, by target, to sizes in bytes. The guest sees it at once."""
+        """Grow the disks that are smaller than `sizes` in bytes, by target.
+
+        The guest sees the new sizes at once. Raises 409 `layers_differ`, too.
+        """

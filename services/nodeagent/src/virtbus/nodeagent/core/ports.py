@@ -54,9 +54,9 @@ class DomainFacts:
     ending: Ending = Ending.UNKNOWN
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
-    """QEMU paused the guest after a failed write, mostly because a disk is full."""
+    """QEMU paused the guest at an I/O error, mostly because a disk of the host is full."""
     pid: int = 0
-    """The process of a guest that libvirt has lost."""
+    """The process of a guest that libvirt has lost; otherwise 0."""
 
     @property
     def active(self) -> bool:
@@ -186,10 +186,10 @@ class Hypervisor(Protocol):
         """
 
     async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
-        """Set those limits of a guest that differ, also if one of them cannot be set.
+        """Set those limits of a guest that differ. If one cannot be set, the others still are.
 
         The guest's memory follows later, when its balloon has changed. An error that concerns all
-        of them is raised.
+        limits is raised.
         """
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
@@ -222,10 +222,13 @@ class RecordFiles(Protocol):
         """Return all paths on disk, with or without a record, by the uid in their name."""
 
     async def remove_work(self, uid: str) -> None:
-        """Remove all files of the VM except its record: seeds, console socket and log."""
+        """Remove seeds, links to disks, sockets and logs of the VM, but not its record.
+
+        Results of commands and a freeze stay, too.
+        """
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        """Move the record, the seeds and all other files of a VM to `entry` of the quarantine."""
+        """Move a VM's folder to `entry` of the quarantine, without the links to its disks."""
 
     async def bring_back(self, entry: str, uid: str) -> None:
         """Restore the seeds of a quarantine entry, if any, for the VM `uid`, which has a record."""
@@ -234,28 +237,28 @@ class RecordFiles(Protocol):
         """Remove the files that `keep_work` moved to `entry`."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
-        """Remove the record, and mark the uid as removed in the ledger for 24 h.
+        """Remove the record with its folder, and mark the uid as removed in the ledger.
 
-        `refused_epoch`: the VM was refused under that epoch.
+        The mark stays for at least 24 h. `refused_epoch`: the VM was refused under that epoch.
         """
 
     async def commands(self, uid: str) -> Mapping[str, str]:
         """Return the results of the VM's last commands by command id, oldest first."""
 
     async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
-        """Store the results of the VM's commands, durable on return."""
+        """Store the results of the VM's commands, durable on return; no effect if it has left."""
 
     def epoch(self, uid: str) -> int:
-        """Return the highest epoch that was ever acted on; 0 for an unknown uid."""
+        """Return the highest epoch that was acted on or refused; 0 if the ledger has none."""
 
     def left(self, uid: str) -> int:
-        """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
+        """Return the epoch at which a VM left this host; 0 if the ledger does not say that."""
 
     def refused(self, uid: str) -> int:
         """Return the epoch under which this host refused a VM; 0 if it did not."""
 
     def removed(self) -> Mapping[str, int]:
-        """Return the uids whose VM left this host in the last 24 h, with their epoch."""
+        """Return the uids whose VM left this host, with their epoch, as far as the ledger goes."""
 
     def seen(self, time_ns: int) -> None:
         """Record a time stamp of the bus. The ledger dates removals by the newest one."""
@@ -291,7 +294,7 @@ class Seeds(Protocol):
         """Write all ISOs of the VM; raises VirtbusError 503 `state_write`."""
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
-        """Return the ISO by volume name."""
+        """Return the paths of the ISOs by volume name."""
 
     def ignition_path(self, record: VmRecord) -> Path | None:
         """Return the file with Ignition's configuration; None for a VM without one."""

@@ -35,7 +35,7 @@ class ResourcesSet(NamedTuple):
 
 
 def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
-    """Return the first error that a later try may not give, otherwise the first one."""
+    """Return the first error that a repeat may avoid; otherwise the first one. None without any."""
     return next((one for one in errors if one.code != Code.UNSUPPORTED), next(iter(errors), None))
 
 
@@ -65,9 +65,10 @@ def _shares(value: int) -> int:
 
 
 def different(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Figures]:
-    """Return the parameters to set, in steps: libvirt has a limit of its own for each.
+    """Return the parameters to set, one in each step: libvirt limits each parameter by itself.
 
-    The quota is lifted before the period changes: the kernel refuses some pairs in between.
+    The quota is lifted before the period changes, because the kernel refuses some pairs of an old
+    and a new value.
     """
     changed = {name: value for name, value in wanted.items() if _value(found, name) != value}
     steps: list[Figures] = []
@@ -87,7 +88,11 @@ def _value(found: Mapping[str, int], name: str) -> int | None:
 
 
 def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> InForce:
-    """Return the limits of CPU time that libvirt reports; a converted value as it was wanted."""
+    """Return the limits of CPU time that libvirt reports.
+
+    Shares are converted back from a weight of cgroup v2. If it is the weight of the wanted shares,
+    they are the wanted ones, because the conversion rounds.
+    """
     figures = scheduler(wanted, unified=unified)
     shares: int | None = found.get(SHARES)
     if shares == figures[SHARES]:
@@ -103,7 +108,10 @@ def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> I
 
 
 def balloon_kib(wanted_bytes: int | None, most_kib: int) -> int:
-    """Return the size that the balloon should leave to the guest; None: all of its memory."""
+    """Return the size that the balloon should leave to the guest.
+
+    It is all of the guest's memory if `wanted_bytes` is None, or less than 1 MiB below that.
+    """
     if wanted_bytes is None:
         return most_kib
     target_kib = -(-wanted_bytes // 1024)

@@ -14,7 +14,11 @@ from virtbus.schemas.vm import VmRecord
 def seed_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Return the files as name to contents. A YAML dumper writes all values (INJ-10)."""
+    """Return the contents of the files by name.
+
+    A YAML dumper writes all values of the platform (INJ-10). User data that needs none is not
+    changed.
+    """
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
     defaults: dict[str, Any] = {"hostname": hostname}
@@ -39,8 +43,9 @@ def _network(
 ) -> bytes:
     """Return network-config v2: the user's own text, or DHCP on each interface by its MAC.
 
-    It repeats the VM's DNS settings, because systemd-networkd takes no search domains of DHCP.
-    cloud-init fails on domains without a server (measured: 22.4).
+    It repeats the VM's DNS settings, because systemd-networkd takes no search domains from DHCP.
+    Without a name server they are left out: cloud-init fails on search domains alone (measured:
+    22.4).
     """
     if (network := seed.network_bytes) is not None:
         return network

@@ -36,24 +36,24 @@ class SharedDirectories(Protocol):
     def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
         """Open the files of the node that are disks of the VM, and close them at the end.
 
-        The value has their descriptors by the names in the domain.
+        The context's value maps the name of each file in the domain to its descriptor.
 
         Raises:
             VirtbusError: as `prepare`; 409 `disk_refused`: a file is missing or no plain file.
         """
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
-        """Return the reason why a directory was refused as 409 `directory_refused`, or `error`."""
+        """Return 409 `directory_refused` if a directory was the cause of `error`, or `error`."""
 
     async def lost(self, record: VmRecord) -> tuple[str, ...]:
-        """Return the tags whose virtiofsd has ended, of a guest that runs.
+        """Return the tags of a running guest's directories whose virtiofsd has ended.
 
-        These are tags of the guest's start; the record may have others by now.
+        The guest has the directories of its start; the record may have others by now.
         """
 
 
 class NoShares:
-    """Simulated guests have no directories."""
+    """The `SharedDirectories` port for simulated guests, which have no directories."""
 
     async def prepare(self, _record: VmRecord) -> Shares:
         return NO_SHARES

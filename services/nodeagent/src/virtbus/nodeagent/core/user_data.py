@@ -1,8 +1,8 @@
 """Combines the sources of a guest's user data with the platform's part (ADR 0043).
 
 Cloud-configs become one, by Virtlet's rules: maps are merged key by key, lists are joined, and of
-two other values the later one counts. A script alone stays a script, and the platform's part is
-vendor data. Every other source stays as it is, as a part of a MIME message, in its order.
+two other values the later one counts. A script alone stays a script, and the platform's part
+becomes vendor data. Other sources become parts of a MIME message, in their order.
 """
 
 import base64
@@ -18,9 +18,9 @@ from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, SCRIPT, content_
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""Limit of all cloud-configs to merge: 0.2 s of CPU with the longest text."""
+"""The most values of all cloud-configs that are merged: 0.2 s of CPU with the longest text."""
 MERGED_BYTES = 64 * 1024
-"""Limit of all cloud-configs to merge. Larger ones become parts, for cloud-init to merge."""
+"""The limit of all cloud-configs together. Larger ones become parts, for cloud-init to merge."""
 UNPACKED_BYTES = 1024 * 1024
 """Limit of a gzip to unpack. A larger one becomes a part, for cloud-init to unpack."""
 APPEND = "dict(recurse_array,no_replace)+list(append)"
@@ -50,9 +50,9 @@ def user_and_vendor(
 ) -> tuple[bytes | None, bytes | None]:
     """Return the user data and the vendor data for the guest; None if there is none.
 
-    `defaults` and `added` are as in `combined`. User data that is one script has no key that could
-    replace one of vendor data, so the platform's lists go there. Host name and SSH keys are in the
-    meta-data.
+    `defaults` and `added` are as in `combined`. cloud-init lets keys of user data replace keys of
+    vendor data. User data that is one script has no keys, so `added` goes to the vendor data then.
+    Host name and SSH keys are in the meta-data.
     """
     sources, vendor = sources_of(seed), seed.vendor_bytes
     if [kind for kind, _ in sources] != [SCRIPT]:
@@ -117,7 +117,7 @@ def cloud_config(value: Config) -> bytes:
 
 
 def to_yaml(value: Config) -> bytes:
-    """Return YAML, in ASCII: PyYAML writes a NEL unescaped, and reads it as a space."""
+    """Return YAML in ASCII: in Unicode, PyYAML writes a NEL unescaped, and reads it as a space."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
     return text.encode()
 
@@ -176,8 +176,8 @@ def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
 def mime_message(sources: Sequence[Source], ours: bytes = b"") -> bytes:
     """Return one message of all sources, and of our cloud-config at its end.
 
-    A user's message is a part of it, for cloud-init to unpack. It is not parsed, because a mail
-    parser would process a thousand nested parts.
+    A user's own message becomes a part, for cloud-init to unpack. It is not parsed here, because a
+    mail parser would process a thousand nested parts.
     """
     parts = [
         data.lstrip() if kind == MIME else _part(kind or _plain(data), data)

@@ -11,12 +11,13 @@ _BUSY_S, _AGAIN_S = 3.0, 0.05
 
 
 def allowed_device(path: str, patterns: Sequence[str]) -> str:
-    """Return the real path of a device that one of the patterns below /dev names.
+    """Return the real path of a device, if one of the patterns below /dev matches it.
 
-    The real path counts, so a link cannot lead elsewhere. It blocks.
+    Links are followed on both sides before the comparison, so a link in `path` permits no other
+    device. The call blocks.
 
     Raises:
-        ValueError: no pattern names it.
+        ValueError: no pattern matches it.
     """
     real = os.path.realpath(path)
     below = (one.removeprefix("/dev/") for one in patterns)
@@ -32,7 +33,8 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
 def open_exclusively(path: str) -> int:
     """Open a device for reading, unless the host uses it; raises OSError.
 
-    It waits a moment for imaged, which opens devices with content of its own exclusively, too.
+    imaged also opens devices exclusively, to write images to them. So this waits up to 3 s while
+    the device is busy.
     """
     until_s = time.monotonic() + _BUSY_S
     while True:

@@ -146,7 +146,10 @@ class ConsolePort(asyncio.Protocol):
             self.writers.append(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove `viewer`. If it had the input, the previous writer gets it back."""
+        """Remove `viewer`. If it had the input, the previous writer gets it back.
+
+        The last viewer closes the connection.
+        """
         self.viewers.remove(viewer)
         wrote = self.writers[-1:] == [viewer]
         if viewer in self.writers:
@@ -222,9 +225,9 @@ class Consoles:
             raise VirtbusError(Code.CONFLICT, "no_console", message) from None
 
     async def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """Return the last `tail_bytes` of the log, then new output if `follow`.
+        """Return the last `tail_bytes` of the log, at most 4 MiB, then new output if `follow`.
 
-        A rotation or removal of the log does not end it.
+        With `follow`, a rotation or removal of the log does not end the output.
         """
         path = self._log(uid)
         tail_bytes = min(max(tail_bytes, 0), MAX_LOG_TAIL_BYTES)

@@ -1,10 +1,10 @@
 """Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
-A request names a pool and a volume, or a device. That is one of the setting `devices_allowed`, and
-a VM of this node begins with an image on it. The answer has the open device, or the reason of a
-refusal. Only root and the owner of the disks' folder get an answer. A request with `do` is for a
-logical volume, which the agent also makes, grows, marks and removes. One with `clear` asks if the
-content of a volume may go.
+A request names a pool and a volume, or a device. Such a device must be in the setting
+`devices_allowed`, and a VM of this node must have it with an image. The answer has the open device,
+or the reason of a refusal. All users but root and the owner of the disks' folder are refused. A
+request with `do` is for a logical volume, which the agent also makes, grows, marks and removes. A
+request with `clear` asks if the content of a volume may be removed.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _NO_GROUPS: Mapping[str, VolumeGroup] = {}
 
 
 class DeviceDoor:
-    """Answers on a UNIX socket."""
+    """Answers imaged's requests on a UNIX socket."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class DeviceDoor:
         self._held: Held = dict
 
     async def serve(self, held: Held = dict) -> None:
-        """Serve until cancelled. Without any device there is no socket.
+        """Serve until cancelled. A node without pools of devices and allowed devices has no socket.
 
         `held` returns the names of the VMs of this node, by pool and folder of their volumes.
         """
@@ -97,7 +97,7 @@ class DeviceDoor:
     async def _answer(self, peer: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         devices: list[int] = []
-        with closing(peer), suppress(OSError):  # of a peer that has gone
+        with closing(peer), suppress(OSError):  # the peer may have gone
             try:
                 async with asyncio.timeout(TIMEOUT_S) as limit:
                     want = json.loads(await loop.sock_recv(peer, MAX_BYTES))
@@ -146,7 +146,10 @@ class DeviceDoor:
     async def _logical(
         self, peer: socket.socket, want: LogicalRequest, devices: list[int]
     ) -> bytes:
-        """Do a request for a logical volume, whose open device is added to `devices`."""
+        """Carry out a request for a logical volume, and return the encoded answer.
+
+        If the answer has an open device, add it to `devices`.
+        """
         await in_thread(lambda: self._check_peer(peer))
         group = self._groups.get(want.pool)
         if group is None:

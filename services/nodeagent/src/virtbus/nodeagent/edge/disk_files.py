@@ -51,13 +51,13 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
 BACKUP_PIN = "backup-"
-"""`backup-<id>.<volume>.qcow2`: that of a file to which QEMU writes a backup."""
+"""`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
 BACKUPS = "backups"
 """`<state_dir>/disks/backups/<id>/`: where imaged stages these files."""
 _READABLE = 0o444
 RECOUNTS = 5
 LAYER_PIN = "layer-"
-"""`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
+"""`layer-<volume>.<snapshot uid>.qcow2`: our name of the file in which a guest continued."""
 
 
 class HostDiskFiles:
@@ -76,13 +76,13 @@ class HostDiskFiles:
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
-        """Return every disk of the record, checked now, under names that only we can change.
+        """Return every disk of the record, checked now, files under names only we can change.
 
         If a guest is `running`, the names that its QEMU knows stay.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
-                header names another file.
+            VirtbusError: as `disk_sources`; 409 `disk_refused`: a file is not regular or has other
+                names, its header names another file, or a device may not or cannot be used.
         """
         wanted = disk_sources(self._state, record, made, self._pools)
 
@@ -126,15 +126,15 @@ class HostDiskFiles:
         await in_thread(pin)
 
     async def unpin(self, pin: str) -> None:
-        """Remove our name of a new file, so that nobody can open it any more."""
+        """Remove our name of a new file, so that QEMU can no longer open the file by it."""
         await in_thread(lambda: Path(pin).unlink(missing_ok=True))
 
     # --- files of backups -----------------------------------------------------------------------
     async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
-        """Check the staged file of a disk, and give it our name; return that.
+        """Check imaged's staged file for a disk's backup; return our name of that file.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: it is another kind of file, or names another one.
+            VirtbusError: 409 `disk_refused`: it is no qcow2 file, or has a backing file.
         """
         name = disk_name(disk)
         path = self._state / "vms" / uid / f"{BACKUP_PIN}{backup}.{name}"
@@ -156,7 +156,7 @@ class HostDiskFiles:
         return await in_thread(pin)
 
     async def unpin_backup(self, uid: str, backup: str) -> None:
-        """Let imaged read the files of our names, which QEMU's user owns, and remove the names."""
+        """Let imaged read a backup's files, which QEMU's user owns; remove our names of them."""
         folder = self._state / "vms" / uid
 
         def unpin() -> None:
@@ -172,7 +172,7 @@ class HostDiskFiles:
         await in_thread(unpin)
 
     async def backup_pins(self) -> set[tuple[str, str]]:
-        """Return the VMs with such names, by uid, and the ids of their backups."""
+        """Return the uid of the VM and the id of the backup for all names of backups."""
         names = (self._state / "vms").glob
         found = await in_thread(lambda: list(names(f"*/{BACKUP_PIN}*.*")))
         pins = {(path.parent.name, _disk_of(path, BACKUP_PIN)) for path in found}
@@ -189,7 +189,7 @@ class HostDiskFiles:
     async def opened(self, uid: str, ref: VolumeRef) -> bool:
         """Return True if any QEMU of this host has the volume's disk open.
 
-        Of a shared volume, only the QEMU of the VM counts: those of its other holders have it, too.
+        For a shared volume, only the VM's own QEMU counts: other holders have the disk open, too.
         """
 
         def ask() -> bool:
@@ -206,7 +206,7 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not among `sources`; no drive has them any more."""
+        """Remove our names of all media that are not among `sources`. No drive may have them."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:
@@ -264,7 +264,7 @@ class HostDiskFiles:
         return dataclasses.replace(source, path=path, device_bytes=size_bytes)
 
     def _pinned(self, uid: str, volume: str, source: DiskSource, descriptor: int) -> str:
-        """Return the path of our hard link to an open disk.
+        """Return the path of our hard link to the open file of a disk.
 
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
@@ -329,7 +329,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     }
     used = {name for path, name, _ in found if path in current}
     for path, name, of_layer in found:
-        # that of a medium has a part of its digest, and another file in its place
+        # a former medium is another file than the one in its place; `drop_media` removes its name
         own = name in disks and name not in record.volume_refs
         former = running and name in used
         kept = path in current or former or (own and not of_layer)
@@ -338,7 +338,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
 
 
 def _disk_of(path: Path, prefix: str) -> str:
-    """Return the name of the disk in one of our names."""
+    """Return the part of one of our names up to its first dot: a disk's name, or a backup's id."""
     return path.name.removeprefix(prefix).partition(".")[0]
 
 

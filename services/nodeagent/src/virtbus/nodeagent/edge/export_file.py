@@ -25,10 +25,10 @@ class ExportFile:
 
 
 def open_export(state_dir: Path, export: str, format_: str) -> ExportFile | None:
-    """Return an export's file, opened for reading, None if there is none.
+    """Return an export's file, opened for reading; None if there is no plain file with one name.
 
-    imaged owns the folder. So a file with another name elsewhere is not read: a helper that was
-    taken over could otherwise make the agent, which is root, send any file (ADR 0030).
+    imaged owns the folder. An attacker in imaged could link any file there, and the agent, which is
+    root, would send it. So a file that has another name elsewhere is not read (ADR 0030).
     """
     try:
         with opened_beneath(state_dir, (*EXPORTS, export), f"disk.{format_}") as opened:

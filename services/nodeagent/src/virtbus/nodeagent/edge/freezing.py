@@ -1,7 +1,8 @@
 """Keeps guests' file systems frozen until a deadline, which survives the agent (ADR 0021).
 
-The deadline is on disk before the guest is asked. An agent thaws after it, and at its start if it
-passed meanwhile. This needs libvirt, and neither the bus nor a record.
+The deadline is on disk before the guest is asked. The agent thaws the guest after the deadline. If
+that passed while no agent ran, the next agent thaws the guest at its start. This needs libvirt, but
+neither the bus nor a record.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ RETRY_S = (1.0, 30.0)
 NOT_FROZEN = frozenset(
     {"domain_state", "guest_agent_absent", "guest_agent_refused", "guest_frozen"}
 )
-"""Refusals after which the guest was certainly not frozen by this request."""
+"""Reasons of errors after which this request has certainly not frozen the guest."""
 SIMULATED = "the guests of this node are simulated: they have no guest agent"
 NOT_RUNNING = "the guest is not running here; `virtbus vm get` shows its state"
 
@@ -40,7 +41,8 @@ class _Freeze:
     until_s: float
     wake: asyncio.Event
     failed: bool = False
-    """The freeze failed, so the guest must not stay frozen: the task thaws it."""
+    """True until the guest has confirmed the freeze. After a failure, the guest may be frozen
+    nevertheless, so the task thaws it."""
 
     def end_at(self, until_s: float) -> None:
         self.until_s = until_s
@@ -106,14 +108,14 @@ class GuestFreezes:
                 await self._first(uid, freeze, timeout_s)
             else:
                 await self._again(uid, before, timeout_s)
-            if self._freezes.get(uid) is not freeze:  # it rebooted meanwhile
+            if self._freezes.get(uid) is not freeze:  # `ended` dropped it: the guest rebooted
                 freeze = self._begin(uid, shown, loop.time() + for_s)
             freeze.shown, freeze.failed = shown, False
             freeze.end_at(loop.time() + for_s)
             self.heard(uid, "extended" if again else "frozen", "asked")
 
     async def _first(self, uid: str, freeze: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest. If it may be frozen after an error, its task thaws it at once."""
+        """Freeze a guest. If the guest may be frozen after an error, the task thaws it at once."""
         try:
             await self._ask(uid, timeout_s)
         except VirtbusError as error:
@@ -127,9 +129,9 @@ class GuestFreezes:
                 freeze.end_at(0.0)
 
     async def _again(self, uid: str, before: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest that should be frozen. A guest that is still frozen refuses.
+        """Freeze a guest again, for a new deadline. A guest that is still frozen refuses.
 
-        After an error, the earlier deadline holds.
+        That refusal counts as success. After any other error, the earlier deadline stays in force.
         """
         done = False
         try:

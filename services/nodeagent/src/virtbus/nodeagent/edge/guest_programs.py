@@ -1,4 +1,4 @@
-"""Starts programs in a guest by its guest agent, and asks for their end.
+"""Starts programs in a guest by its guest agent, and asks whether they have ended.
 
 libvirt has no call for `guest-exec`, so this uses `qemuAgentCommand`. libvirt then marks the domain
 as tainted ("custom-ga-command"), which only a log and `virsh dominfo` show (ADR 0071).
@@ -34,7 +34,7 @@ def begin(words: Sequence[str], *, capture: bool) -> Callable[[libvirt.virDomain
 
 
 def end(pid: int) -> Callable[[libvirt.virDomain], GuestExecuted | None]:
-    """Return a call for the end of a program: None while it runs."""
+    """Return a call that returns the result of a program, or None while the program runs."""
 
     def run(domain: libvirt.virDomain) -> GuestExecuted | None:
         answer = _ask(domain, "guest-exec-status", {"pid": pid})

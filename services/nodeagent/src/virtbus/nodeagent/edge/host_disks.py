@@ -19,7 +19,8 @@ def open_disk(root: str, disk: HostDisk, *, readonly: bool) -> int:
     """Return a descriptor of a disk's file, without following links below `root`.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: it is missing, no plain file, empty, or has other names.
+        VirtbusError: 409 `disk_refused`: it is no plain file, has other names, or cannot be opened,
+            or it is missing or empty, and the spec gives no capacity to make it.
     """
     folder, _, name = disk.path.rpartition("/")
     if len(folder) < len(root):

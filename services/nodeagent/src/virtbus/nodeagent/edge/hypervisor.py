@@ -48,13 +48,15 @@ CHANGE_TIMEOUT_S = 60.0
 MONITOR_TIMEOUT_S = 15.0
 """A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
 RESERVED_WORKERS = 5
-"""libvirtd's worker threads that starts leave for other calls."""
+"""The number of libvirtd's worker threads that starts never use."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
-"""The higher limit for reads and destroys: a destroy ends calls that hang on its QEMU."""
+"""The limit of hanging calls for reads and destroys. It is higher than that of other calls, because
+a destroy ends the calls that hang on its QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""Concurrent calls to quick guest agents, and as many to slow ones. A silent one takes 10 s."""
+"""Concurrent calls to quick guest agents; as many to slow ones, and as many freezes. A call to a
+silent guest agent takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
@@ -241,7 +243,7 @@ class LibvirtHypervisor:
         await on_ours(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
     async def set_link(self, uid: str, device: str, *, up: bool) -> None:
-        """Set the link of a NIC, by QEMU's monitor: libvirt does not know those of a start."""
+        """Set the link of a NIC by QEMU's monitor, as libvirt does not know the NICs of a start."""
         if not self._in_process:  # the test driver has no QEMU
             order = set_link(device, up=up)
             await self._if_active(uid, order, "set the link of a NIC")
@@ -302,9 +304,11 @@ class LibvirtHypervisor:
     # --- events ---------------------------------------------------------------------------
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
-        """Yield an iterator of lifecycle events. After each gap it yields one event without a uid.
+        """Yield an iterator of lifecycle events, which are enabled when the context is entered.
 
-        Events are enabled when the context is entered, so no later change is missed.
+        At the loss of libvirt it yields AWAY without a uid. Once libvirt answers again, also if it
+        did not answer at the beginning, it yields an event without a uid and a change: anything may
+        have changed meanwhile.
         """
         yield self._heard(listening=await self._listen())
 

@@ -75,5 +75,5 @@ def _text(path: Path) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a digest of 32 hex digits. An empty text, which means unknown, has an empty one."""
+    """Return a digest of 32 hex digits. An empty text means unknown, so its digest is empty."""
     return hashlib.sha256(f"virtbus {text}".encode()).hexdigest()[:32] if text else ""

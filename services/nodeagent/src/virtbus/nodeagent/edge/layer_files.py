@@ -11,7 +11,7 @@ from pathlib import Path
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
-"""Of ioctl_iflags(2)."""
+"""The requests and the flag of ioctl_iflags(2)."""
 _LONG = struct.Struct("l")
 _CANNOT = frozenset({errno.ENOTTY, errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.ENOSYS})
 _READABLE = 0o444
@@ -19,10 +19,10 @@ SUFFIX, NOTE_SUFFIX = ".qcow2", ".json"
 
 
 def protect(folder: Path) -> bool:
-    """Make each layer readable for all, and immutable.
+    """Make each layer readable for all, and immutable. Return False if there are no layers.
 
-    A file with a further name stays changeable in the file system: a guest still uses it, or a
-    snapshot has it, and the name must go later. Return False without layers.
+    A file with a second name is not made immutable yet: a guest uses it, or a snapshot has it, by
+    that name. The name must be removed later, and an immutable file keeps all its names.
     """
     try:
         directory = os.open(folder, _FOLDER)
@@ -52,7 +52,7 @@ def _protect(name: str, directory: int) -> None:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Remove layers; raises OSError."""
+    """Remove layers and their notes, and the folder if it is empty then; raises OSError."""
     directory = os.open(folder, _FOLDER)
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""Keeps the host's epoch ledger: the highest epoch that the host ever acted on, by uid.
+"""Keeps the host's epoch ledger: the highest epoch that the host acted on or refused, by uid.
 
 It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
 uid counts; incomplete lines are ignored. `refused` instead of the full stop means that the VM was
@@ -59,15 +59,15 @@ class EpochLedger:
         self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
-        """Return the highest epoch that was ever acted on; 0 for an unknown uid."""
+        """Return the highest epoch that was acted on or refused; 0 if the ledger has none."""
         return self._entries.get(uid, LedgerEntry(0)).epoch
 
     def all_removed(self) -> dict[str, int]:
-        """Return the uids whose VM left this host, with their epoch."""
+        """Return the uids in the ledger whose VM left this host, with their epoch."""
         return {uid: left for uid in self._entries if (left := self.left(uid))}
 
     def left(self, uid: str) -> int:
-        """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
+        """Return the epoch at which a VM left this host; 0 if the ledger does not say that."""
         entry = self._entries.get(uid, LedgerEntry(0))
         return entry.epoch if entry.removed_s and not entry.refused else 0
 

@@ -1,4 +1,4 @@
-"""iSCSI portals. Volumes are units, as `target/number`."""
+"""Implements `Server` for iSCSI portals. The places of volumes are units, as `target/number`."""
 
 import struct
 
@@ -6,7 +6,7 @@ from virtbus.bus.runtime.pool_settings import IscsiPool
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.servers.port import FirstWords, Login, Server, auth
 
-# RFC 7143, 11.12 and 11.13: a login for discovery, as each target must understand it.
+# RFC 7143, 11.12 and 11.13: a login for discovery, which each target must understand.
 _ISCSI_LOGIN, _ISCSI_LOGIN_ANSWER = 0x43, 0x23
 _ISCSI_TO_OPERATIONAL = 0x81
 _ISCSI_HEAD = struct.Struct(">BB2xBBH8s28x4x")
@@ -17,7 +17,7 @@ _ISCSI_KEYS = (
 
 def _iscsi_login() -> bytes:
     data = _ISCSI_KEYS + bytes(-len(_ISCSI_KEYS) % 4)
-    isid = bytes((0x80, 0, 0, 0, 0, 0, 0, 0))  # a random one, for one session
+    isid = bytes((0x80, 0, 0, 0, 0, 0, 0, 0))  # of the type "random", for a new session
     head = (_ISCSI_LOGIN, _ISCSI_TO_OPERATIONAL, 0, 0, len(_ISCSI_KEYS), isid)
     return _ISCSI_HEAD.pack(*head) + data
 

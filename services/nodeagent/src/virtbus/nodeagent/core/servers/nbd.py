@@ -1,4 +1,4 @@
-"""Servers of network block devices. Volumes are exports."""
+"""Implements `Server` for network block devices. The places of volumes are exports."""
 
 import struct
 
@@ -14,7 +14,7 @@ _NBD_FIXED_NEWSTYLE = struct.pack(">I", 1)
 _NBD_STARTTLS, _NBD_INFO = 5, 6
 _NBD_ACK, _NBD_TLS_REQUIRED, _NBD_UNKNOWN = 1, 2**31 + 5, 2**31 + 6
 _NBD_ANSWER = struct.Struct(">16sHQIII")
-"""Greeting and flags; then of the first reply: magic, option, type and length."""
+"""The greeting and its flags, then the magic, option, type and length of the first reply."""
 
 
 class NbdServer(Server[NbdPool]):
@@ -23,17 +23,17 @@ class NbdServer(Server[NbdPool]):
     def __init__(self, pool: NbdPool) -> None:
         super().__init__(pool)
         self.tells_sizes = not pool.tls
-        self.needs_qemus_user = True  # only that one reads the keys of TLS
+        self.needs_qemus_user = True  # only that user may read the keys of TLS
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Return the `<source>`. Without `tls`, libvirt's default would apply."""
+        """Return the `<source>`. It always has `tls`: otherwise libvirt's default would apply."""
         del login
         host = el("host", name=self.pool.host, port=self.pool.port)
         tls = "yes" if self.pool.tls else "no"
         return el("source", host, protocol="nbd", name=place, tls=tls)
 
     def first_words(self) -> FirstWords:
-        """Ask for TLS, or for facts about the first export."""
+        """Return a request for TLS; in a pool without TLS, one for facts about its first export."""
         name = min(self.pool.volumes.values(), default="")
         option, data = _NBD_STARTTLS, b""
         if not self.pool.tls:

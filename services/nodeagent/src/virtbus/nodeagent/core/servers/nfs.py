@@ -1,4 +1,4 @@
-"""NFS servers with version 3 of the protocol. Volumes are raw files."""
+"""Implements `Server` for NFS, version 3. The places of volumes are raw files."""
 
 import struct
 
@@ -26,7 +26,7 @@ _WORDS = FirstWords(
 
 
 class NfsServer(Server[NfsPool]):
-    """An NFS server, which knows its users by ids."""
+    """An NFS server. It knows users only by their ids."""
 
     def __init__(self, pool: NfsPool) -> None:
         super().__init__(pool)

@@ -1,4 +1,4 @@
-"""The port of a pool's server: the agent's view of a protocol. Each kind has one module."""
+"""Defines the port of a pool's server. Each kind of server has one module that implements it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,34 +20,37 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret. For a guest it is the volume's own, and for a shared volume one
-    of the VM and the volume. So no two starts share one."""
+    """The UUID of libvirt's secret. For a guest it is the volume's uid. For a shared volume it is
+    derived from the uids of the volume and the VM. So no two guests share a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWords:
     """The bytes that a client sends first, and the judgement of the answer.
 
-    They need no login and no key. So a probe proves that the server answers, and not that each of
-    its volumes can be opened; QEMU says that at the start of a guest.
+    They need no login and no key. So a probe proves that the server answers, but not that each of
+    its volumes can be opened. Only QEMU finds that out, at the start of a guest.
     """
 
     sent: bytes
     answer_bytes: int
     """The bytes of the answer that are read."""
     is_greeting: Callable[[bytes], bool]
-    """Return True if the bytes, which may be fewer, are of a server with this protocol."""
+    """Return True if a server with this protocol sent the bytes. It gets at most `answer_bytes`."""
     why_not: Callable[[bytes], str]
     """Return why the pool cannot use a server with this answer; empty if it can."""
 
 
 class Server(ABC, Generic[P]):
-    """The server of one pool."""
+    """The server of one pool.
+
+    A place is the data of one volume there: an export, a unit, an image or a file.
+    """
 
     tells_sizes = False
-    """True: it reports the sizes of its places without a login or a key, in NBD's own words."""
+    """True if it reports the sizes of its places without a login or a key, in NBD's own words."""
     needs_qemus_user = False
-    """True: it serves only the user that QEMU has for guests."""
+    """True if a QEMU can use the server only as the user that QEMU has for guests."""
 
     def __init__(self, pool: P) -> None:
         self.pool: P = pool
@@ -58,16 +61,16 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def first_words(self) -> FirstWords:
-        """Return what a probe sends and expects."""
+        """Return the words that a probe sends, and the judgement of the answer."""
 
     def login(self, id_: str) -> Login | None:
-        """Return the login, with the UUID of its secret; None if it needs none."""
+        """Return the login, whose secret has the UUID `id_`; None if the server needs no login."""
         del id_
         return None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return its hosts. One that answers is enough."""
+        """Return the server's hosts. If one of them answers, the server counts as present."""
         return (self.pool.host,)
 
 

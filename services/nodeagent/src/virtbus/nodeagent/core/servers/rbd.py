@@ -1,4 +1,4 @@
-"""Clusters of Ceph. Volumes are images, as `pool/image`."""
+"""Implements `Server` for clusters of Ceph. The places of volumes are images, as `pool/image`."""
 
 from virtbus.bus.runtime.pool_settings import RbdPool
 from virtbus.nodeagent.core.element import Element, el
@@ -22,7 +22,7 @@ class RbdServer(Server[RbdPool]):
         return el("source", *hosts, auth(login), protocol="rbd", name=place)
 
     def first_words(self) -> FirstWords:
-        """Return the banner of a monitor."""
+        """Return empty words: a monitor sends its banner first."""
         return _WORDS
 
     def login(self, id_: str) -> Login | None:
