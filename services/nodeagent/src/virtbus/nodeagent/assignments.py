@@ -44,7 +44,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 _OF_OTHERS = frozenset({subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY})
-"""Keys below the node that only controllers and netd read."""
+"""Keys below the node that are no records of VMs. The watch on records ignores them."""
 
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
@@ -231,7 +231,7 @@ class Assignments:
 
     # --- reactions -------------------------------------------------------------------------------
     def _reject(self, uid: str, _: VmRecord) -> None:
-        """Start nothing. The VM's disk has left this host, and an empty one must not replace it."""
+        """Start nothing. The VM's disk has left this host, and no new disk may take its place."""
         extra = {"code": "left_before", "uid": uid}
         log.warning("rejected: it left this host already", extra=extra)
 
@@ -267,7 +267,7 @@ class Assignments:
         self._adopt(record, held=NO_RECORD)
 
     def _adopt(self, record: VmRecord, held: str = "") -> None:
-        """Create an actor for a VM, and give it the existing domain. A new VM may be refused."""
+        """Create an actor for a VM, and pass it the VM's domain, if any. A new VM may be refused."""
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         was_on_disk = self.on_disk.pop(record.uid, None) is not None

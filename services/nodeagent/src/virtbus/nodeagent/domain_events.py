@@ -182,7 +182,7 @@ class DomainEvents:
     async def _tell_lost_directories(self, guest: VmActor) -> None:
         """Report the directories of a running guest that have lost their virtiofsd.
 
-        libvirt does not report its end.
+        libvirt does not report the end of a virtiofsd.
         """
         if guest.vm.phase not in UP:
             return

@@ -63,8 +63,8 @@ def disk_elements(
 def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
     """Return the element of a disk that is attached to a running guest.
 
-    The guest boots from its other disks. The disk gets an I/O thread at the next start, because the
-    running domain may have fewer.
+    It has no boot order: in this run, the guest boots from its other disks. It gets an I/O thread
+    at the next start, because the running domain may have no thread for it.
     """
     return _disk(disk, file, None, None, addresses)
 
@@ -96,7 +96,7 @@ class DriveState:
     xml: str
     path: str
     force: bool
-    """Open a tray that the guest locks."""
+    """True if the tray must open even if the guest has locked it."""
 
 
 def drives(

@@ -35,7 +35,7 @@ class Freezes(Protocol):
     """Freezes of the guests of this host. Each ends at its deadline, also if its client is gone."""
 
     heard: Callable[[str, FreezeChange, str], None]
-    """Called with a uid, each change of its freeze, and the reason."""
+    """Called at each change of a freeze, with the guest's uid, the change and the reason."""
 
     def of(self, uid: str) -> Frozen | None:
         """Return the freeze of a guest, or None."""
@@ -49,7 +49,7 @@ class Freezes(Protocol):
         """
 
     async def thaw(self, uid: str, why: str, *, timeout_s: float) -> None:
-        """Thaw the guest. If that fails, the deadline holds; raises VirtbusError."""
+        """Thaw the guest. After a VirtbusError, the guest stays frozen until its deadline."""
 
     def ended(self, uid: str) -> None:
         """Forget a freeze, because the guest ended or rebooted."""

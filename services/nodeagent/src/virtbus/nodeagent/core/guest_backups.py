@@ -1,4 +1,4 @@
-"""Describes the backups that the QEMU of a running guest writes, and the port that begins them."""
+"""Describes backups and readings by the QEMU of a running guest, and the ports that begin them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

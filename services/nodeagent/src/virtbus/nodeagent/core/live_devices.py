@@ -1,4 +1,4 @@
-"""Defines the port for the devices of a running guest, which are plugged and unplugged."""
+"""Defines the port that plugs and unplugs devices of running guests."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -77,7 +77,7 @@ def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
 def device_source(path: str, size_bytes: int) -> Element:
     """Return the `<source>` of a device. The guest sees the first `size_bytes`.
 
-    virtbus has its marks behind these bytes. `ALL_BYTES` is for a device without marks: the guest
+    Behind these bytes may be marks of virtbus. `ALL_BYTES` is for a device without marks: the guest
     sees all of it, also after it has grown.
     """
     if size_bytes == ALL_BYTES:

@@ -129,7 +129,7 @@ class Hypervisor(Protocol):
 
     @property
     def devices(self) -> LiveDevices:
-        """Return the port for devices that are plugged and unplugged."""
+        """Return the port that plugs and unplugs devices of running guests."""
 
     async def list_domains(self) -> list[DomainFacts]:
         """Return all domains of virtbus, running or not."""
@@ -291,7 +291,7 @@ class Seeds(Protocol):
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write all ISOs of the VM; raises VirtbusError 503 `state_write`."""
+        """Write all ISOs and Ignition's file of the VM; raises VirtbusError 503 `state_write`."""
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
         """Return the paths of the ISOs by volume name."""

@@ -11,7 +11,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Shares(NamedTuple):
-    """The part of a VM's directories that libvirt gets."""
+    """The paths that libvirt gets for a VM's directories."""
 
     program: Path
     """The program that libvirt runs as virtiofsd."""
@@ -26,7 +26,7 @@ class SharedDirectories(Protocol):
     """The directories that guests share with their host."""
 
     async def prepare(self, record: VmRecord) -> Shares:
-        """Return what libvirt needs for a start of the VM.
+        """Prepare the VM's directories for a start; return their paths for libvirt.
 
         Raises:
             VirtbusError: 403 `directory_closed`: the node does not give the VM a directory; 503
@@ -39,7 +39,8 @@ class SharedDirectories(Protocol):
         The context's value maps the name of each file in the domain to its descriptor.
 
         Raises:
-            VirtbusError: as `prepare`; 409 `disk_refused`: a file is missing or no plain file.
+            VirtbusError: 403 `directory_closed`: the node does not give the VM a file; 409
+                `disk_refused`: a file is missing, cannot be made, or is no plain file.
         """
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:

@@ -15,7 +15,7 @@ Listing = Literal[
     "absent",  # the joined bus has no record; only a person ends the VM (ADR 0033)
     "deleted",
     "moved",
-    "absent, deleted",  # it was absent; its record was purged later, so it ends
+    "absent, deleted",  # it was absent, and then its record was purged: the VM ends
     "absent, moved",
 ]
 """The state of a uid by the last message of the bus."""
@@ -30,7 +30,7 @@ Holding = Literal[
 
 Word = Literal[
     "record",
-    "stale",  # a record with an epoch older than one that this node acted on
+    "stale",  # a record with an epoch older than one that this node acted on or refused
     "left",  # a record from a restored backup: the VM left this host before
     "successor",  # a record with a newer epoch, while the VM ends here
     "unreadable",

@@ -26,7 +26,7 @@ UNPACKED_BYTES = 1024 * 1024
 APPEND = "dict(recurse_array,no_replace)+list(append)"
 """cloud-init's merge type by which a part only adds: lists are appended, the rest is kept."""
 _OWN_RULES = frozenset({"merge_how", "merge_type"})
-"""Keys of a cloud-config that is to be merged by cloud-init."""
+"""Keys by which a cloud-config says how cloud-init must merge it. It is not merged here."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml writes the same as PyYAML, in a quarter of the time."""
 Config = dict[str, Any]
@@ -88,7 +88,8 @@ def combined(sources: Sequence[Source], defaults: Config, added: Config) -> byte
 def _with_defaults(source: Source, defaults: Config) -> bytes:
     """Return a single source, with the platform's values if they can go next to it.
 
-    A cloud-config that cannot be merged, and binary data (gzip), are returned alone.
+    A cloud-config that cannot be merged here, and binary data (gzip), are returned alone. Other
+    text is returned alone if there are no SSH keys to add.
     """
     kind, data = source
     if kind == CLOUD_CONFIG:

@@ -63,7 +63,7 @@ class DeviceDoor:
         self._held: Held = dict
 
     async def serve(self, held: Held = dict) -> None:
-        """Serve until cancelled. A node without pools of devices and allowed devices has no socket.
+        """Serve until cancelled. A node with no pools of devices and no allowed ones has no socket.
 
         `held` returns the names of the VMs of this node, by pool and folder of their volumes.
         """

@@ -53,7 +53,7 @@ PINNED = "disk-"
 BACKUP_PIN = "backup-"
 """`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
 BACKUPS = "backups"
-"""`<state_dir>/disks/backups/<id>/`: where imaged stages these files."""
+"""`<state_dir>/disks/backups/<id>/`: the folder in which imaged stages these files."""
 _READABLE = 0o444
 RECOUNTS = 5
 LAYER_PIN = "layer-"
@@ -76,7 +76,7 @@ class HostDiskFiles:
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
-        """Return every disk of the record, checked now, files under names only we can change.
+        """Check every disk of the record, and return it; files have names that only we can change.
 
         If a guest is `running`, the names that its QEMU knows stay.
 
@@ -284,9 +284,9 @@ class HostDiskFiles:
         return self._link(descriptor, path)
 
     def _check_shared(self, volume: str, descriptor: int) -> None:
-        """Raise `disk_refused` if a shared file has a name besides those of its VMs.
+        """Raise `disk_refused` if a shared file has a name other than its own and those of its VMs.
 
-        Another VM may come or go meanwhile, so the names are counted again.
+        Another VM may come or go during the count, so the names are counted up to five times.
         """
         found, names = _check_regular(volume, descriptor), 0
         for _ in range(RECOUNTS):

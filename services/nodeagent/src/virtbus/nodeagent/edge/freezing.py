@@ -212,4 +212,4 @@ class GuestFreezes:
 
 
 def _ignore(uid: str, change: FreezeChange, why: str) -> None:
-    """Ignore a change, until the agent listens."""
+    """Ignore a change. The agent replaces this function once it listens."""

@@ -72,7 +72,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
     """Close the connection completely.
 
     asyncio first sends the rest of its buffer. A guest that does not read would keep the connection
-    open for ever, so it is aborted after CLOSE_S.
+    open for ever, so the connection is aborted after CLOSE_S.
     """
     writer.close()
     try:

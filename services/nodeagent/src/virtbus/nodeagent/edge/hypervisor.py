@@ -119,7 +119,7 @@ class LibvirtHypervisor:
         return LibvirtReadings(self._changes, run_dir)
 
     def sizes(self, node: str) -> LibvirtSizes:
-        """Return the port that asks servers for the sizes of a node's places."""
+        """Return the port that asks servers for the sizes of the places in the node's pools."""
         return LibvirtSizes(self._asks, self._ends, self.logins, node)
 
     @property
