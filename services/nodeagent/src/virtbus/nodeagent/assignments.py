@@ -267,7 +267,7 @@ class Assignments:
         self._adopt(record, held=NO_RECORD)
 
     def _adopt(self, record: VmRecord, held: str = "") -> None:
-        """Create an actor for a VM, and pass it the VM's domain, if any. A new VM may be refused."""
+        """Create an actor for a VM, and pass it the VM's domain. A new VM may be refused."""
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         was_on_disk = self.on_disk.pop(record.uid, None) is not None
