@@ -123,7 +123,7 @@ def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterato
 def _file_systems(
     mounts: Sequence[GuestMount], disks: Mapping[str, Disk]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries of `fs_setup`, one for each disk.
+    """Yield the entries of `fs_setup`, one for each disk on which a mount makes a file system.
 
     With the partition `any`, cloud-init leaves a file system of the same type as it is.
     """

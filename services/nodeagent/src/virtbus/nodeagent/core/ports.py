@@ -206,11 +206,15 @@ class Hypervisor(Protocol):
         """Remove the domain; no effect if none is defined."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]:
-        """Open an iterator of lifecycle events. It misses no change after the opening."""
+        """Open an iterator of lifecycle events.
+
+        It may miss changes while libvirt is away, and if too many events wait. After an absence of
+        libvirt it yields an event with `change` None.
+        """
 
 
 class RecordFiles(Protocol):
-    """The files in `<state_dir>/vms/<uid>/`, and the host's epoch ledger."""
+    """The agent's files about VMs, the node and the joined bus, and the host's epoch ledger."""
 
     async def write(self, record: VmRecord) -> None:
         """Write the record, durable on return, and raise the uid's epoch in the ledger."""
@@ -286,7 +290,7 @@ class RecordFiles(Protocol):
 
 
 class Seeds(Protocol):
-    """A VM's first-boot data: an ISO for each seed or files volume, and Ignition's file."""
+    """A VM's first-boot data: an ISO for each seed and each set of files, and Ignition's file."""
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
@@ -313,7 +317,7 @@ class Readiness(Protocol):
         *,
         rebooted: bool = False,
     ) -> str:
-        """Wait until the guest is ready, and return the evidence in words.
+        """Wait until the guest is ready; return the reason `GuestSaysReady` or `AddressAnswers`.
 
         With `rebooted`, earlier console output is of the previous boot and is ignored.
         """

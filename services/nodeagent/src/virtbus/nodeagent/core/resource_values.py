@@ -31,7 +31,7 @@ class ResourcesSet(NamedTuple):
     in_force: ResourcesInForce | None
     """None: no guest runs."""
     error: VirtbusError | None = None
-    """The error of a limit that is not set; the others are set."""
+    """The error of a limit that could not be set. Other limits may be set."""
 
 
 def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:

@@ -16,8 +16,8 @@ def seed_files(
 ) -> dict[str, bytes]:
     """Return the contents of the files by name.
 
-    A YAML dumper writes all values of the platform (INJ-10). User data that needs none is not
-    changed.
+    A YAML dumper writes all values of the platform (INJ-10). User data to which none is added is
+    passed on unchanged.
     """
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
