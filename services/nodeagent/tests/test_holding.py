@@ -179,3 +179,49 @@ async def test_an_agent_holds_all_vms_on_a_recreated_bus(node: Node) -> None:
         await node.put(record())
         await eventually(node_is(node, NodeState.READY, ""))
     assert node.domains.done == [("start", A)]
+
+
+async def test_a_list_while_a_vm_without_a_record_is_being_ended_does_not_end_the_agent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_once(node)
+    await lose_record(node)
+    asked, may_end = asyncio.Event(), asyncio.Event()
+    destroy = node.domains.destroy
+
+    async def slowly(of: str, *, forced: bool = False) -> None:
+        asked.set()
+        await may_end.wait()
+        await destroy(of, forced=forced)
+
+    monkeypatch.setattr(node.domains, "destroy", slowly)
+    async with node.agent() as agent:
+        await eventually(held(node))
+        await node.bus.purge(subjects.vm_record(NODE, A), marker_ttl_s=60)
+        await eventually(asked.is_set)
+        agent.vms.relist()
+        await node.start_another()
+        may_end.set()
+        await eventually(lambda: A not in agent.vms.actors)
+        assert A not in await node.files.list()
+
+
+@pytest.mark.parametrize("state", [DomainState.SHUT_OFF, DomainState.RUNNING])
+async def test_a_vm_whose_record_on_the_bus_is_of_an_older_epoch_follows_the_record_on_disk(
+    node: Node, state: DomainState
+) -> None:
+    """The bus was restored from a backup while the agent was down."""
+    await node.join()
+    await node.put(record(epoch=2))
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.done.clear()
+    node.domains.set(A, state)
+    await node.put(record(epoch=1))
+    async with node.agent() as agent:
+        await eventually(lambda: A in agent.vms.actors)
+        await eventually(in_state(node, "Running"))
+        found = await node.status(A)
+        assert found is not None
+        assert found.epoch == 2
+    assert node.domains.done == ([("start", A)] if state is DomainState.SHUT_OFF else [])

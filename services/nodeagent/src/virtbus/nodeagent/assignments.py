@@ -167,6 +167,8 @@ class Assignments:
             log.warning(
                 "rejected epoch %d: this node acted on a newer one", record.epoch, extra=extra
             )
+            for reaction in REACTIONS.get((self._holding(uid), "stale"), ()):
+                self._of_record[reaction](uid, self.on_disk[uid])
             return
         self.listings.hear(uid, "record")
         actor = self.actors.get(uid)

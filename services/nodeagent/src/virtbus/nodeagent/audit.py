@@ -178,9 +178,10 @@ class Auditor:
         gone = [finding for finding in found if finding.repair and finding.kind != "fault"]
         for uid in sorted({finding.uid for finding in gone}):
             kinds = {finding.kind for finding in gone if finding.uid == uid}
+            if uid in self._vms.actors or not self._vms.join.trusted:
+                continue
             try:
-                if uid not in self._vms.actors and self._vms.join.trusted:
-                    await self._remove(uid, kinds)
+                await self._remove(uid, kinds)
             except (BusError, VirtbusError) as error:
                 extra = {"code": "not_repaired", "uid": uid}
                 log.warning("cannot remove orphans: %s", error, extra=extra)

@@ -106,6 +106,7 @@ REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
     ("nothing", "moved"): ("sweep", "purge status"),
     ("on disk", "record"): ("adopt",),
     ("on disk", "left"): ("reject",),
+    ("on disk", "stale"): ("adopt",),  # the VM's record on disk
     ("on disk", "deleted"): ("sweep",),
     ("on disk", "moved"): ("sweep",),
     ("actor", "record"): ("update",),
@@ -122,6 +123,8 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "unreadable": "resume",
     "deleted": "end",
     "moved": "end",
+    "absent, deleted": "end",
+    "absent, moved": "end",
     "absent": "hold",
 }
 """An actor's reaction to a complete list of the joined bus. On another bus all are held."""
