@@ -18,7 +18,7 @@ class ConflictError(BusError):
 
 
 class DeniedError(BusError):
-    """The credentials do not allow this subject."""
+    """The bus refuses the login or this subject, or its certificate is not trusted."""
 
 
 class FullError(BusError):

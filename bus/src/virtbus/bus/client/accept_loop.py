@@ -12,9 +12,9 @@ from virtbus.bus.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""Delay after a refused accept: the process is out of descriptors until some are closed."""
+"""Delay after a failed accept: the process is out of descriptors until some are closed."""
 Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
-"""Serves a connection from an address. It closes the connection, and releases the share then."""
+"""Serves a connection from an address, closes it, and then releases the address's share."""
 
 
 async def accept(
@@ -35,7 +35,7 @@ async def accept(
 
 
 async def accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Return the next connection and its address. A refused accept is repeated after PAUSE_S."""
+    """Return the next connection and its address. Repeat a failed accept after PAUSE_S."""
     loop = asyncio.get_running_loop()
     while True:
         try:

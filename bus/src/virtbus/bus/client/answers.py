@@ -1,4 +1,4 @@
-"""Encodes and sends the answers to a service's requests: data or errors (ADR-32)."""
+"""Encodes and sends a service's answers to requests: data or errors (ADR-32)."""
 
 import logging
 from typing import Any

@@ -15,7 +15,7 @@ logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in str(
 PING_INTERVAL_S = 10
 MAX_OUTSTANDING_PINGS = 2
 ONE_OF_MANY_S = 0.8
-"""Connect timeout of each of several servers: one that does not answer leaves time for others."""
+"""Connect timeout of each server if there are several: it leaves time to try the others."""
 
 
 def public_key(settings: BusSettings) -> str:
@@ -48,9 +48,10 @@ def options(settings: BusSettings) -> dict[str, Any]:
 
 
 def patience(settings: BusSettings) -> dict[str, Any]:
-    """Return the arguments for time limits. nats-py retries the first connect, never reconnects.
+    """Return the arguments for time limits.
 
-    `connection` makes a new client instead.
+    With them, nats-py retries the first connect, but never reconnects: `connection` makes a new
+    client instead.
     """
     return {
         "allow_reconnect": False,

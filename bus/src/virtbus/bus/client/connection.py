@@ -166,7 +166,8 @@ class NatsLink:
 
         Raises:
             UnavailableError: there was no connection within `connect_timeout_s`.
-            DeniedError: the server rejects these credentials.
+            DeniedError: the server rejects these credentials, or the only server's certificate is
+                not trusted.
         """
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
@@ -301,7 +302,7 @@ class NatsLink:
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
-        # It was closed meanwhile. Left open, it would take messages from its queue group.
+        # If it was closed meanwhile, it must end here: it would take messages of its queue group.
         if one not in self._subscribed:
             await self.forget(one)
 
@@ -336,7 +337,8 @@ async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]
 
     Raises:
         UnavailableError: no server answered within `settings.connect_timeout_s`.
-        DeniedError: the server rejects the credentials.
+        DeniedError: the server rejects the credentials, or the only server's certificate is not
+            trusted.
     """
     link = NatsLink(settings, name)
     await link.first()

@@ -22,7 +22,7 @@ class EventRecorder:
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM. Without a node of the service, it has the record's node."""
+        """Return an event about a VM. Its node is the service's, or the VM's if the service has none."""
         return self.event(
             kind,
             uid=record.uid,
@@ -34,7 +34,7 @@ class EventRecorder:
         )
 
     def emit(self, event: Event, message_id: str = "") -> None:
-        """Emit an event. A second event with the same subject and message id is not stored.
+        """Emit an event, unless a recent one has the same subject and message id.
 
         The default id consists of uid, epoch, generation, kind and reason.
         """

@@ -65,7 +65,8 @@ def answer_of(raw: Raw) -> dict[str, Any]:
 
     Raises:
         UnavailableError: no responder (503: election, or no such stream).
-        ConflictError, FullError, ApiError: the call was refused.
+        ConflictError, DeniedError, FullError, ApiError: the call was refused.
+        BusError: the answer cannot be read.
     """
     if raw.status == "503":
         raise UnavailableError(_NOBODY)

@@ -1,7 +1,7 @@
-"""Keeps the records that a requester has and the watch has not delivered, until a list proves it.
+"""Notes records that a requester has, but that the watch has not delivered yet.
 
 The bus may have an older record of a VM than its host, for example after a restore, or one that
-this version cannot read. Then the watch never delivers the host's record.
+this version cannot read. Then the watch never delivers the host's record. A new list proves that.
 """
 
 from collections.abc import Callable, Container
@@ -33,7 +33,7 @@ class LateRecords:
         self._listing = True
 
     def complete(self, listed: Container[str]) -> None:
-        """Note that a list is complete. Request another one if a record was late meanwhile."""
+        """Note that a list is complete. Request another one if a record was noted while it ran."""
         self._listing = False
         self._late = {
             uid: late

@@ -66,7 +66,7 @@ class Link(Protocol):
         """Pass a message to the connection.
 
         Raises:
-            UnavailableError: there is no connection; nothing was sent.
+            UnavailableError: there is no connection, or a subject is invalid; nothing was sent.
             FullError: the message is larger than the server's max_payload.
         """
 

@@ -2,7 +2,7 @@
 
 Their credentials open the node's consumers from any host. So both services wait for the local
 agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file with the
-node's instance key on the bus. A service that guests depend on stays while the bus is away.
+node's instance key on the bus. A service that guests depend on runs on while the bus is away.
 """
 
 import asyncio
@@ -29,25 +29,25 @@ LOOK_S = 0.1
 REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 AGAIN_S = 2.0
-"""The pause between attempts to connect. A refused login fails at once."""
+"""Pause between attempts to connect. Without it, a login that is refused would repeat at once."""
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
 
 
 def holds(text: str) -> bool:
-    """Return True if the agent's file says that it holds the node, as far as it knows."""
+    """Return True if the agent's file says that the agent holds the node, as far as it knows."""
     return _words(text)[:1] == ["held"]
 
 
 def _words(text: str) -> list[str]:
-    """Return the file's first line: `held` and the instance id, or `refused`; or no words."""
+    """Return the words of the first line: `held` and the instance id, or `refused`; or none."""
     return text.partition("\n")[0].split()
 
 
 def word_in(run_dir: Path) -> Callable[[], str]:
     """Return a function that returns the text of the local agent's file; empty without a file.
 
-    The function runs each second. It reads the file again only after the agent has replaced it.
+    The function is cheap to call often: it reads the file only after the agent has replaced it.
     """
     path = run_dir / FILE
     known: tuple[int, ...] = ()
@@ -166,7 +166,7 @@ async def serve_with_agent(
 ) -> None:
     """Connect to the bus and run `serve` while this host's agent holds the node.
 
-    While `stays` returns True, a bus that does not answer or refuses the login is awaited.
+    While `stays` returns True, wait for a bus that does not answer or refuses the login.
 
     Raises:
         UnavailableError: no server of the bus answers.

@@ -1,4 +1,4 @@
-"""A bounded queue: callbacks put items, and one task reads them. Cancelling it loses no item."""
+"""Queues items of callbacks for one task, with a limit. Cancelling the task loses no item."""
 
 import asyncio
 from collections import deque

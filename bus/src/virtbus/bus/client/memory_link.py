@@ -59,7 +59,7 @@ class MemoryServer:
     def route(self, raw: Raw) -> bool:
         """Deliver to every plain subscription and to one member of each queue group.
 
-        Return False if there is none of them.
+        Return False if nobody subscribes. A message that `drop` loses counts as delivered.
         """
         if self.drop(raw.subject):
             return True
@@ -179,7 +179,7 @@ class MemoryLink:
         """Wait for the answer and return it.
 
         Raises:
-            LinkLostError: the connection ended before.
+            LinkLostError: the connection ended before the answer came.
             TimeoutError: no answer came within `timeout_s`.
         """
 

@@ -87,7 +87,9 @@ class NatsBus(CoreMessages):
         return self._records.history(subject_filter, after=after, limit=limit)
 
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call JetStream's API once, for example `STREAM.CREATE.KV_vm`, and return its answer.
+        """Call JetStream's API, for example `STREAM.CREATE.KV_vm`, and return its answer.
+
+        The call is repeated until an answer is conclusive, so it may have an effect twice.
 
         Raises:
             ApiError: the call was refused, with JetStream's code.

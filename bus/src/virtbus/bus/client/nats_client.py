@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 RECORD_BYTES = 16 * 1024
 """The largest TLS record."""
 _UNUSED = asyncio.Queue[Msg](1)
-"""The queue of all subscriptions."""
+"""A stand-in for the queue that nats-py wants in each subscription; nothing uses it."""
 
 
 class DirectClient(Client):
@@ -46,7 +46,7 @@ class DirectClient(Client):
         except BaseException:
             self._receivers.pop(sid, None)
             raise
-        # 3 KiB for messages that a receiver gets; a service has up to a hundred subscriptions
+        # frees 3 KiB: the receiver gets the messages; a service has up to a hundred subscriptions
         subscription._pending_queue, subscription._message_iterator = _UNUSED, None
         return subscription
 

@@ -43,7 +43,7 @@ class WatchMark(StrEnum):
     """The marks that a watch yields between entries."""
 
     RESET = "reset"
-    """A full list follows, for example after a reconnect. The reader drops keys missing from it."""
+    """A full list follows, for example after a reconnect. Keys that it lacks no longer exist."""
     SYNCED = "synced"
     """The list is complete."""
 
@@ -229,7 +229,7 @@ class Bus(Protocol):
     ) -> Any:
         """Send a request and return the answer's data.
 
-        While there is no responder, it repeats the request with the same id until `timeout_s`.
+        It repeats the request with the same id until an answer comes or `timeout_s` is over.
 
         Raises:
             VirtbusError: the service's error.
@@ -244,7 +244,8 @@ class Bus(Protocol):
 
         Raises:
             VirtbusError: the service's error.
-            UnavailableError: nothing arrived for `idle_timeout_s`.
+            UnavailableError: there is no responder, the connection was lost, too many replies are
+                unread, or nothing arrived for `idle_timeout_s`.
         """
 
     def serve(
@@ -305,7 +306,7 @@ class Bus(Protocol):
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
         """Watch keys of one bucket: RESET, the last entry of each key, SYNCED, then changes.
 
-        In a cluster, the list is that of the consumer's server. It may lack the last acknowledged
+        In a cluster, the consumer's server makes the list. The list may lack the last acknowledged
         writes, which follow as changes.
         """
 

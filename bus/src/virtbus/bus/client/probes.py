@@ -1,4 +1,4 @@
-"""Checks a TCP port of a NATS server: free or taken, answer, login, responder of a subject."""
+"""Checks if a TCP port is free, and if a NATS server there answers, takes a login and a request."""
 
 import asyncio
 import json

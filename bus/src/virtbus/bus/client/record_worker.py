@@ -191,9 +191,9 @@ class RecordWorker(Generic[Ready]):
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
         """Return this record, or a newer one of its VM, once the watch has delivered it.
 
-        Then it has delivered each key that was written before the record, too. If it takes longer
-        than `within_s`, request a new list and return None. After that list, a later call returns
-        `record` if the bus has only an older or unreadable record of its VM.
+        The watch has then also delivered each key that was written before the record. If the watch
+        takes longer than `within_s`, request a new list and return None. After that list, a later
+        call returns `record` if the bus has only an older or unreadable record of its VM.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -250,7 +250,7 @@ class RecordWorker(Generic[Ready]):
         return await asyncio.shield(self._jobs[record.uid].outcome)
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
-        """Stop working for a VM, because its record is gone or it is being deleted.
+        """Stop working for a VM, because its record is gone or the VM is being deleted.
 
         Its resources stay. With `up_to_epoch`, a job of a higher epoch continues.
         """

@@ -105,7 +105,7 @@ class Records:
     async def call(
         self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Call JetStream's API and return its answer; repeat while there is no responder."""
+        """Call JetStream's API and return its answer; repeat the call as `_persist` does."""
         payload = json.dumps(body).encode() if body is not None else b""
         raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
         return answer_of(raw)

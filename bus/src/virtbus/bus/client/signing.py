@@ -73,8 +73,8 @@ class RecordKeys:
     async def signer(self) -> Signer:
         """Return the signer with the oldest key; create a key if there is none.
 
-        A restored bus has several keys, because it also has its backup's. A signature by any of
-        them is valid. Raises BusError if the keys cannot be read or written.
+        A bus restored from a backup may have several keys: its own and the backup's. A signature
+        by any of them is valid. Raises BusError if the keys cannot be read or written.
         """
         if self._signer is None:
             async with self._one:

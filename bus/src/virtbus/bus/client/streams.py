@@ -2,7 +2,8 @@
 
 A client opens a stream with `opening`, a service answers with `accepting`. Both get a `ByteStream`.
 Each end buffers at most its window of unread bytes, so a slow reader delays only its own stream. A
-lost message, for example at a reconnect, ends the stream. So the bytes never have a gap.
+lost message, for example at a reconnect, ends the stream. So the bytes never have a gap. A stream
+of datagrams continues after a lost datagram.
 """
 
 import asyncio
@@ -178,7 +179,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Buffer received bytes. Join small pieces, so that many of them need little memory."""
+        """Buffer bytes. Join small pieces to save memory; drop the oldest of many datagrams."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -189,7 +190,7 @@ class ByteStream:
             self._came.append(bytearray(data))
 
     async def send_keep_alives(self) -> None:
-        """Send a keep-alive with the current limit every KEEP_ALIVE_S until the stream ends."""
+        """Send a keep-alive with the current limit every KEEP_ALIVE_S, until sending fails."""
         with suppress(StreamEndedError):
             while True:
                 await asyncio.sleep(KEEP_ALIVE_S)

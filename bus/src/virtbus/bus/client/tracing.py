@@ -26,7 +26,7 @@ UID = "virtbus.uid"
 SERVICE = "virtbus.service"
 """The span attribute that names a process other than this one."""
 TOGETHER_S = 0.2
-"""Time for which spans of a VM are collected into one event, to save CPU time of each message."""
+"""Time for which spans of a VM are collected into one event, to save the CPU time of messages."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -56,7 +56,7 @@ def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractC
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, or without one, of the request; or None."""
+    """Return the traceparent of the running span, otherwise that of the request, or None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()

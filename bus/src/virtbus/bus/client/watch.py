@@ -33,8 +33,8 @@ SILENT_PARTS = 2
 """Number of waits into which SILENCE_S is divided. Each is longer than HEARTBEAT_S, so that an idle
 watch wakes its process for heartbeats only.
 
-After this process was stopped, a timer expires before pending messages are read. With one long
-wait, each watch would then request a full list on a busy machine.
+After a pause of this process, a timer expires before pending messages are read. With one long wait,
+each watch would then request a full list on a busy machine.
 """
 UP_S = 60.0
 """Time for which one attempt waits for a connection."""
@@ -223,8 +223,8 @@ class PullWatch:
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    # A heartbeat follows an idle second. If the list began within that second, it
-                    # proves nothing. Otherwise messages of the list are missing.
+                    # A heartbeat follows an idle second. If the list began within that second, the
+                    # heartbeat proves nothing. Otherwise messages of the list are missing.
                     if not self._just_begun:
                         self._doubt = _Doubt.GAP
                 elif not self._synced:
