@@ -22,7 +22,7 @@ class EventRecorder:
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM. Its node is the service's, or the VM's if the service has none."""
+        """Return an event about a VM. A service without a node takes the node of the record."""
         return self.event(
             kind,
             uid=record.uid,

@@ -1,11 +1,12 @@
 """Copies the desired state of a bus to a backup file, and restores it.
 
-A backup has records, claims, volumes, image names, purge markers of deleted VMs, node specs and
-secrets. It also has the keys by which controllers sign records, and each node's host record. So
+A backup has records, claims, purge markers of deleted VMs, node specs and secrets. It has the
+objects with a name: volumes, snapshots, image names, networks, security groups and backup
+schedules. It also has the keys by which controllers sign records, and each node's host record. So
 nodes trust the restored records, and no other host can take a node's name.
 
-It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
-copied as bytes, so a backup depends on key names only.
+It excludes observed state (statuses, liveness), join records, tombstones, operations and events.
+Values are copied as bytes, so a backup depends on key names only.
 
 The bus works during the copy: each key has its value at some moment between begin and end. This can
 cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.
@@ -80,7 +81,7 @@ class Restored:
     vms: list[str] = field(default_factory=list)
     """The uids of VMs that were written."""
     deleted: list[str] = field(default_factory=list)
-    """The uids of VMs, then of volumes, that this bus has deleted. They were not restored (I3)."""
+    """Not restored, because this bus has deleted them (I3): uids of VMs, then of named objects."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
@@ -134,8 +135,8 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
     act on them.
 
     Raises:
-        BackupError: the bus has VMs, volumes or image names that the backup lacks, or that
-            have another version there.
+        BackupError: the bus has VMs or named objects that the backup lacks, or whose value differs
+            from the backup's.
         BusError: the connection was lost, or a key changed meanwhile; repeat the call.
     """
     there = await _listed(bus, "$KV.vm.>")

@@ -324,7 +324,7 @@ def helper(node: str, service: str) -> Role:
 
 
 def _answers(node: str) -> tuple[str, ...]:
-    """Return the reply subjects that an agent may answer: of other accounts and of its node."""
+    """Return the subjects to which an agent may reply: inboxes of other accounts and its node."""
     return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
 
 

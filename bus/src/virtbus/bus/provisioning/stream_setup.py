@@ -1,6 +1,7 @@
-"""Creates and updates the streams and consumers of the bus, with admin credentials.
+"""Creates and updates the streams and consumers of the bus.
 
-It is idempotent and never deletes, so it may run at any time.
+Each step is idempotent and deletes nothing, so it may run at any time. Admin credentials allow
+all steps, those of a controller only some (`permissions.controller`).
 """
 
 import asyncio
@@ -62,7 +63,7 @@ _FIXED_AT_CREATION = frozenset(_NOT_SYNCED)
 
 
 class Admin(Protocol):
-    """The calls that this module needs; `NatsBus` with admin credentials has them."""
+    """The calls that this module needs; `NatsBus` has them."""
 
     @property
     def clustered(self) -> bool: ...
@@ -156,7 +157,7 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
 async def ensure(
     admin: Admin, *, replicas: int = AUTO, sizes: Sizes | None = None, may_lack: bool = False
 ) -> None:
-    """Create or update every stream; `may_lack` skips those that the credentials do not allow.
+    """Create or update every stream. `may_lack` skips streams that the credentials may not change.
 
     Raises:
         VirtbusError: 422 `older_bus` or `newer_bus`: the bus has values of another version.
@@ -263,8 +264,9 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     """Create a node's join record and consumers; return the encoded join record.
 
-    `nonce` is a new encoded `JoinNonce`. An existing one is kept, because the node would take
-    another nonce for another bus. The record is written first, so a node with consumers has joined.
+    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new one, the node would
+    conclude that this is another bus. The record is written first, so a node with consumers has
+    joined.
     """
     key = f"$KV.vm.{node}._join"
     try:

@@ -32,7 +32,7 @@ class BusSettings:
     inbox_prefix: str = "_INBOX"
     """Prefix of reply subjects. Each user has its own, because permissions allow only that one."""
     node: str = ""
-    """Node id, only for a node's credentials. Records are then read by permitted DIRECT.GETs."""
+    """Node id, set only for a node's users. They may read records only by DIRECT.GET."""
     connect_timeout_s: float = 10.0
     """Time that `connect` waits for the server."""
     write_timeout_s: float = 5.0

@@ -20,7 +20,7 @@ MAX_BYTES = 1024
 ANSWER_MAX = 256 * 1024
 TIMEOUT_S = 10.0
 GROUP_S = 60.0
-"""The agent needs so long for the commands of LVM, at most."""
+"""Greatest time that the agent needs for the commands of LVM."""
 
 _ID = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 VolumeFolder = Annotated[str, StringConstraints(pattern=rf"^{_ID}\.{_ID}\.[0-9a-f-]{{36}}$")]
@@ -28,15 +28,15 @@ VolumeFolder = Annotated[str, StringConstraints(pattern=rf"^{_ID}\.{_ID}\.[0-9a-
 
 
 class LogicalRequest(StrictModel):
-    """A request for the logical volume of a volume. Each may be repeated.
+    """A request for the logical volume (LV) of a volume. Each request may be repeated.
 
-    - `open`: open it, if there is one.
-    - `make`: make it, instead of a half-made one. One with complete content is refused.
-    - `grow`: make it larger, and open it.
-    - `mark`: its first `size_bytes` are complete, the work of `operation`.
-    - `unmark`: its content is not complete.
-    - `remove`: remove it.
-    - `list`: list the volumes that are greater than `volume`.
+    - `open`: open the LV, if it exists.
+    - `make`: make and open the LV. Replace an LV without complete content; refuse if it has some.
+    - `grow`: make the LV at least `size_bytes` large, and open it.
+    - `mark`: note that the first `size_bytes` are complete and that `operation` wrote them.
+    - `unmark`: note that the content is not complete.
+    - `remove`: remove the LV, if it exists.
+    - `list`: list the LVs whose volume comes after `volume` in alphabetical order.
     """
 
     pool: Id
@@ -47,18 +47,19 @@ class LogicalRequest(StrictModel):
 
 
 class LogicalAnswer(LenientModel):
-    """A logical volume; without a size there is none."""
+    """The state of a logical volume; `size_bytes` 0 means that it does not exist."""
 
     size_bytes: int = 0
     filled_bytes: int = 0
-    """The bytes from its start that are complete; 0: its content is not."""
+    """Number of bytes from the start that are complete; 0: the content is not complete."""
     operation: str = ""
     """The operation that wrote its content."""
     thin: bool = False
-    """Its parts read as zeroes until they are written."""
+    """True: parts that were never written read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
-    """Of a list: the sizes by `namespace.name.uid`, in order."""
+    """The answer to `list`: the sizes in bytes by `namespace.name.uid`, in order."""
     more: bool = False
+    """True: the list continues after the last of `volumes`."""
 
 
 def open_device(path: Path, pool: str, volume: str) -> int:
@@ -71,20 +72,24 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 
 
 def open_host_device(path: Path, device: str) -> int:
-    """Return an open device of the host. The agent follows a VM whose root disk is on it.
+    """Return an open device of the host, for the root disk of a VM. Raises as `open_device`.
 
-    `devices_allowed` has to permit it, too. It raises as `open_device`.
+    The agent opens it only if a VM of this node has it with an image, and the agent's setting
+    `devices_allowed` permits it.
     """
     return _opened(path, {"device": device})
 
 
 def refuse_used(path: Path, pool: str, folder: str) -> None:
-    """Raise OSError if a VM of this node has a volume of a pool, as `open_device`. It blocks."""
+    """Raise OSError if a VM of this node has the volume `folder` of `pool`, or as `open_device`.
+
+    It blocks.
+    """
     _asked(path, json.dumps({"pool": pool, "clear": folder}).encode(), TIMEOUT_S)
 
 
 def ask_logical(path: Path, request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
-    """Return what the agent says of a logical volume, and the open device if it opened one.
+    """Return the state of a logical volume, and its open device if the agent opened it.
 
     It blocks, and raises as `open_device`; ENOSPC if the volume group has no room.
     """

@@ -12,7 +12,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 def own_path(path: Path) -> Iterator[None]:
     """Keep `path` free for a socket, and remove the socket at the end.
 
-    The socket of an earlier process is removed: the lock of the state folder makes it ours.
+    Remove the socket of an earlier process. That process has ended, because the caller holds the
+    lock of the state folder.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket.

@@ -21,7 +21,7 @@ _UNSTABLE = re.compile(r"^/dev/(sd|vd|hd|xvd|nvme)[^/]*$")
 PROBE_S = 4.0
 """Interval of the probes of each pool."""
 OVERCOMMIT = 10.0
-"""Disks of guests are mostly empty. A full pool pauses its guests, so there is a limit."""
+"""Default of `overcommit`. Guests' disks are mostly empty, but a full pool pauses its guests."""
 
 
 def _stable_path(path: str) -> str:
@@ -75,7 +75,7 @@ class LocalPool(StrictModel):
 
 
 class BlockPool(StrictModel):
-    """Devices of the host. Only these are ever opened."""
+    """Devices of the host. Volumes of the pool are on these devices only."""
 
     kind: Literal[PoolKind.BLOCK]
     volumes: dict[VolumeKey, DevicePath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
@@ -97,7 +97,7 @@ class LvmPool(StrictModel):
     group: LvmName
     """The name of the volume group."""
     thin_pool: LvmName | None = None
-    """The thin pool of the group that gets the volumes; default: each volume has its extents."""
+    """The group's thin pool in which volumes are made; default: each has extents of its own."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """With a thin pool: the sum of the sizes that guests see, as a multiple of its size; 0: no
     limit."""
@@ -182,7 +182,7 @@ class NfsPool(_OnServer):
     user: int | None = Field(None, ge=0, le=2**31)
     """The id that the server sees as the user; default: that of QEMU's process."""
     group: int | None = Field(None, ge=0, le=2**31)
-    """The same of the group."""
+    """The id that the server sees as the group; default: that of QEMU's process."""
     volumes: dict[VolumeKey, NfsPath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
 
     @model_validator(mode="after")

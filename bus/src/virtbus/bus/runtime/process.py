@@ -77,7 +77,7 @@ async def _trim_memory() -> None:
 def notify(state: str) -> None:
     """Send `state` to systemd (sd_notify(3)), if NOTIFY_SOCKET is set.
 
-    READY=1 also creates VIRTBUS_ALIVE_FILE, if that is set.
+    READY=1 without a STATUS also creates the file that VIRTBUS_ALIVE_FILE names.
     """
     alive = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     if alive and state == "READY=1":
@@ -122,7 +122,7 @@ async def _build_models() -> None:
     for model in models():
         try:
             model.model_rebuild()
-        except Exception:  # boundary: a model's fault is of its own messages, and of no others
+        except Exception:  # boundary: a faulty model affects only its own messages
             log.exception("no validator of %s", model.__name__, extra={"code": "internal"})
         await asyncio.sleep(0)
 
@@ -130,7 +130,7 @@ async def _build_models() -> None:
 async def _parent_ended() -> None:
     """Return when `virtbus up` has ended: the kernel then closes its end of VIRTBUS_PARENT_FD.
 
-    Without that variable, it never returns.
+    Without that variable, never return.
     """
     text = os.environ.get("VIRTBUS_PARENT_FD", "")
     if not text:

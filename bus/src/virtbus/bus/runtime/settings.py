@@ -31,7 +31,7 @@ NODE_FILE = "node"
 def node_slug(hostname: str) -> str:
     """Return a node id made of a hostname: its first label, with '-' for invalid characters.
 
-    It is "node" if that is no valid id.
+    Return "node" if the result would be no valid id.
     """
     label = hostname.split(".", maxsplit=1)[0].lower()
     slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in label).strip("-")[:63]

@@ -1,10 +1,10 @@
-"""An event that takes little memory, for objects of which a process has thousands."""
+"""Provides an event that takes little memory, for objects of which a process has thousands."""
 
 import asyncio
 
 
 class SmallEvent:
-    """`asyncio.Event` in 100 bytes instead of 800: no deque is made for those who wait."""
+    """`asyncio.Event` in 100 bytes instead of 800: it has no deque of waiting tasks."""
 
     __slots__ = ("_set", "_waiting")
 
@@ -17,7 +17,7 @@ class SmallEvent:
         return self._set
 
     def set(self) -> None:
-        """Set the event, and wake all who wait."""
+        """Set the event, and wake all waiting tasks."""
         self._set = True
         waiting, self._waiting = self._waiting, ()
         for future in waiting:
