@@ -67,7 +67,7 @@ class LocalPool(StrictModel):
     kind: Literal[PoolKind.LOCAL]
     mount: bool = True
     """The directory must be a mount point. Otherwise a missing disk would look like an empty one.
-    The pool `local` is always there."""
+    The pool `local` needs no mount point."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """The sum of the sizes that guests see, as a multiple of the pool's size; 0: no limit."""
     reserve: Bytes | None = Field(None, ge=0)

@@ -76,7 +76,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_user(self) -> str:
-        """Return this service's user on the bus: `node-<id>`, `imaged-<id>` or `netd-<id>`."""
+        """Return the service's user on the bus: `node-<id>` or, for example, `imaged-<id>`."""
         return f"{'node' if self.service == 'nodeagent' else self.service}-{self.node}"
 
     def bus(self) -> BusSettings:

@@ -17,7 +17,7 @@ START_S = 110.0
 """The longest wait for a guest's start; kubelet's own limit is 120 s by default."""
 
 RESIZE_S = 10.0
-"""The longest wait until a running guest has other resources."""
+"""The longest wait until a running guest has its changed resources."""
 
 
 class Logs(Protocol):
@@ -42,13 +42,13 @@ class Containers:
         self._image = image
 
     async def create(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Create the VM of a pod, powered off; return the container's id.
+        """Give the pod's VM its disks, powered off; return the new container's id.
 
         A repeat for the same attempt returns the same id.
 
         Raises:
             VirtbusError: 400 `pod_refused`, `second_container`; 404; 409 `sandbox_not_ready`,
-                `still_running`; 503 `volume_stuck`; the errors of `Machines.ensure`.
+                `still_running`; 503 `volume_stuck`; the errors of `Machines.ensure` and `stop`.
         """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
@@ -102,7 +102,7 @@ class Containers:
     async def start(self, container_id: str, left_s: float | None) -> None:
         """Start a container's guest, and wait until it runs; a running one stays as it is.
 
-        Another call may stop it meanwhile.
+        Another call may stop the container while this one waits.
 
         Raises:
             VirtbusError: 404; 409 `exited`, `still_running`; the errors of `Machines.start` and

@@ -39,7 +39,8 @@ def sandbox_item(sandbox: Sandbox) -> Plain:
 def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
     """Return a sandbox as PodSandboxStatus has it, with the addresses of the VM.
 
-    Without an address there is no `network`: kubelet replaces a sandbox with an empty one.
+    Without an address there is no `network`, because kubelet replaces a sandbox with an empty
+    address.
     """
     addresses = pod.machine.addresses if pod.machine is not None and sandbox.ready else ()
     more = [{"ip": address} for address in addresses[1:]]
@@ -128,7 +129,7 @@ def containers(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Container]:
 
 
 def _state(wanted: Plain, zero: str) -> str:
-    """Return the state in a filter, or an empty string. protobuf omits the value 0."""
+    """Return the state in a filter, empty for none; `zero` is the state that protobuf omits."""
     state = wanted.get("state")
     return "" if state is None else str(state.get("state", zero))
 

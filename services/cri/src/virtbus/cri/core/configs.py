@@ -1,6 +1,6 @@
 """Defines the parts of CRI's requests that virtbus reads, with CRI's own field names.
 
-Every other field is dropped. CRI's messages contain them for Linux containers.
+Every other field is dropped. CRI's messages have more fields, which are for Linux containers.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ class SandboxMetadata(LenientModel):
 
 
 class PortMapping(LenientModel):
-    """A port of the node that leads to a port of the pod; without `host_port` it is only named."""
+    """A port of the node that leads to a port of the pod. Without `host_port` it has no effect."""
 
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     container_port: int = 0
@@ -124,8 +124,8 @@ class Mount(LenientModel):
     block_path: str = Field("", exclude=True)
     """The block device that the options name; empty if there is none. It is no field of CRI."""
     assigned: tuple[str, str] | None = Field(None, exclude=True)
-    """The pool and the name of the bus' volume that has the options' disk of Ceph; no field of
-    CRI."""
+    """The pool and name of the volume on the bus that is the Ceph disk of the options. It is no
+    field of CRI."""
     permitted: bool = Field(False, exclude=True)
     """The setting `flexvolume_devices` permits this device; no field of CRI."""
 
@@ -173,5 +173,5 @@ class ContainerConfig(LenientModel):
     linux: LinuxContainer = LinuxContainer()
 
     def without_secrets(self) -> "ContainerConfig":
-        """Return the configuration as it is stored: environment variables may be secrets."""
+        """Return the configuration to store, without the environment, which may have secrets."""
         return self.model_copy(update={"envs": ()})

@@ -60,7 +60,7 @@ def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
     """Return images as ListImages has them: one for each digest, with all its names.
 
     A pull by digest gives no tag. Other names have one, as clients expect: crictl shows no name
-    without.
+    without a tag.
     """
     by_digest: dict[str, list[PulledImage]] = {}
     for image in images:

@@ -5,7 +5,8 @@
 - A name that begins with a registry's host is a container image with a disk.
 - Any other name is a name on the bus or in imaged's rules.
 
-kubelet adds `:latest` to a name without a tag, so this tag is dropped.
+kubelet adds `:latest` to a name without a tag. So this tag is dropped, except from the name of a
+container image.
 """
 
 import json
@@ -84,11 +85,11 @@ def pinned(ref: str, digest: str) -> str:
 
 
 def login(ref: str, auth: AuthConfig) -> str | None:
-    """Return the login for a reference as a `config.json`; None without one, or for no registry.
+    """Return the login for a container image as a `config.json`; None without one.
 
     Raises:
-        VirtbusError: 400 `login_invalid`; 422 `login_unsupported`: it is a token. Errors quote no
-            part of it.
+        VirtbusError: 400 `login_invalid`; 422 `login_unsupported`: the login is a token. Errors
+            quote no part of a login.
     """
     source = parse_image_ref(ref)
     if not source.is_container:

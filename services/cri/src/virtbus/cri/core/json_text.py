@@ -1,4 +1,4 @@
-"""Writes values of YAML as JSON, which has no dates, sets and bytes, and none as keys."""
+"""Writes values of YAML as JSON, which lacks dates, sets and bytes as values and as keys."""
 
 import json
 from typing import Any

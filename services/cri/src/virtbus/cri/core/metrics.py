@@ -101,7 +101,7 @@ def descriptors() -> list[Plain]:
 def of_sandbox(
     stats: Plain, nics: Sequence[tuple[str, Mapping[str, int]]], *, now_ns: int
 ) -> Plain:
-    """Return the metrics of a sandbox by its statistics and the counters of its NICs.
+    """Return the metrics of a sandbox from its statistics and the counters of its NICs.
 
     They have the form of ListPodSandboxMetrics.
     """

@@ -1,7 +1,7 @@
 """Defines the stored state of the CRI's node, and derives CRI's conditions from it.
 
-The runtime is ready while it can serve its own state. An unreachable bus has its own condition,
-because kubelet must not treat the node as dead then.
+The runtime and the network are as ready as at the bus's last answer. An unreachable bus has its own
+condition, because kubelet must not treat the node as dead then.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ SERVICES = {RUNTIME: "imaged", NETWORK: "netd"}
 """The service of the node that a condition depends on, in addition to the agent."""
 
 SERVING = frozenset({NodeState.READY, NodeState.DRAINING})
-"""A drain moves no pod: kubelet drains its node itself."""
+"""States in which pods run. A drain moves no pod, because kubelet drains its node itself."""
 
 
 class KnownNode(StoredRecord):
-    """The node at the last answer of the bus. It is stored, so a restart of the CRI knows it.
+    """The node at the last answer of the bus. It is stored, so the CRI knows it after a restart.
 
     `problems` has a message for each of CRI's conditions that is false.
     """

@@ -1,4 +1,4 @@
-"""Derives a pod's containers from its VM on the bus, by one table.
+"""Derives the phases of a pod's containers from its VM on the bus, by one table.
 
 Only a view that shows the VM after the CRI's last change counts. Absence proves nothing: a
 container ends only if its VM is known to have ended. A view of an unreachable node changes nothing.
@@ -30,7 +30,7 @@ MEANING: Mapping[VmState, Word] = {
     VmState.UNKNOWN: "unchanged",
     VmState.DELETING: "unchanged",
 }
-"""A VM's state → its meaning for the container whose guest it is."""
+"""A VM's state → its meaning for the container whose guest the VM has."""
 
 KILLED = 137
 """128 + SIGKILL, as for a container whose process was killed."""
@@ -88,7 +88,7 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
 
 
 def _network(machine: Machine, view: VmView) -> dict[str, object]:
-    """Return what a view says about the network; nothing if it is older than its state."""
+    """Return the network's changes in a view; none if the view is older than the wanted state."""
     if view.observed_generation < machine.network_generation:
         return {}
     addresses = tuple(
@@ -113,9 +113,10 @@ def _resources_wait(view: VmView) -> str:
 
 
 def _begins(view: VmView) -> bool:
-    """Return True before the node's first report about a start: the VM is on, and still stopped.
+    """Return True before the node's first report about a start.
 
-    A guest that ended by itself is Succeeded or Failed; Stopped is one that its record stops.
+    The record is powered on, and the state is still Stopped. A VM whose guest ended by itself is
+    Succeeded or Failed; it is Stopped only if its record is powered off.
     """
     return view.powered and view.state is VmState.STOPPED
 
@@ -132,7 +133,10 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
 
 
 def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Ending:
-    """Return the end of a container by its guest's last end, if that is of this run."""
+    """Return the end of a container from its guest's last end.
+
+    If the last end was before this run, the guest counts as ended from outside, now.
+    """
     if last is None or last.at_ns < container.started_ns:
         last = GuestExit(how="ended", asked=False, at_ns=now_ns)
     exit_code, reason = EXITS[last.how]

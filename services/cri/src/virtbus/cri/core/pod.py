@@ -1,6 +1,6 @@
 """Defines a pod, as the CRI stores it: its sandboxes, its containers, and its VM.
 
-A pod is one file. So every change of it is atomic, and after any kill the same lists are returned.
+A pod is one file. So every change of it is atomic, and any kill leaves CRI's lists as they were.
 """
 
 import hashlib
@@ -75,14 +75,14 @@ class Machine(LenientModel):
     uid: Uid
     name: str
     image_id: str = ""
-    """The digest of the image that its root disk is made of; empty before it has one."""
+    """The digest of the image that the root disk is made of; empty without a root disk."""
     image_name: str = ""
     """The image in the manifest. It decides if a later attempt keeps the VM; the digest behind a
     tag may change."""
     key: ShellKey = ShellKey()
     """Empty for the VM of an earlier version."""
     made: bool = False
-    """The bus has the VM with its disks. Before that, it only holds the pod's network."""
+    """The bus has the VM with its disks. Before that, the VM only holds the pod's network."""
     network: Literal["", "Held", "Released"] = ""
     """The state of its network that the CRI asked for; empty for the VM of an earlier version."""
     network_generation: int = 0
@@ -105,7 +105,7 @@ class Machine(LenientModel):
     """The reason why the limits in force are not those of the record yet."""
     observed_generation: int = 0
     power_off: bool = False
-    """The guest has ended by itself. The record must say so, or a reboot would start it again."""
+    """The guest has ended; its record is still to be powered off, or a reboot would start it."""
 
 
 class Removal(StoredRecord):

@@ -48,7 +48,7 @@ def _directory(mount: Mount) -> PodDirectory:
 
 
 def _tag(path: str) -> str:
-    """Return the tag of a folder, unique in the VM; Virtlet's was the same for equal last parts."""
+    """Return a folder's tag, unique in the VM. In Virtlet, folders of one name had the same tag."""
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     plain = re.sub(r"[^a-z0-9-]", "-", posixpath.basename(path).lower())[:_NAME_CHARS].strip("-")
     return f"{plain or 'folder'}-{digest}-dir"

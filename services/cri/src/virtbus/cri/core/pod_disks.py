@@ -19,7 +19,7 @@ from virtbus.schemas.volume_spec import Retention, VolumeSpec
 from virtbus.schemas.wire import reason_of
 
 SIZES = "virtbus.io/empty-dir-sizes"
-"""An annotation: `cache=5Gi,tmp=1Gi`. CRI does not contain the field `sizeLimit`."""
+"""The annotation with sizes of emptyDirs: `cache=5Gi,tmp=1Gi`. CRI has no field `sizeLimit`."""
 FILE_SYSTEM = "ext4"
 QCOW2_BYTES = 1024**3
 """The size of a flexvolume without the option `capacity`, as in Virtlet."""
@@ -32,12 +32,12 @@ _LIBVIRT_UNITS: dict[str, int] = {
         for form, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
     },
 }
-"""libvirt's units of a capacity, in lower case (formatstorage); without one it is `M`."""
+"""libvirt's units of a capacity, in lower case (formatstorage). The default unit is `M`."""
 _NAME_CHARS = 50
 
 
 class PodDisk(NamedTuple):
-    """A disk of the VM, and its mounts in the guest; empty at first, or a device or server's."""
+    """A disk of the VM and its mounts. It is empty at first, a device, or a volume on a server."""
 
     name: str
     size_bytes: int = 0
@@ -46,13 +46,14 @@ class PodDisk(NamedTuple):
     links: tuple[GuestLink, ...] = ()
     readonly: bool = False
     assigned: tuple[str, str] | None = None
-    """The pool and the name of a volume of the bus on a server."""
+    """The pool and the name of a volume whose data is on a server; None for other disks."""
 
     @property
     def volume(self) -> Volume:
         """Return the volume of the VM's spec.
 
-        The record of a volume on a server goes with the VM. Its data and size are the server's.
+        The record of a volume on a server is deleted with the VM. The server keeps the data, and
+        decides the size.
         """
         if self.assigned:
             pool, volume = self.assigned
@@ -83,13 +84,13 @@ def disks(
 
 
 def root_device(config: ContainerConfig) -> str:
-    """Return the device that is the root disk; empty if the VM has one of its own."""
+    """Return the device that is the root disk; empty if the VM has a root disk of its own."""
     roots = (one for one in config.devices if one.container_path == pod_volumes.ROOT_PATH)
     return next((one.block_path for one in roots), "")
 
 
 def _device(device: Device) -> PodDisk:
-    """Return the disk of a block volume, which has its devicePath in the guest, too."""
+    """Return the disk of a block volume. The guest gets a link to it at the devicePath."""
     name = disk_name("device-" + device.container_path.removeprefix("/dev/").strip("/"))
     return PodDisk(
         name,
@@ -114,7 +115,9 @@ def _mount(disk: str, mount: Mount) -> GuestMount:
 
 
 def partition(text: str) -> int | None:
-    """Return the partition of a flexvolume's option `part`, by Virtlet's rules; None: the disk.
+    """Return the partition of a flexvolume's option `part`, by Virtlet's rules.
+
+    None means the whole disk.
 
     Raises:
         ValueError: the option is no number.

@@ -3,7 +3,7 @@
 kubelet applies the pod's DNS policy: the sandbox has the servers and domains of the cluster, of the
 node, or of the pod's `dnsConfig`. They replace those of the VM's network, as for a container.
 kubelet writes the host aliases to a file, which it mounts only if the pod has an address already.
-A pod gets its address with its guest, so they are read from the pod on the API server.
+If it mounts none, the aliases are read from the pod on the API server.
 """
 
 import re
@@ -29,9 +29,9 @@ _TOO_MANY = (
     f"{HOST_ALIAS_CHARACTERS_MAX // 1024} KiB; give the guest fewer"
 )
 SOURCE, FROM_API = "kubernetes.io/config.source", "api"
-"""kubelet's annotation of a pod that it has from the API server."""
+"""kubelet's annotation for the source of a pod, and its value for the API server."""
 _NO_DOMAIN = "."
-"""kubelet's only domain on a node without a resolv.conf."""
+"""The only search domain that kubelet gives on a node without a resolv.conf."""
 _SANDBOX_FIELDS = {"nameservers": "servers"}
 
 
@@ -87,7 +87,7 @@ class Hosts(NamedTuple):
 
 
 def of_file(content: bytes) -> Hosts:
-    """Return what kubelet's file says. A pod without a subdomain has no name with a domain.
+    """Return the contents of kubelet's file. A pod without a subdomain has no name with a domain.
 
     Raises:
         ValueError: there are too many, or a line is not an address with names.
@@ -102,8 +102,8 @@ def of_file(content: bytes) -> Hosts:
 def names(sandbox: SandboxConfig, wished: str, hosts: Hosts) -> dict[str, str | None]:
     """Return the guest's own name, and its name with a domain, as fields of a seed.
 
-    The `wished` name of cloud-init's meta-data may have a domain, which is not part of the own
-    name. That of the sandbox is: kubelet gives one for `setHostnameAsFQDN`.
+    The name `wished` by cloud-init's meta-data may have a domain, which is not part of the own
+    name. A domain in the sandbox's hostname is: kubelet adds it for `setHostnameAsFQDN`.
     """
     if wished:
         return {"hostname": wished.partition(".")[0], "fqdn": _with_domain(wished)}

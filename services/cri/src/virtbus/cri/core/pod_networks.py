@@ -38,7 +38,7 @@ def _names(annotations: Mapping[str, str], key: str) -> list[str]:
 
 
 def problems(annotations: Mapping[str, str]) -> Iterator[Detail]:
-    """Yield the annotations that do not name networks."""
+    """Yield the problems of the annotations: names that are invalid, or too many networks."""
     for key in (GENIE, MULTUS):
         wrong = [name for name in _names(annotations, key) if not is_id(name)]
         if wrong:
@@ -72,7 +72,7 @@ def _nics(wanted: tuple[PodNetwork, ...]) -> list[str]:
 
 
 def explained(error: VirtbusError, annotations: Mapping[str, str]) -> VirtbusError:
-    """Return a refusal of networks with the annotations that name them, not the VM's fields."""
+    """Return a refusal of networks that names the annotations in place of the VM's fields."""
     message, details = error.body.message, error.body.details
     for at, network in enumerate(pod_networks(annotations, NIC)):
         field, path = f"spec.networks[{at}].network", f"annotations.{network.annotation}"

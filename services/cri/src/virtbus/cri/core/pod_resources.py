@@ -34,7 +34,7 @@ DEFAULT_MEMORY_BYTES = 1024**3
 
 
 def problems(resources: LinuxResources) -> Iterator[Detail]:
-    """Yield what no VM can have."""
+    """Yield the problems of resources that no VM can have."""
     size_bytes = resources.memory_limit_in_bytes
     if size_bytes and not MEMORY_MIN <= size_bytes <= MEMORY_MAX:
         message = f"a VM cannot have {size_bytes} bytes of memory; set a limit of at least 16Mi"
@@ -73,7 +73,7 @@ def vcpus(resources: LinuxResources) -> int:
 
 
 def topology(resources: LinuxResources, wanted: Wishes) -> dict[str, int]:
-    """Return the guest's sockets, cores and threads: of the annotations, or of the CPU limit."""
+    """Return the guest's sockets, cores and threads from the annotations, or from the CPU limit."""
     inner = wanted.sockets * wanted.threads
     cores = (wanted.vcpus or vcpus(resources)) // inner
     return {"sockets": wanted.sockets, "cores": cores, "threads": wanted.threads}
@@ -102,7 +102,7 @@ def limits(resources: LinuxResources) -> Resources | None:
 
 
 def changed(before: LinuxResources, change: LinuxResources) -> LinuxResources:
-    """Return a container's resources after a change; a value of 0 stays as it is.
+    """Return a container's resources after a change; a 0 in `change` leaves its value as it is.
 
     Raises:
         VirtbusError: 400 `pod_refused`: no VM can have them.
@@ -121,7 +121,7 @@ def check_running(after: LinuxResources, guest: Domain, *, fixed_cpus: bool) -> 
     With `fixed_cpus` the pod has a number of vCPUs that its CPU limit does not change.
 
     Raises:
-        VirtbusError: 422 `resize_unsupported`, with each of them and the next step.
+        VirtbusError: 422 `resize_unsupported`, with each such resource and the next step.
     """
     found = []
     if vcpus(after) > guest.cpu.vcpus and not fixed_cpus:

@@ -1,6 +1,6 @@
-"""Says what becomes of a pod's mounts: files, a disk, a directory, nothing, or a refusal.
+"""Decides the form of a pod's mounts in its VM: files, a disk, a directory, none, or a refusal.
 
-kubelet gives a container only paths of its node. The folder of a volume names the kind.
+kubelet gives a container only paths of its node. A part of a volume's path names its kind.
 """
 
 import re
@@ -31,7 +31,7 @@ NAMES = {
     "kubernetes.io~nfs": "a volume of NFS",
     "": "a hostPath",
 }
-"""The folder of a volume → its name for people."""
+"""A volume's kind → its name for people."""
 
 
 _SUBPATH = re.compile(r"/pods/[^/]+/volume-subpaths/")
@@ -48,25 +48,25 @@ _FLEXVOLUMES = {
 
 
 def of_kubelet(mount: Mount) -> bool:
-    """Return True for a mount that kubelet adds to each container, and no guest gets."""
+    """Return True for a mount that kubelet adds to each container, and that no guest gets."""
     path = mount.container_path
     return path in OF_KUBELET or path == SERVICE_ACCOUNT or path.endswith("termination-log")
 
 
 def kind(mount: Mount) -> str:
-    """Return the folder that names the kind of a volume; empty for a path of the node."""
+    """Return the part of a path that names a volume's kind; empty for another path of the node."""
     found = _KIND.search(mount.host_path)
     return found[1] if found else ""
 
 
 def volume_name(mount: Mount) -> str:
-    """Return the name of the volume in the pod; empty for a path of the node."""
+    """Return the name of the volume in the pod; empty for another path of the node."""
     found = _KIND.search(mount.host_path)
     return found[2] if found else ""
 
 
 def is_disk(mount: Mount) -> bool:
-    """Return True for a volume that is a disk of the VM: an empty one at first, or a device."""
+    """Return True for a volume that becomes a disk: empty at first, a device, or one of Ceph."""
     if kind(mount) == EMPTY_DIR:
         return not mount.memory and not mount.is_file
     form = (mount.options or {}).get("type")
@@ -77,7 +77,7 @@ def is_disk(mount: Mount) -> bool:
 def is_directory(mount: Mount) -> bool:
     """Return True for a folder of the node that the guest mounts by virtiofs.
 
-    Each volume without another meaning is one, as in Virtlet. A token never is.
+    Each folder that has no other meaning here is one, as in Virtlet. The token's folder never is.
     """
     other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
     return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)

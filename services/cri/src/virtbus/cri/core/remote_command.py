@@ -50,7 +50,7 @@ class SizeReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Size | None:
-        """Return the latest size in the bytes so far, once; other contents are dropped."""
+        """Return the latest size that `data` completes, or None; drop all other contents."""
         text = self._rest + data
         objects = list(_OBJECT.finditer(text))
         self._rest = text[objects[-1].end() if objects else 0 :][-SIZE_BYTES:]

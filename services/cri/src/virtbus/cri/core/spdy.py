@@ -1,10 +1,10 @@
 """Reads and writes frames of SPDY/3.1, the transport of Kubernetes for exec and port-forward.
 
-It is the server's end, without I/O. A header block is bounded before it is unpacked, and data is
-passed on in the pieces that arrive, so a frame of any length needs no memory.
+It is the server's end, without I/O. The sizes of packed and unpacked header blocks are limited. Data
+is passed on in the pieces that arrive, so a frame of any length needs no memory.
 
-Kubernetes' own implementation ignores windows: a receiver that is full stops reading. So this one
-does, too.
+Kubernetes' own implementation ignores windows: a receiver that is full stops reading. So this
+implementation ignores them, too.
 """
 
 import struct

@@ -26,14 +26,14 @@ _BY_PATH: tuple[tuple[str, Stage], ...] = (
     ("linux.security_context", "network"),
     ("image", "image"),
 )
-"""The beginnings of fields of a pod that cannot be a VM."""
+"""The beginnings of the paths in the details of `pod_refused`."""
 _STAGED = re.compile(r"(pod|image|network|volume|start|guest) \([a-z0-9_]+\): ")
 
 
 def text(stage: str, reason: str, message: str) -> str:
-    """Return a failure with its stage, as the VM's node names it, and its reason."""
+    """Return a failure with its stage and reason. `stage` is the node's word, empty if unknown."""
     found = stage or "start"
-    if found in {"image", "start"}:  # an agent's stage `image` has all disks
+    if found in {"image", "start"}:  # the agent's `image` means all disks
         found = _by_reason(reason) or found
     return f"{found} ({reason or 'unknown'}): {message}"
 

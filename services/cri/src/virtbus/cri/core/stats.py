@@ -60,7 +60,7 @@ def with_network(
 ) -> Plain:
     """Return the statistics of a sandbox with those of its NICs; the first has its address.
 
-    A counter has the guest's direction and its kind, such as `receive_bytes`.
+    The name of a counter has the guest's direction and the kind, such as `receive_bytes`.
     """
     if not nics:
         return stats

@@ -48,7 +48,7 @@ KEYS = frozenset(
 FROM_CLUSTER = (SOURCE, SSH_SOURCE, FILES_SOURCE)
 """The annotations that name a ConfigMap or a Secret."""
 MOUNT_SCRIPT = "@virtlet-mount-script@"
-"""A word in scripts for the commands that mount volumes. cloud-init mounts them itself."""
+"""Virtlet's word in scripts for mount commands. It is removed: cloud-init mounts the volumes."""
 
 MOST_VCPUS = 255
 YAML_CHARS = 32 * 1024
@@ -70,7 +70,7 @@ class Wishes:
     vcpus: int | None = None
     sockets: int = 1
     threads: int = 1
-    """Those of each core. With several sockets or threads, the vCPUs fill them."""
+    """Threads of each core. The number of cores follows from `vcpus`, `sockets` and `threads`."""
     cpu_model: str | None = None
     cpu_features: tuple[CpuFeature, ...] = ()
     disk_bus: DiskBus = DiskBus.VIRTIO
@@ -265,7 +265,7 @@ def _user_data(reader: _Reader) -> str | None:
         except YamlError as error:
             where = f"line {error.line}, column {error.column}" if error.line else "as a whole"
             secret = named_sources(reader.notes)[SOURCE].kind == virtlet_sources.SECRETS
-            why = where if secret else error  # an event shows the reason; it quotes the text
+            why = where if secret else error  # the error quotes the text, and an event shows it
             reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {why}")
     whole = virtlet_sources.merged(whole, inline)
     try:

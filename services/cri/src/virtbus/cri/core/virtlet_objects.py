@@ -1,7 +1,7 @@
 """Reads Virtlet's objects of a cluster: its image translations, and its settings for nodes.
 
 A VirtletConfigMapping is for the nodes that it names or whose labels it selects. Several are joined
-by rising `priority`, and those of one priority by their names, so the result is always the same.
+by rising `priority`, and those of one priority in the order of their names. Later settings win.
 """
 
 import hashlib
@@ -103,7 +103,8 @@ def bare(obj: Mapping[str, Any]) -> Json:
 def node_config(objects: ClusterObjects) -> Settled:
     """Return the settings of this node.
 
-    Mappings for nodes may forbid devices. So there are none while this node is unknown.
+    A mapping for certain nodes may forbid devices. If there is one, no devices are permitted while
+    this node is unknown.
     """
     node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
     found: list[tuple[int, str, NodeConfig]] = []
@@ -136,7 +137,7 @@ def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
     """Return the readable part of a VirtletConfigMapping's spec, and its problems.
 
     A wrong setting or priority is skipped. Without a readable choice of nodes there is no mapping,
-    because it would apply to other nodes than was meant.
+    because it would apply to other nodes than its author meant.
     """
     try:
         return _Spec.model_validate(spec), ()
@@ -175,7 +176,7 @@ def image_files(objects: ClusterObjects, *, regexps: bool) -> ImageFiles:
     for kind, one in ((kind, one) for kind, several in parts for one in several):
         try:
             found[_file(kind, one)] = json.dumps(_body(kind, one, regexps=regexps)).encode()
-        except Exception as error:  # noqa: BLE001  an object ends nothing but its own names
+        except Exception as error:  # noqa: BLE001  a bad object affects only its own names
             name = one["metadata"]["name"]
             wrong.append(Detail(path=f"{kind} {name}", message=f"cannot be used: {error!s:.200}"))
     return ImageFiles(found, tuple(wrong))
@@ -191,7 +192,7 @@ def _body(kind: str, one: Json, *, regexps: bool) -> Json:
 
 
 def _file(kind: str, one: Json) -> str:
-    """Return the name of an object's file. An API server accepts no other names of objects."""
+    """Return the name of an object's file. A name that no API server accepts becomes `unnamed`."""
     name = one["metadata"]["name"]
     if not _NAME.fullmatch(name):
         name = "unnamed"
@@ -210,7 +211,7 @@ def _without_regexps(config: Any) -> Any:
 
 
 def _text_without(text: Any) -> Any:
-    """Return a YAML text without regular expressions; one that is no YAML as it is.
+    """Return a YAML text without regular expressions. A text that is no YAML stays as it is.
 
     Raises:
         ValueError: it has binary data that are no text.

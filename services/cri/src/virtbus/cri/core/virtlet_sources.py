@@ -74,7 +74,7 @@ def decoded(value: bytes, encoding: str) -> str:
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Return Virtlet's merge: maps recursively, lists one after the other, otherwise the second."""
+    """Merge as Virtlet does: maps recursively, lists one after the other, otherwise `second`."""
     if isinstance(first, dict) and isinstance(second, dict):
         both = {key: merged(first[key], second[key]) for key in first.keys() & second.keys()}
         return {**first, **second, **both}

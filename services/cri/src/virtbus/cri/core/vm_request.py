@@ -83,7 +83,7 @@ class Inside(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Contains what was read for a pod: files, objects of its annotations, and names of hosts."""
+    """Contents that were read for a pod: files, objects that annotations name, and hosts."""
 
     files: tuple[GuestFile, ...] = ()
     contents: Contents = {}  # noqa: RUF012  never changed
@@ -96,7 +96,7 @@ class Place(NamedTuple):
     hostname: str
     network: str
     empty_dir_bytes: int = 10 * 1024**3
-    """The size of an emptyDir that the pod gives none."""
+    """The size of an emptyDir for which the pod gives no size."""
 
 
 NOTHING = Read()
@@ -389,7 +389,7 @@ def new_machine(sandbox: SandboxConfig, uid: str, key: ShellKey) -> Machine:
 
 
 def keeps_root(machine: Machine, config: ContainerConfig, image: PulledImage) -> bool:
-    """Return True if a VM exists, and its root disk is that of an attempt with this image.
+    """Return True if the VM has its disks, and its root disk suits an attempt with this image.
 
     The manifest's name decides: the tag of an image that kubelet pulls again may have moved.
     """
