@@ -1,7 +1,7 @@
 """Implements GetContainerEvents: each client gets the events from its call on.
 
-Each client has a bounded queue. One that does not read loses its stream and delays nobody; it lists
-and calls again.
+Each client has a bounded queue. A client that does not read loses its stream and delays nobody. It
+can list the pods and call again.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Runs the commands of Exec and ExecSync in guests.
 
-ExecSync asks the guest agent, and SSH with the pod's key if the guest has none, or if the bus is
-away. Exec has streams, which the agent cannot carry, so it uses SSH.
+ExecSync uses the guest agent. If the guest has none or the bus is away, ExecSync uses SSH with the
+pod's key. Exec has streams, which the guest agent cannot carry, so it uses SSH.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from virtbus.schemas.guest import EXEC_OUTPUT_BYTES, EXEC_S, GuestExec, GuestExe
 from virtbus.schemas.wire import validate
 
 NO_AGENT = frozenset({"bus_away", "guest_agent_absent", "guest_agent_refused", "guest_simulated"})
-"""The reasons why a command did not run, so that SSH may run it."""
+"""Reasons of errors after which the command has not run, so that SSH may run it."""
 ANSWER_S = 5.0
 """The time in which an answer arrives after the command's own time limit."""
 SLACK_S = 0.5
@@ -54,11 +54,11 @@ class GuestCommands:
         self._queues = KeyedLock()
 
     async def run(self, guest: Guest, words: tuple[str, ...], timeout_s: float) -> Outcome:
-        """Run a command without input; 0 is the longest time limit.
+        """Run a command without input; `timeout_s` 0 means the longest limit, EXEC_S.
 
         Raises:
-            VirtbusError: 422 `no_shell`; 503 `bus_away`, `agent_silent`, and no probe has failed;
-                504 `exec_timeout`; the errors of `agent.exec`.
+            VirtbusError: 422 `no_shell`; 503 `bus_away`, `agent_silent`, which kubelet does not
+                take for a failed probe; 504 `exec_timeout`; the errors of `agent.exec`.
         """
         limit_s = min(timeout_s or EXEC_S, EXEC_S)
         uid = guest().machine.uid

@@ -26,7 +26,7 @@ NO_LOGIN = AuthConfig()
 
 
 class Images:
-    """The images that the CRI pulled, by the key of their file."""
+    """The images that the CRI pulled, by the key of their record."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class MachineChanges:
     async def until_resized(
         self, key: str, after: LinuxResources, generation: int, timeout_s: float
     ) -> None:
-        """Wait until the node enforces the limits of a running guest; one that is off has none.
+        """Wait until the node enforces the limits of a guest; return at once if the guest is off.
 
         Raises:
             VirtbusError: 503 `resize_waits`, with the reason.

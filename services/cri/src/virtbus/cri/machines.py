@@ -40,7 +40,7 @@ END_S = 30.0
 """Time after a guest's grace within which its node ends it and reports this."""
 AGAIN_S = (0.5, 30.0)
 OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
-"""Reasons of refusals that hold for each repeat. After others the VM keeps the pod's network."""
+"""Refusals that each repeat with this uid gets. After others the VM keeps the pod's network."""
 
 
 class PodReads(NamedTuple):
@@ -83,8 +83,8 @@ class Machines:
         gets another VM, because the root disk is made of the image.
 
         Raises:
-            VirtbusError: 400 the pod cannot be a VM; the errors of `VolumeReads.files`,
-                `VirtletReads.contents` and `vm.create`; 503 `bus_away`.
+            VirtbusError: 400 the pod cannot be a VM; 503 `bus_away`; the errors of
+                `VolumeReads.files`, `VirtletReads.contents`, `HostAliasReads.aliases`, `vm.create`.
         """
         machine = self._pods.all[key].machine
         if (
@@ -161,7 +161,7 @@ class Machines:
         return True
 
     async def resize(self, key: str, after: LinuxResources) -> int:
-        """Return `MachineChanges.resize`; raises VirtbusError 409 `vm_gone`, too."""
+        """Call `MachineChanges.resize` for a pod's VM; raises VirtbusError 409 `vm_gone`, too."""
         return await self.changes.resize(key, self._uid(key), after)
 
     # --- power ----------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Machines:
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
 
     def _staged(self, key: str, message: str) -> str:
-        """Return the message with what the VM's node says about it so far."""
+        """Return the message with the stage, state and text of the node's last report on the VM."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None:
             return message
@@ -274,7 +274,7 @@ class Machines:
         return machine.uid
 
     async def _give_up(self, key: str, container_id: str, revision: int) -> None:
-        """Note that a start had no effect on the VM, which has still this revision."""
+        """Note that a start had no effect on the VM, which still has this revision."""
         pod = self._pods.all[key]
         container = pod.container(container_id)
         if container.phase == "starting":

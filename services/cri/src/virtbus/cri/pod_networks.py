@@ -37,7 +37,7 @@ class PodNetworks:
         self._power_off = power_off
 
     async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
-        """Let the node hold the pod's network, by a VM without disks or the pod's own; wait for it.
+        """Let the node hold the pod's network, and wait. A pod without a VM gets one without disks.
 
         Raises:
             VirtbusError: 500 `network_failed`; 504 `network_slow`; 503 `bus_away`; 409 `vm_gone`;
@@ -125,9 +125,10 @@ class PodNetworks:
 
     # --- duties ---------------------------------------------------------------------------
     async def clear(self) -> None:
-        """Drop pods whose first sandbox was not made: this process was killed meanwhile.
+        """Drop pods whose first sandbox was not made, because this process was killed meanwhile.
 
-        A call that makes one now, or releases a network, has the lock; look again soon.
+        A pod whose lock is held is skipped, because a call may make its sandbox or release its
+        network now. Look again soon.
         """
         busy = False
         for key, pod in tuple(self._pods.all.items()):

@@ -36,12 +36,12 @@ class Pods:
         self.all: dict[str, Pod] = {}
         self.removals: dict[str, Removal] = {}
         self.unclaimed: dict[str, str] = {}
-        """The names of VMs of this runtime by uid that no pod has: the file of one was damaged.
+        """By uid: names of this runtime's VMs that no pod has, because a pod's file was damaged.
         They may be the last trace of a guest's data, so only a person deletes them."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
         """Called with each changed pod, before and after the change; None: it does not exist."""
         self.duties = asyncio.Event()
-        """Set if a VM should be deleted or powered off."""
+        """Set if VMs may have to be deleted or powered off, or networks to be released."""
 
     def load(self) -> None:
         """Read all records from disk, before the first call."""

@@ -64,7 +64,7 @@ class Sandboxes:
             return sandbox.id
 
     async def _undo(self, key: str) -> None:
-        """Drop the VM of a pod without a sandbox; a VM with disks only releases its network."""
+        """Drop a pod without a sandbox, and its VM. Another pod only releases its network, soon."""
         pod = self._pods.all.get(key)
         if pod is not None and not pod.sandboxes:
             await self._pods.drop(pod)
@@ -126,7 +126,7 @@ class Sandboxes:
 
     @property
     def unclaimed(self) -> Mapping[str, str]:
-        """Return the names of VMs by uid that no pod has."""
+        """Return the names of the VMs that no pod has, by uid."""
         return self._pods.unclaimed
 
     def listed(self, wanted: Plain) -> list[Plain]:

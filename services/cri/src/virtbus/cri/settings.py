@@ -1,4 +1,4 @@
-"""The CRI's settings."""
+"""Defines the settings of the CRI."""
 
 from pathlib import Path
 from typing import ClassVar

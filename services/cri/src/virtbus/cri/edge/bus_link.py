@@ -23,7 +23,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
 
 class BusLink:
-    """The connection to the bus: none at first, and again after each loss."""
+    """The connection to the bus. There is none at the start, nor for a while after each loss."""
 
     def __init__(self, connect: Connect, sources: Sources = REAL) -> None:
         self._connect = connect
@@ -55,7 +55,7 @@ class BusLink:
             await asyncio.sleep(next(pauses))
 
     async def bus(self) -> Bus:
-        """Return the connection, once there has been one."""
+        """Wait for a connection and return it. It may be lost again by then."""
         while self._bus is None:
             await self._has.wait()
         return self._bus

@@ -59,7 +59,8 @@ class WebSocket:
     async def accept(self, head: bytes, protocol: str) -> bool:
         """Answer the request `head` by agreeing to `protocol`; return False if it is malformed.
 
-        The library does not see the protocols: Kubernetes has one whose name is no HTTP token.
+        The library does not see the protocols, because it would refuse one of Kubernetes' names,
+        which is no HTTP token.
         """
         lines = head.split(b"\r\n")
         kept = [line for line in lines if not line.lower().startswith(_PROTOCOL.lower() + b":")]
@@ -214,7 +215,7 @@ class ChannelStreams:
         }
 
     async def named(self, names: frozenset[str]) -> Mapping[str, Pipe]:
-        """Return the streams of exec or attach by name; an empty message tells that they work."""
+        """Return the streams of exec or attach by name; tell the client so by an empty message."""
         greeted = next(name for name in _GREETED if name in names)
         await self._pipes[greeted].write(b"")
         return {name: pipe for name, pipe in self._pipes.items() if name in names}
@@ -263,6 +264,6 @@ class _Sender:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yield pieces of a size that clients read at once; one empty piece of nothing."""
+    """Yield pieces of a size that clients read at once; one empty piece for empty data."""
     for begin in range(0, len(data) or 1, PIECE_BYTES):
         yield data[begin : begin + PIECE_BYTES]

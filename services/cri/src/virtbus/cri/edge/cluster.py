@@ -1,7 +1,7 @@
 """Reads objects of a Kubernetes cluster. No other module of the CRI talks to an API server.
 
-The lists that it follows are short. So after each change the whole list is read again, which loses
-no change and needs no cache.
+The followed lists are short. So after each change the whole list is read again, which loses no
+change and needs no cache.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 ANSWER_S = 20.0
 WATCH_S = 300
-"""A watch ends after so long, and the list is read again."""
+"""A watch ends after this time, and the list is read again."""
 SILENT_S = 15.0
 """Time beyond the end of a watch after which its server counts as silent."""
 MOST_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ MOST_BYTES = 16 * 1024 * 1024
 CHANGE_PAUSE_S = 1.0
 """The least time between two lists of one kind."""
 ABSENT_PAUSE_S = 60.0
-"""The time until a kind that the cluster does not have is asked for again."""
+"""The time until the list of a kind that the cluster lacks is requested again."""
 _REQUEST = aiohttp.ClientTimeout(total=ANSWER_S)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=WATCH_S + SILENT_S)
 

@@ -48,7 +48,7 @@ class ConsoleFollower:
         self._fed_s = 0.0
 
     def begin(self, *, fresh: bool) -> None:
-        """Open both files. A fresh attempt begins at the console's end."""
+        """Open the log, and find the place in the console: its end for a fresh attempt."""
         self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError, ValueError, TypeError):
             self._at = Position(*json.loads(self._place.read_text()))

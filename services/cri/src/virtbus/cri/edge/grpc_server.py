@@ -55,8 +55,8 @@ LISTS_AS_STREAMS: Mapping[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""Calls of Kubernetes 1.36, which answer a list in parts. The stubs do not have them, but both
-messages of each are on the wire those of its list (ADR 0058)."""
+"""Calls of Kubernetes 1.36 that answer in parts, and the calls with the same list in one answer. The
+stubs lack the former. On the wire, both have the same request and answer (ADR 0058)."""
 PART_ENTRIES = 100
 
 STAGES: Mapping[str, Stage] = {
@@ -67,7 +67,7 @@ STAGES: Mapping[str, Stage] = {
 }
 """Calls whose errors name the stage that failed: kubelet shows them as events of the pod."""
 IMPOSSIBLE = frozenset({"no_shell", "resize_unsupported"})
-"""Reasons of errors that mean: this guest cannot do that."""
+"""Reasons of errors that mean: this guest cannot do that. The status is UNIMPLEMENTED."""
 
 
 class Call(NamedTuple):

@@ -1,7 +1,7 @@
 """Runs commands in guests by SSH, with the key of their pod.
 
-The guest's address is the node's own, and netd lets no other guest use it. So the guest's host key
-is not checked: nobody knows it before the first boot.
+The node itself reports the guest's address, and netd lets no other guest use it. So the host key of
+the guest is not checked. Before the first boot, nobody knows it anyway.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ KEY_EXCHANGES = ("curve25519-sha256", "ecdh-sha2-nistp256", "diffie-hellman-grou
 HOST_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
 CIPHERS = ("chacha20-poly1305@openssh.com", "aes256-ctr", "aes128-ctr")
 MACS = ("hmac-sha2-256", "hmac-sha2-512")
-"""Small sets, ed25519 first: with asyncssh's own, a dropbear without an RSA key breaks down."""
+"""Small sets, ed25519 first: with asyncssh's own sets, a dropbear without an RSA key fails."""
 asyncssh.set_log_level(logging.WARNING)
 
 
@@ -106,7 +106,7 @@ class GuestShell:
     async def collected(
         self, address: str, key: ShellKey, words: tuple[str, ...], most_bytes: int
     ) -> Outcome:
-        """Run a command without input, and keep the first bytes of its output. Raises as above."""
+        """Run a command without input; keep the start of its output. Raises as `interactive`."""
         kept = {STDOUT: bytearray(), STDERR: bytearray()}
 
         async def take(name: str, data: bytes) -> None:
@@ -121,7 +121,7 @@ class GuestShell:
                 exit_code = await _outcome(process, take)
             except asyncio.CancelledError:
                 with suppress(OSError):  # it has just ended
-                    process.kill()  # at its time limit, it ends in the guest, too
+                    process.kill()  # the time limit ends the command in the guest, too
                 raise
         return Outcome(exit_code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
 

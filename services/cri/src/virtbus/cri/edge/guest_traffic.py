@@ -1,4 +1,4 @@
-"""Reads the counters of a guest's NICs at the host's ends of their links. They need no bus.
+"""Reads the counters of a guest's NICs at the host's ends of their links, without the bus.
 
 A NIC without such an end, as on macvtap, has no counters here.
 """
@@ -48,7 +48,7 @@ class GuestTraffic:
         return tuple(found)
 
     def _own(self, uid: str, index: int) -> str:
-        """Return netd's link of the VM, and not that of another VM with the same hash."""
+        """Return netd's link of the VM, or nothing. The alias excludes a VM with the same hash."""
         own = host_link(uid, index)
         with suppress(OSError, ValueError):
             if (self._links / own / "ifalias").read_text(encoding="utf-8").strip() == uid:

@@ -1,4 +1,4 @@
-"""Reads what a guest uses of its node: its emulator's CPU time and memory, and its disks' files.
+"""Reads a guest's use of its node: its emulator's CPU time and memory, and its disks' files.
 
 It reads files in /proc, a file of libvirt and a folder's metadata. These reads are short, so they
 need no thread. A value that cannot be read is None.
@@ -26,7 +26,7 @@ class Usage(NamedTuple):
 
 
 class GuestUsage:
-    """The usage of the guests of this node. `libvirt` has the emulators' process ids."""
+    """The usage of this node's guests. `libvirt` is the folder with the emulators' pid files."""
 
     def __init__(self, libvirt: Path, disks: Path, proc: Path = Path("/proc")) -> None:
         self._libvirt = libvirt

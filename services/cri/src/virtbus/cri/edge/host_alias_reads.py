@@ -14,15 +14,16 @@ log = logging.getLogger(__name__)
 
 
 class HostAliasReads:
-    """Reads one pod at a time. Without a cluster, no pod has host aliases."""
+    """Reads the aliases from the cluster. Without a cluster, no pod has host aliases."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
 
     async def aliases(self, sandbox: SandboxConfig) -> tuple[HostAlias, ...]:
-        """Return the host aliases of a sandbox's pod, if it is one of the API server.
+        """Return the host aliases of a sandbox's pod; none unless it is from the API server.
 
-        There are none if the login is wrong or may not read the pod, or if the pod is another one.
+        There are none if the login is wrong or may not read the pod, or if the API server has
+        another pod of this name.
 
         Raises:
             VirtbusError: 400 `pod_refused`; 503 `cluster_away`.

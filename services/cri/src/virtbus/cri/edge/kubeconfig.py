@@ -1,7 +1,8 @@
 """Reads a kubeconfig: the API server of the cluster, and the login of this node.
 
-It is read for each connection, so tokens and certificates may be renewed at any time. A login by a
-program (`exec`, `auth-provider`) is refused: the runtime starts no programs.
+The file is read for each connection, so tokens and certificates may be renewed at any time. A login
+by a program (`exec`, `auth-provider`) is refused, because the runtime starts no programs. So is a
+login by user name and password.
 """
 
 import base64

@@ -19,7 +19,7 @@ class Pipe:
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.left = False
-        """The client gave up the stream, so nobody reads what is sent."""
+        """True: the client gave up the stream, so nobody reads bytes that are sent to it."""
         self._send = send
         self._came = bytearray()
         self._no_more = False
@@ -60,7 +60,7 @@ class Pipe:
             await self._room.wait()
 
     def leave(self) -> None:
-        """Note that the client sends no more, and drop what nobody will read."""
+        """Note that the client gave up the stream. Bytes that it sent before can still be read."""
         self.left = self._no_more = True
         self._wake.set()
         self._room.set()

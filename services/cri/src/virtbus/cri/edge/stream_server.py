@@ -39,7 +39,7 @@ FORWARD, FORWARD_OVER_WEBSOCKET = "portforward.k8s.io", "SPDY/3.1+portforward.k8
 
 
 class Command(NamedTuple):
-    """A request for exec or attach: without `words`, it is an attach."""
+    """A request for exec or attach. A request for attach has no `words`."""
 
     container_id: str
     wanted: Wanted
@@ -109,7 +109,7 @@ class StreamServer:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
-        # else the kernel takes megabytes for a client that does not read
+        # the kernel would buffer megabytes for a client that does not read
         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SOCKET_BYTES)
         try:
             await self._serve(reader, writer)

@@ -8,13 +8,13 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class VirtletReads:
-    """Reads for one pod at a time. Without a cluster, pods with such annotations are refused."""
+    """Reads the objects. Without a cluster, pods with such annotations are refused."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
 
     def check(self, sandbox: SandboxConfig) -> None:
-        """Refuse a pod whose annotations name an object that nobody reads.
+        """Refuse a pod whose annotations name an object if there is no cluster to read it from.
 
         Raises:
             VirtbusError: 422 `cluster_unread`.

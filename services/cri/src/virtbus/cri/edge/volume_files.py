@@ -1,7 +1,7 @@
 """Reads the files of a pod's small volumes, for the first boot of its guest.
 
-kubelet's volumes have `..data` and folders with a time for atomic updates; each file is taken once,
-by its own name. A link that leads out of its volume is refused.
+For atomic updates, kubelet's volumes have `..data` and folders that are named after a time. Each
+file is taken once, by its own name. A link that leads out of its volume is refused.
 """
 
 import base64
@@ -41,7 +41,7 @@ class Offered(NamedTuple):
 
 
 def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> ContainerConfig:
-    """Return the configuration with what the node's paths are, for a pod of a namespace."""
+    """Return the configuration with the kinds of its paths on the node: files, folders, devices."""
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
     mounts = tuple(_inspected(one, memory, namespace, offered) for one in config.mounts)
     devices = tuple(
@@ -107,7 +107,7 @@ def _hosts(monitors: str) -> frozenset[str]:
 
 
 def _is_permitted(device: str, patterns: Sequence[str]) -> bool:
-    """Return True if a real path is that of a device of these patterns; links count by target."""
+    """Return True if a pattern matches `device`, a real path, or a link that leads to it."""
     found = (one for each in patterns for one in _DEVICES.glob(each.removeprefix("/dev/")))
     return any(os.path.realpath(one) == device for one in found)
 
@@ -183,7 +183,7 @@ def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:
 
 
 def read_hosts(mounts: Iterable[Mount]) -> Hosts:
-    """Return what the file says that kubelet mounts at /etc/hosts; nothing without one.
+    """Return the contents of the file that kubelet mounts at /etc/hosts; empty without a mount.
 
     Raises:
         VirtbusError: 400 `volume_unreadable`.
@@ -235,7 +235,7 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _inside(path: Path, home: Path) -> Path:
-    """Return what a link means; raise ValueError if it is not below `home`."""
+    """Return the target of a link; raise ValueError if the target is not below `home`."""
     real = path.resolve(strict=True)
     if not real.is_relative_to(home):
         msg = f"{path.name} leads out of the volume"

@@ -19,11 +19,11 @@ T = TypeVar("T")
 LIMIT_S = 20.0
 """The longest read of a pod's volumes, below kubelet's limit of 120 s for a call."""
 MOST = 64
-"""Limit of reads at a time. A hung one has its thread until its server answers."""
+"""Limit of reads at a time. A hung read keeps its thread until its server answers."""
 
 
 class VolumeReads:
-    """At most one read for each pod.
+    """Runs at most one read at a time for each pod.
 
     The threads are daemons: one that hangs in the kernel does not delay the end of the process.
     """
@@ -35,7 +35,7 @@ class VolumeReads:
         self._reading: set[str] = set()
 
     async def inspected(self, pod: str, namespace: str, config: ContainerConfig) -> ContainerConfig:
-        """Return `volume_files.inspected`.
+        """Return the result of `volume_files.inspected`, with the node's current offer.
 
         Raises:
             VirtbusError: 503 `volume_stuck`; 400: the file of the pools is invalid.
@@ -49,7 +49,7 @@ class VolumeReads:
         return await self._run(pod, lambda: volume_files.read_files(mounts)) if mounts else ()
 
     async def hosts(self, pod: str, config: ContainerConfig) -> Hosts:
-        """Return what kubelet's file of hosts says; errors as `files`."""
+        """Return the contents of kubelet's file of hosts; errors as `files`."""
         mounts = hosts_files(config.mounts)
         return await self._run(pod, lambda: volume_files.read_hosts(mounts)) if mounts else Hosts()
 
@@ -57,7 +57,7 @@ class VolumeReads:
         if pod in self._reading or len(self._reading) >= MOST:
             raise _stuck("an earlier read of volumes has not returned")
         done: Future[T] = Future()
-        done.set_running_or_notify_cancel()  # a cancelled call leaves the thread its future
+        done.set_running_or_notify_cancel()  # a cancelled call cannot cancel it now
 
         def work() -> None:
             try:
