@@ -24,7 +24,7 @@ CAPACITY = 16_384
 AT_ONCE = 256
 """Maximum number of events that are being stored at one time."""
 SAME_S = 600.0
-"""Within this time, a process stores an event with the same subject and id only once."""
+"""Within this time, a connection stores an event with the same subject and id only once."""
 REMEMBERED = 4096
 
 

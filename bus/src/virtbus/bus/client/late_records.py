@@ -1,7 +1,8 @@
 """Notes records that a requester has, but that the watch has not delivered yet.
 
 The bus may have an older record of a VM than its host, for example after a restore, or one that
-this version cannot read. Then the watch never delivers the host's record. A new list proves that.
+this version cannot read. Then the watch never delivers the host's record. Only a list that begins
+later proves that.
 """
 
 from collections.abc import Callable, Container

@@ -29,7 +29,7 @@ LOOK_S = 0.1
 REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 AGAIN_S = 2.0
-"""Pause between attempts to connect. Without it, a login that is refused would repeat at once."""
+"""Pause between attempts to connect. Otherwise a refused login would be repeated at once."""
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
 

@@ -1,4 +1,4 @@
-"""Checks if a TCP port is free, and if a NATS server there answers, takes a login and a request."""
+"""Checks if a TCP port is free, and if its NATS server answers, takes a login, has a responder."""
 
 import asyncio
 import json

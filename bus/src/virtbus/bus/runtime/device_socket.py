@@ -31,7 +31,7 @@ class LogicalRequest(StrictModel):
     """A request for the logical volume (LV) of a volume. Each request may be repeated.
 
     - `open`: open the LV, if it exists.
-    - `make`: make and open the LV. Replace an LV without complete content; refuse if it has some.
+    - `make`: make and open the LV. An LV with complete content is refused, another one replaced.
     - `grow`: make the LV at least `size_bytes` large, and open it.
     - `mark`: note that the first `size_bytes` are complete and that `operation` wrote them.
     - `unmark`: note that the content is not complete.

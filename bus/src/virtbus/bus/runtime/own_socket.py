@@ -12,8 +12,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 def own_path(path: Path) -> Iterator[None]:
     """Keep `path` free for a socket, and remove the socket at the end.
 
-    Remove the socket of an earlier process. That process has ended, because the caller holds the
-    lock of the state folder.
+    At first, remove the socket of an earlier process. That process has ended, because the caller
+    holds the lock of the state folder.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket.

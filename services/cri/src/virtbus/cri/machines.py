@@ -44,7 +44,7 @@ OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
 
 
 class PodReads(NamedTuple):
-    """The readers of what a pod names: volumes, objects of Virtlet's annotations, host aliases."""
+    """The readers of a pod's volumes, of objects in Virtlet's annotations, and of host aliases."""
 
     volumes: VolumeReads
     virtlet: VirtletReads

@@ -37,7 +37,9 @@ class PodNetworks:
         self._power_off = power_off
 
     async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
-        """Let the node hold the pod's network, and wait. A pod without a VM gets one without disks.
+        """Let the node hold the pod's network, and wait until it does.
+
+        A pod without a VM gets a VM without disks.
 
         Raises:
             VirtbusError: 500 `network_failed`; 504 `network_slow`; 503 `bus_away`; 409 `vm_gone`;

@@ -22,7 +22,7 @@ from virtbus.schemas.vm_status import VmView
 log = logging.getLogger(__name__)
 
 LEAST_PREFIX = 6
-"""The least number of characters of an abbreviated id, as crictl shows it."""
+"""The least number of characters of an abbreviated id. crictl shows such ids."""
 
 
 class Pods:

@@ -64,7 +64,7 @@ class Sandboxes:
             return sandbox.id
 
     async def _undo(self, key: str) -> None:
-        """Drop a pod without a sandbox, and its VM. Another pod only releases its network, soon."""
+        """Drop a pod without a sandbox, and its VM. A duty releases the network of another pod."""
         pod = self._pods.all.get(key)
         if pod is not None and not pod.sandboxes:
             await self._pods.drop(pod)

@@ -105,7 +105,7 @@ class Machine(LenientModel):
     """The reason why the limits in force are not those of the record yet."""
     observed_generation: int = 0
     power_off: bool = False
-    """The guest has ended; its record is still to be powered off, or a reboot would start it."""
+    """The guest has ended; its record must be powered off, too, so that nothing starts it again."""
 
 
 class Removal(StoredRecord):

@@ -1,7 +1,7 @@
 """Reads and writes frames of SPDY/3.1, the transport of Kubernetes for exec and port-forward.
 
-It is the server's end, without I/O. Header blocks are limited, packed and unpacked. Data is passed
-on in the pieces that arrive, so a frame of any length needs no memory.
+It is the server's end, without I/O. A header block has a limit, packed as well as unpacked. Data is
+passed on in the pieces that arrive, so a frame of any length needs no memory.
 
 Kubernetes' own implementation ignores windows: a receiver that is full stops reading. So this
 implementation ignores them, too.

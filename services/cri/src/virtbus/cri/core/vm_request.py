@@ -220,7 +220,7 @@ def _refuse(found: list[Detail]) -> None:
 
 
 def refuse_second(pod: Pod, name: str) -> None:
-    """Refuse a second container: an init container and a sidecar look like this.
+    """Refuse a second container, such as an init container or a sidecar.
 
     Raises:
         VirtbusError: 400 `second_container`.

@@ -24,7 +24,7 @@ WATCH_S = 300
 SILENT_S = 15.0
 """Time beyond the end of a watch after which its server counts as silent."""
 MOST_BYTES = 16 * 1024 * 1024
-"""Limit of one answer, and of one line of a watch."""
+"""Limit of one answer, and of the bytes that a connection buffers."""
 CHANGE_PAUSE_S = 1.0
 """The least time between two lists of one kind."""
 ABSENT_PAUSE_S = 60.0

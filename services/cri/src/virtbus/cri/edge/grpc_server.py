@@ -29,7 +29,7 @@ Plain = dict[str, Any]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, Message]"
 RpcHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, Message]"
 MESSAGE_BYTES = 16 * 1024 * 1024
-"""The size of a message that kubelet sends and accepts."""
+"""The largest message that kubelet sends and accepts."""
 CALLS_AT_ONCE = 512
 STOP_S = 5.0
 
@@ -55,8 +55,8 @@ LISTS_AS_STREAMS: Mapping[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""Calls of Kubernetes 1.36 that answer in parts, and the calls with the same list in one answer. The
-stubs lack the former. On the wire, both have the same request and answer (ADR 0058)."""
+"""Calls of Kubernetes 1.36 that answer in parts, and the calls with the same list in one answer.
+The stubs lack the former. On the wire, both have the same request and answer (ADR 0058)."""
 PART_ENTRIES = 100
 
 STAGES: Mapping[str, Stage] = {

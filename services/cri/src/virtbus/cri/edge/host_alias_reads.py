@@ -20,7 +20,7 @@ class HostAliasReads:
         self._cluster = cluster
 
     async def aliases(self, sandbox: SandboxConfig) -> tuple[HostAlias, ...]:
-        """Return the host aliases of a sandbox's pod; none unless it is from the API server.
+        """Return the host aliases of a sandbox's pod; none unless the pod is from the API server.
 
         There are none if the login is wrong or may not read the pod, or if the API server has
         another pod of this name.

@@ -1,6 +1,6 @@
 """Writes the cluster's image names into a folder of files that imaged reads.
 
-deploy/systemd/tmpfiles.conf makes the folder of this boot for imaged's group, because rules may
+At each boot, deploy/systemd/tmpfiles.conf makes the folder for imaged's group, because rules may
 contain secrets. A folder that this process makes would be closed to imaged, so it makes none.
 """
 

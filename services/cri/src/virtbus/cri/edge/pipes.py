@@ -1,7 +1,7 @@
 """Buffers the bytes of one stream of a client until a session reads them.
 
 A connection stops reading while a pipe is full. So a client that sends faster than its session
-reads has to wait, and uses FULL_BYTES of memory at most.
+reads has to wait. A pipe has at most FULL_BYTES and one message of the client.
 """
 
 import asyncio

@@ -29,7 +29,7 @@ class VolumeReads:
     """
 
     def __init__(self, offered: Callable[[], Offered] = Offered, limit_s: float = LIMIT_S) -> None:
-        """`offered` returns what the node offers to flexvolumes."""
+        """`offered` returns the node's offer to flexvolumes."""
         self._offered = offered
         self._limit_s = limit_s
         self._reading: set[str] = set()
@@ -57,7 +57,7 @@ class VolumeReads:
         if pod in self._reading or len(self._reading) >= MOST:
             raise _stuck("an earlier read of volumes has not returned")
         done: Future[T] = Future()
-        done.set_running_or_notify_cancel()  # a cancelled call cannot cancel it now
+        done.set_running_or_notify_cancel()  # the thread sets it, also after a cancelled call
 
         def work() -> None:
             try:
