@@ -14,11 +14,11 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
 CONSUMER_DIFFERS = 10012
-"""A consumer of this name exists with another configuration, for example another storage."""
+"""A consumer cannot be created; the text says if an existing one has another storage."""
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
-"""Codes of: insufficient resources, no space left, message over max_msg_size, bucket limits."""
+"""Codes of: no resources, no storage, message over max_msg_size, stream over the account's limit."""
 
 
 _IN_FLIGHT = frozenset({10158, 10164})

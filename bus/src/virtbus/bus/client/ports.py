@@ -259,9 +259,10 @@ class Bus(Protocol):
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
-        """Return the last message of `key` (it may contain `*`), read from the stream's leader.
+        """Return the last message of `key` (it may contain `*`); None if there is no message.
 
-        It is None if there is no message. A purge marker is an Entry of kind PURGE.
+        A purge marker is an Entry of kind PURGE. The stream's leader answers, except to a node's
+        users: any replica answers them, and may lack the last writes.
         """
 
     async def put(

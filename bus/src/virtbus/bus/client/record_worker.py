@@ -125,8 +125,8 @@ class RecordWorker(Generic[Ready]):
     ) -> None:
         """Follow the records of a node; never returns by itself.
 
-        `of_node` is called with the entries that are not VM records, and with the marks. `compare`
-        runs at the start and before each periodic list.
+        `of_node` is called with the marks, and with entries that are neither VM records nor
+        operations. `compare` runs at the start and before each periodic list.
         """
         self._late.relist = watch.relist
         async with asyncio.TaskGroup() as group:

@@ -235,7 +235,10 @@ class Records:
         return entry_of(message["subject"], headers, body, int(message["seq"]), at_ns), headers
 
     async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Read by DIRECT.GET: its subject has the key, so permissions limit a node to its keys."""
+        """Read by DIRECT.GET: its subject has the key, so permissions limit a node to its keys.
+
+        Any replica that is in sync answers, not only the leader.
+        """
         raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
         if raw.status == "404":
             return None, {}

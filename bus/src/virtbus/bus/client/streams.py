@@ -283,7 +283,7 @@ async def opening(
 
     Raises:
         VirtbusError: the service refused the stream.
-        UnavailableError: there is no responder or no connection.
+        UnavailableError: there is no responder, no connection, or no answer in time.
     """
     flow = FlowControl(window)
     query = want.model_copy(update={"window": window})

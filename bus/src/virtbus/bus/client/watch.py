@@ -158,7 +158,8 @@ class PullWatch:
     async def _listen(self, why: _Doubt) -> None:
         """Drop received messages and subscribe to an inbox.
 
-        A durable consumer's watch keeps its inbox, because earlier pulls still deliver to it.
+        A durable consumer's watch keeps its inbox on one connection, because earlier pulls still
+        deliver to it.
         """
         if why is _Doubt.LINK or not self._source.stays:
             await self.close()

@@ -370,8 +370,8 @@ async def running(
 ) -> AsyncIterator[Server]:
     """Run a nats-server while the context is open; its store and passwords remain afterwards.
 
-    `port` -1 means any free port. If DEFAULT_PORT is taken, a single server also takes any.
-    With `cluster` the server is one of three, all with the same `port`.
+    `port` -1 means any free port; a single server also uses one if DEFAULT_PORT is taken. With
+    `cluster` the server is one of three, all with the same `port`.
 
     Raises:
         BusError: it did not start; the message ends with the last fatal line of its log.
