@@ -18,7 +18,7 @@ CONSUMER_DIFFERS = 10012
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
-"""Codes of: no resources, no storage, message over max_msg_size, stream over the account's limit."""
+"""Codes of: no resources, no storage, message over max_msg_size, stream over the account limit."""
 
 
 _IN_FLIGHT = frozenset({10158, 10164})
