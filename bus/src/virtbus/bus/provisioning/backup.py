@@ -169,7 +169,7 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
 def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
     """Return the uids of the backup's named objects that this bus has deleted, by key.
 
-    The purge marker has the uid. Another object at that key was not deleted.
+    The purge marker has the uid of the deleted object. The backup may have another object there.
     """
     return {
         key: entry.why.decode(errors="replace")
