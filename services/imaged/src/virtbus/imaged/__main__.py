@@ -13,8 +13,9 @@ from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
-"""Threads for DNS look-ups. An unanswered look-up lasts half a minute longer than its pull's turn.
-With asyncio's default of few threads, four such names would delay all other look-ups."""
+"""Threads for DNS look-ups. A look-up cannot be cancelled: without an answer, it keeps its thread
+for some half a minute after its pull gave up. asyncio's default is the number of CPUs plus 4
+threads, so that a few such names would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:

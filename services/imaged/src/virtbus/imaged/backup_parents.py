@@ -10,7 +10,7 @@ from virtbus.schemas.errors import VirtbusError
 def parent_of(
     files: BackupFiles, want: BackupWork, disks: tuple[BackupDisk, ...], bitmaps: Collection[str]
 ) -> tuple[BackupManifest | None, str]:
-    """Return the parent of an increment; without one, the reason for a full backup.
+    """Return the parent of an increment, or None and the reason for a full backup.
 
     `disks` are the present ones, and `bitmaps` the usable bitmaps that all of them have.
     """

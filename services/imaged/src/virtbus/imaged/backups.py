@@ -1,7 +1,7 @@
-"""Makes, verifies and removes backups; each request may be repeated (ADR 0068).
+"""Makes, lists and removes backups; each request may be repeated (ADR 0068).
 
-imaged copies the disks of a VM that is off. Those of a running guest are written by its QEMU to
-staged files; imaged then stores them. The rename of the finished folder is the final step.
+imaged copies the disks of a VM that is off. The QEMU of a running guest writes its disks to staged
+files, which imaged then stores. The rename of the finished folder is the final step.
 """
 
 import asyncio
@@ -47,11 +47,12 @@ log = logging.getLogger(__name__)
 STAGE, PUSH, STORE, PUBLISH = (step.name for step in STEPS["backup"])
 READ = STEPS["verify"][0].name
 KEEP_S = 25 * 3600.0
-"""Age at which the remains of attempts are removed, whose operations the node did not see end."""
+"""Age at which the remains of an attempt are removed, if the node did not see its operation end."""
 EXPIRE_S = 600.0
 REMEMBERED = 1000
 Write = Callable[[BackupWork, BackupDisk, Job, str], Awaitable[BackupDisk]]
-"""Writes a disk of a backup, and describes its file; the text is the bitmap of an increment."""
+"""Writes a disk of a backup, and returns its description. The text is the parent's bitmap, empty
+for a full backup."""
 Pusher = Callable[
     [ExportSource, int, str, TransferLimits, Callable[[], Awaitable[None]]], Awaitable[None]
 ]
@@ -67,7 +68,7 @@ class BackupParts:
     files: BackupFiles | None
     """None: this node has no directory for backups."""
     staging: BackupStaging
-    """The files that guests write, also those of readings."""
+    """The files that the QEMU of a guest writes, for backups and for readings (ADR 0079)."""
     staged: DiskSpace
     stored: DiskSpace | None
     threads: DiskThreads
@@ -99,7 +100,7 @@ class Backups:
         self._push = pusher
         self._staging = KeyedLock()
         self._stagings: Recent[str, WorkState] = Recent(REMEMBERED)
-        """The answers by attempt."""
+        """The answers to requests that stage files, by attempt."""
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: BackupWork) -> WorkState:
@@ -124,7 +125,7 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
-            async with self._staging.of(want.id):  # one thread may hang in the directory
+            async with self._staging.of(want.id):  # so at most one thread hangs in the directory
                 return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)
@@ -243,8 +244,8 @@ class Backups:
     async def _stage(self, want: BackupWork) -> WorkState:
         """Stage files for QEMU, once for each attempt: a repeat must not replace those in use.
 
-        An agent that restarted begins again: the bitmap in the guest is from then on newer than the
-        files that the earlier agent's QEMU has written.
+        An agent that restarted begins another attempt, with a new bitmap in the guest's QEMU. The
+        files of the earlier attempt are older than that bitmap, so new ones replace them.
         """
         if want.attempt and (known := self._stagings.get(want.attempt)) is not None:
             return known
@@ -299,7 +300,7 @@ class Backups:
 
     # --- the parent, in a disk thread ---------------------------------------------------------
     def _begin(self, want: BackupWork) -> BackupManifest:
-        """Make the part of a backup with its draft; return the draft.
+        """Make the folder `.part-<id>` of a backup with its draft; return the draft.
 
         Raises:
             VirtbusError: 409 `no_parent`: an increment was requested, and is not possible.
@@ -321,7 +322,10 @@ class Backups:
         return draft
 
     def _bitmaps(self, want: BackupWork) -> frozenset[str]:
-        """Return the usable bitmaps that all disks have; no guest of a VM that is off has them."""
+        """Return the usable bitmaps that all disks have.
+
+        The request has those of a running guest. Those of a VM that is off are read from its disks.
+        """
         if want.live or want.mode is BackupMode.FULL:
             return frozenset(want.bitmaps or ())
         places = (self._parts.places.of(want.uid, one.name, one.ref) for one in want.disks)

@@ -37,10 +37,11 @@ class Contents:
     async def of(
         self, flight: Flight, url: str, key: str, part: PartialDownload
     ) -> AsyncIterator[PartialDownload]:
-        """Yield the part with the image: `part` itself, or a second one with its content.
+        """Yield the part with the image: `part` itself, or a new one with its converted content.
 
         Raises:
-            VirtbusError: the errors of `edge.unpacking`, `core.foreign` and `edge.conversion`.
+            VirtbusError: 413 `virtual_size_too_large`; the errors of `edge.unpacking`,
+                `core.foreign` and `edge.conversion`.
         """
         async with contextlib.AsyncExitStack() as parts:
             if is_compressed(await self._threads.run(part.read_at, 0, _MAGIC_BYTES)):
@@ -56,7 +57,7 @@ class Contents:
     def _more(
         self, flight: Flight, key: str, which: str
     ) -> contextlib.AbstractAsyncContextManager[PartialDownload]:
-        """Open another part for the same image. A pull cannot resume in it."""
+        """Open another part for the same image. No pull resumes in it."""
         return open_part(self._store, self._threads, f"{key}\n{which}", lambda: flight.abandoned)
 
     def _judged(self, part: PartialDownload) -> Foreign | None:

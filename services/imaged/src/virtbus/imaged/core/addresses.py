@@ -1,7 +1,8 @@
-"""Decides from which addresses images may be fetched: public ones, and those in a setting.
+"""Decides from which addresses images may be fetched: public ones, and those of a setting.
 
-Other addresses are those that IANA's special-purpose registries list as not globally reachable. An
-IPv6 address that leads to an IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
+Not public are the addresses that IANA's special-purpose registries list as not globally reachable,
+multicast and reserved addresses, and Azure's metadata service. An IPv6 address that leads to an
+IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
 """
 
 import ipaddress
@@ -31,7 +32,7 @@ _NOT_PUBLIC_V4 = tuple(
     )
 )
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
-"""All assigned, globally reachable addresses: no loopback, link-local, ULA or multicast."""
+"""Global unicast. Loopback, link-local, unique local and multicast addresses are outside of it."""
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (

@@ -26,16 +26,16 @@ _REGULAR = frozenset({"\0", "7"})
 
 
 class DamagedError(Exception):
-    """A layer cannot be read; the message is the reason, for people.
+    """A layer or an image cannot be decoded; the message is the reason, for people.
 
-    The error is permanent, because the layer's digest matches.
+    The error is permanent: the digest of a layer was verified before.
     """
 
 
 class ArchiveEntry(NamedTuple):
     """An entry.
 
-    `parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` a file.
+    `parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` for a file.
     """
 
     parts: tuple[str, ...]

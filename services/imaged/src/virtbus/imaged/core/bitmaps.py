@@ -7,11 +7,11 @@ from virtbus.imaged.core import qcow2
 from virtbus.schemas.errors import VirtbusError
 
 MAX_DIRECTORY_BYTES = 1024**2
-"""A disk has one bitmap of ours. A longer directory was not written for us."""
+"""Limit of a directory. virtbus keeps one bitmap in a disk, so a longer one is not by virtbus."""
 _EXTENSION = struct.Struct(">IIQQ")
 """The number of bitmaps, zeros, then size and offset of their directory."""
 _ENTRY = struct.Struct(">QIIBBHI")
-"""An entry: the table's offset and size, flags, type, granularity, and two lengths."""
+"""An entry: the table's offset and size, flags, type, granularity, sizes of name and extra data."""
 _IN_USE, _AUTO = 1, 2
 _DIRTY_TRACKING = 1
 
@@ -19,8 +19,8 @@ _DIRTY_TRACKING = 1
 def usable_bitmaps(head: bytes, read: Callable[[int, int], bytes]) -> frozenset[str]:
     """Return the bitmaps that have counted all writes since they were made.
 
-    `head` is the begin of the file; `read` returns bytes of it by offset and length. A directory
-    that cannot be read has none.
+    `head` is the start of the file; `read` returns bytes of the file by offset and length. If the
+    header or the directory is invalid, the result is empty.
     """
     try:
         fields = qcow2.read_fields(head)

@@ -17,10 +17,10 @@ PIECE_BYTES = 1024**2
 FREE_BYTES = 64 * 1024**2
 """Output that is always allowed, for any input size."""
 MAX_MEMBERS = 500_000
-"""Limit of gzip members, or zstd frames: each has a cost even without output. Layers with random
-access have one for each entry."""
+"""Limit of gzip members, xz streams or zstd frames: each has a cost even without output. A layer
+that permits random access has one for each entry."""
 MAX_WINDOW_LOG = 27
-"""128 MiB: the largest window that zstd itself accepts by default; it uses our memory."""
+"""128 MiB: the largest window that zstd itself accepts by default. A window is in our memory."""
 MAX_XZ_BYTES = 68 * 1024**2
 """Memory of a decoder: `xz -9`, the largest preset, needs 65 MiB."""
 _GZIP = b"\x1f\x8b"
@@ -101,11 +101,13 @@ def is_compressed(head: bytes) -> bool:
 
 
 def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[bytes]:
-    """Yield the content of `raw` in pieces up to 1 MiB: gzip, xz, zstd or none, by its first bytes.
+    """Yield the content of `raw`: its first bytes tell if it is gzip, xz, zstd or not compressed.
+
+    A piece of decompressed content has at most 1 MiB.
 
     Raises:
-        DamagedError: it cannot be decompressed, or expands beyond `max_bytes` or `max_ratio` times
-            its size.
+        DamagedError: `raw` cannot be decompressed, or its content exceeds `max_bytes`, or exceeds
+            64 MiB by more than `max_ratio` times the size of `raw`.
     """
     done_bytes = read_bytes = 0
 

@@ -1,8 +1,8 @@
-"""Marks at the end of a device: which volume has it, and if its content is complete (ADR 0060).
+"""Encodes the marks of a device: the volume that has it, and its complete content (ADR 0060).
 
-The last MiB of a device is virtbus' own. Its first block has the claim, which is written before
-anything else, and its second the mark of complete content, which is written last. A torn write of a
-mark is no mark.
+The last MiB of a device belongs to virtbus. Its first block has the claim, which is written before
+anything else. Its second block has the mark of complete content, which is written last. A mark has
+a checksum, so a torn write counts as no mark.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 _ROOTS = uuid.UUID("5c0b7c1e-6c1d-4d62-9a39-2f6f5a0c7e11")
-"""The namespace of `device_root_ref`. A change makes all such devices foreign."""
+"""The namespace of the uids of `device_root_ref`; a change would make all such devices foreign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class DiskRequest:
     ref: VolumeRef | None = None
     """The volume whose data the disk is; None: the disk is the VM's own."""
     drive: bool = False
-    """True: a CD-ROM drive. Its disk has no writes, so it is replaced by that of another medium."""
+    """True: a CD-ROM drive. Nothing writes to its disk, so another medium may replace it."""
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
-    """Return the image, container and empty disks and the volumes of a record in its order.
+    """Return the image, container and empty disks and the volumes of a record, in the spec's order.
 
     Raises:
         VirtbusError: 400 `disk_too_large` with every disk over the node's limit; 409
@@ -63,7 +63,7 @@ def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest,
                 )
             )
         elif volume.empty_disk is not None:
-            whole = volume.empty_disk.capacity // MIB * MIB  # as in KubeVirt; a guest sees sectors
+            whole = volume.empty_disk.capacity // MIB * MIB  # as KubeVirt rounds
             wanted.append(DiskRequest(volume.name, None, whole))
     large = tuple(
         Detail(
@@ -103,7 +103,7 @@ def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
 
 
 def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
-    """Return the devices of the host that begin with an image: their paths, and the images."""
+    """Return the path and image of each device of the host whose first content is an image."""
     devices = ((one, one.host_device) for one in record.spec.volumes)
     return tuple(
         (device.path, _source(record, volume)[0])
@@ -113,9 +113,9 @@ def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
 
 
 def device_root_ref(digest: str) -> VolumeRef:
-    """Return the volume in the marks of a device that begins with an image, by its digest.
+    """Return the volume that the marks of a device name whose first content is the image `digest`.
 
-    It is the same for each VM that gets the device with this image.
+    This volume is the same for each VM that gets the device with this image.
     """
     return VolumeRef(
         uid=str(uuid.uuid5(_ROOTS, digest)),
@@ -184,7 +184,7 @@ def fill_size(ref: VolumeRef, source_bytes: int, max_virtual_bytes: int) -> int:
 
 
 def refuse_unfilled(ref: VolumeRef) -> None:
-    """Raise 503 for a missing disk that only an operation makes."""
+    """Raise 503 `volume_not_filled` for a missing disk that only an operation makes."""
     if ref.copied:
         message = (
             f"the volume {ref.name} has no content yet; `virtbus volume get {ref.name} -n "
@@ -245,7 +245,7 @@ def mismatch(volume: str, why: str) -> VirtbusError:
 def made_disk(
     found: Overlay, digest: str, image_format: str, layers: tuple[str, ...] = ()
 ) -> MadeDisk:
-    """Return the report of a disk on `layers`, and on the image `digest`, empty for none."""
+    """Return the report of a disk that rests on `layers` and on the image `digest`, if any."""
     return MadeDisk(
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,

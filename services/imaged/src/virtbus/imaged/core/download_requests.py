@@ -1,4 +1,4 @@
-"""Judges the requests of the HTTP server for exports: its links, and ranges of bytes."""
+"""Makes links to exports, checks the requests that use them, and makes the heads of answers."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def path(key: bytes, export: str, name: str, expires: int) -> str:
 
 
 def asked(head: bytes) -> Asked | None:
-    """Return the request of an HTTP head, None if it is not one for a file."""
+    """Return the request of an HTTP head, None if it does not request a file of an export."""
     first, _, rest = head.partition(b"\r\n")
     line = _LINE.fullmatch(first)
     found = _TARGET.fullmatch(line[2].decode("ascii")) if line else None
@@ -113,7 +113,7 @@ def head(status: int, fields: dict[str, str]) -> bytes:
 
 
 def file_head(found: Span, size: int, digest: str) -> bytes:
-    """Return the head of an answer with bytes of a file, or of a range that it does not have."""
+    """Return the head of an answer with bytes of a file, or of 416: the range is outside of it."""
     fields = {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(found.end - found.start),

@@ -1,7 +1,8 @@
-"""Selects image names to remove: those unused for long, and the longest unused of too many.
+"""Selects image names to remove: those unused for long, and the least used above a limit.
 
 A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
-because its operator may have pulled it in advance. It only counts towards the number of names.
+because its operator may have pulled it in advance. Nor does a name whose image disks use. Both
+count towards the limit of names. Above it, the longest unused names go first, and plain names last.
 """
 
 from collections.abc import Iterable

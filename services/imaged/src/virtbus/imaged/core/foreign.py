@@ -46,9 +46,9 @@ class Foreign:
 
 
 def judge(names: tuple[str, ...], size_bytes: int, read_at: ReadAt) -> Foreign | None:
-    """Return an image that QEMU may convert; None if its format is none of these.
+    """Return the image if QEMU may convert it; None if `header.inspect` has to judge it.
 
-    `names` as `formats.claims` returns them.
+    `names` are the formats that `formats.claims` found in the file.
 
     Raises:
         VirtbusError: 422 `foreign_reference`: it needs another file; `header_invalid`.
@@ -171,9 +171,9 @@ def _vhdx_metadata(read_at: ReadAt, base: int, items: list[tuple[bytes, int, int
 
 
 def _qcow2(_size_bytes: int, read_at: ReadAt) -> Foreign | None:
-    """Return a qcow2 whose snapshots, bitmaps or unclean close are all that `qcow2.parse` refuses.
+    """Return a qcow2 that `qcow2.parse` refuses only for its snapshots, bitmaps or unclean close.
 
-    Any other one is left to `qcow2.parse`, whose refusals have the next step.
+    Return None for any other qcow2: the errors of `qcow2.parse` tell its user what to do.
     """
     head = read_at(0, HEAD_BYTES)
     fields = qcow2.read_fields(head)

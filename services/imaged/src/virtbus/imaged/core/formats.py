@@ -2,7 +2,8 @@
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
 for ISO 9660, and of the usual archive formats. This module does not parse the formats. A file is
-accepted as raw only if it has none of them (IMG-06, IMG-08, IMG-09).
+accepted as raw only if it has none of these magic numbers, or only those of a disc (IMG-06, IMG-08,
+IMG-09).
 """
 
 import re

@@ -1,11 +1,11 @@
 """Computes the header of a qcow2 disk that becomes larger.
 
-A disk of `overlay.build` has at least one cluster for its L1 table: 4 TiB of disk. Growth within
-these clusters changes fields of the header, which are in one sector. QEMU (qcow2-cluster.c,
-`qcow2_grow_l1_table`) moves the table only for a larger one.
+A disk of `overlay.build` has at least one cluster for its L1 table, enough for 4 TiB. Growth within
+the table's clusters only changes fields of the header, which are in one sector. QEMU itself
+(qcow2-cluster.c, `qcow2_grow_l1_table`) would move the table to new clusters.
 
-QEMU refuses a disk whose bitmap is too short for its size. So the header says afterwards that a
-program without bitmaps has changed the disk: QEMU ignores them, and the next backup is a full one.
+QEMU refuses a disk whose bitmap is too short for its size. So growth clears the bit by which the
+header declares its bitmaps valid. QEMU then ignores them, and the next backup is a full one.
 """
 
 import struct
@@ -22,7 +22,9 @@ _AUTOCLEAR = struct.Struct(">Q")
 
 
 def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
-    """Return offset and bytes of the change that makes a disk of `size_bytes`, in sectors.
+    """Return offset and bytes of a change of the header; it makes the disk `size_bytes` large.
+
+    The new size is rounded up to sectors.
 
     Raises:
         VirtbusError: 409 `disk_damaged`; 422 `cannot_grow`: it would shrink, has snapshots, or its

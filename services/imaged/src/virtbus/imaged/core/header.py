@@ -41,7 +41,7 @@ def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -
 
 
 def check_virtual_size(virtual_size_bytes: int, max_virtual_bytes: int) -> None:
-    """Raise 413 `virtual_size_too_large`."""
+    """Raise 413 `virtual_size_too_large` if a disk is larger than the limit."""
     if virtual_size_bytes > max_virtual_bytes:
         raise VirtbusError(
             Code.TOO_LARGE,

@@ -1,12 +1,11 @@
 """Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
 Rules have a fixed order, so a name always has the same URL. Exact names precede regular
-expressions. Of exact rules for one name, the layer decides (`Layer`), then the longest prefix. Of
-regular expressions, the longest prefix wins, then the layer, then the first file by name, then the
-first entry. Two rules that this order does not distinguish
-are a problem, and their names are refused. Names that the bus has are not translated here:
-controllers put their URLs into the VMs' records (ADR 0046), and this table only has their
-transports.
+expressions. Of exact rules for one name, the lowest layer wins (`Layer`), then the longest prefix.
+Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by name,
+then the first entry. Two exact rules, or two equal expressions, of one layer and prefix are a
+problem: their names are refused. Image names on the bus are not translated here: controllers put
+the URLs into the VMs' records (ADR 0046), and this table only has the transports for them.
 """
 
 import difflib
@@ -20,7 +19,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 
 MAX_REGEXPS = 500
-"""Regular expressions of all files: their memory is bounded one by one."""
+"""Limit of the regular expressions of all files; each one has its own limit of memory."""
 
 
 class Target(NamedTuple):
@@ -49,8 +48,8 @@ class ImageAliases:
         """Return a transport for an image name of the bus.
 
         Raises:
-            VirtbusError: 503 `image_transport_invalid`: no file has it, or two have, or it has a
-                problem, or it does not permit the server of `url`.
+            VirtbusError: 503 `image_transport_invalid`: no file has the transport, two files have
+                it, it has a problem, or it does not permit the server of `url`.
         """
         found = self.transports.get(name)
         if found is None:
@@ -89,7 +88,7 @@ class ImageAliases:
         raise self._unknown(name)
 
     def pins(self, name: str) -> bool:
-        """Return True if the operator keeps the image of a plain name on the node."""
+        """Return True if a rule pins the image of a plain name, or if a rule's problem hides this."""
         try:
             return self.resolve(name).pin
         except VirtbusError as error:
@@ -127,7 +126,7 @@ def names_invalid(problems: tuple[Detail, ...]) -> VirtbusError:
 
 
 def table_of(files: Iterable[RuleFile]) -> ImageAliases:
-    """Return the table of files, in the order of their names, then of the other layers."""
+    """Return the table of `files`: those of `images.d` by name, then those of the other layers."""
     problems: list[Detail] = []
     exact: dict[str, NameRule] = {}
     transports: dict[str, KnownTransport] = {}

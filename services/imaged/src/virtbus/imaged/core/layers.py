@@ -22,7 +22,7 @@ MAX_NAMES = 1000
 
 
 class Search:
-    """Searches for the file at `path`, or for the only one in `/disk`, in the image `what`.
+    """Searches the image `what` for the file at `path`, or without it for the only one in `/disk`.
 
     Pass every entry of the uppermost layer to `is_disk`, then call `next_layer`. Continue with the
     layer below.

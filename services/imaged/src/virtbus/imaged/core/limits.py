@@ -22,7 +22,7 @@ class TransferLimits:
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """Enough for 64 GiB at 3 MB/s; the minimum rate ends transfers that hang. Waiting for a turn
+    """Enough for 64 GiB at 3.2 MB/s; the minimum rate ends transfers that hang. Waiting for a turn
     does not count."""
     slow_turn_s: float = 5.0
     """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
@@ -40,7 +40,7 @@ class TransferLimits:
     """The first pause between attempts; it doubles, with jitter, up to `max_backoff_s`."""
     max_backoff_s: float = 60.0
     allowed_addresses: tuple[Network, ...] = ()
-    """Networks in addition to the public ones that may be fetched from (`core.addresses`)."""
+    """Networks from which images may be fetched, besides public addresses (`core.addresses`)."""
 
 
 @dataclass(frozen=True, slots=True)

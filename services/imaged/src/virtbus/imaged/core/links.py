@@ -31,7 +31,7 @@ class NameLink(LenientModel):
 
     @classmethod
     def of(cls, name: str, image: ImageInfo, fetched: str) -> "NameLink":
-        """Return a link to a stored image; `fetched` is the digest of the bytes that came."""
+        """Return a link to a stored image; `fetched` is the digest of the fetched bytes."""
         return cls(
             name=name,
             digest=image.digest,

@@ -13,7 +13,7 @@ _IMAGE_BYTES = 256
 
 
 def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple[ImageInfo, ...]:
-    """Return the images with their sorted names, ordered by digest; as people see them."""
+    """Return the images, ordered by digest, with their names as people see them, sorted."""
     names: dict[str, set[str]] = {}
     for link in links:
         names.setdefault(link.digest, set()).add(link.shown)
@@ -24,7 +24,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple
 
 
 def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: str) -> HeldImages:
-    """Return the images after the digest `after` that fit into a page, at least one."""
+    """Return the images after the digest `after` that fit into a page; the first always fits."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
     page: list[ImageInfo] = []
@@ -47,7 +47,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the sorted keys of the last used names and their digests, at most `MAX_IMAGE_KEYS`."""
+    """Return the sorted keys of the last used names of `digests`, and of these, up to the limit."""
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
     keys: dict[str, None] = {}
     for link in by_use:

@@ -1,7 +1,7 @@
 """Parses a registry's indexes and manifests, and chooses the manifest of an architecture.
 
-The formats are those of the OCI image specification 1.1 and of Docker's schema 2. Fields that it
-does not need are ignored (SRC-14, SRC-18, SRC-20).
+The formats are those of the OCI image specification 1.1 and of Docker's schema 2. This module
+ignores fields that it does not need (SRC-14, SRC-18, SRC-20).
 """
 
 import json

@@ -1,8 +1,8 @@
-r"""Regular expressions of image names, by RE2: their time is linear in the name, for any pattern.
+r"""Matches image names with regular expressions by RE2: the time is linear in the name.
 
-The only importer of re2. A pattern matches a whole name, one of Virtlet's also a part of it. A
-template is a URL with the groups of a pattern: `$1`, `${1}`, `${name}`, and `$$` for a dollar; `\1`
-and `\g<name>` as in files of 0.1.
+This module is the only importer of re2. A pattern matches a whole name; one of Virtlet's files also
+matches a part of a name. A template is a URL with groups of the pattern: `$1`, `${1}`, `${name}`,
+and `$$` for a dollar. `\1` and `\g<name>` are the notation of version 0.1.
 """
 
 import re
@@ -28,7 +28,7 @@ class NamePattern:
     template: str
     _regexp: "re2._Regexp" = field(repr=False, compare=False)
     in_part: bool = False
-    """It matches a name that contains it."""
+    """True: it also matches a name in which it matches only a part."""
 
     @classmethod
     def of(cls, text: str, template: str) -> "NamePattern":
@@ -46,7 +46,7 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return the pattern of all names that contain it."""
+        """Return a pattern that matches all names in which this one matches a part."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:

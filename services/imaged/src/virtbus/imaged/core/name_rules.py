@@ -27,7 +27,8 @@ MAX_RULES = 10_000
 class Translation(StrictModel):
     """`[[image]]`: the URL of a name, or of all names that a regular expression matches.
 
-    The context of a validation is the file's transports by name; None: it has problems.
+    The context of pydantic's validation has the file's transports by name; None stands for a
+    transport with problems.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, str_max_length=2048)
@@ -122,7 +123,7 @@ IN_CLUSTER = {Layer.MAPPING: Layer.CLUSTER_MAPPING, Layer.FILE: Layer.CLUSTER_FI
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """One translation. `name` or `pattern` is after the prefix."""
+    """One translation. `name` or `pattern` applies to the part of image names after the prefix."""
 
     where: str
     """The file and the entry, for people."""
@@ -134,7 +135,7 @@ class NameRule:
     transport: Transport = PLAIN
     pin: bool = False
     layer: Layer = Layer.FILE
-    """The source of the rule. The lowest layer wins."""
+    """The source of the rule, for the order of `image_aliases`."""
     problem: str = ""
     """The reason why the rule is unusable; it refuses its names."""
 

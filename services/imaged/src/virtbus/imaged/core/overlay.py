@@ -44,8 +44,8 @@ def build(
 ) -> Layout:
     """Return the file of a disk of `virtual_size_bytes`, rounded up to sectors.
 
-    The backing path is absolute, so that QEMU cannot read part of it as a protocol (IMG-03). Its
-    format is explicit, so that a guest cannot change it (IMG-07).
+    The backing path is absolute, so that QEMU cannot read part of it as a protocol (IMG-03). The
+    backing file's format is explicit, so that a guest cannot change it (IMG-07).
 
     Raises:
         ValueError: a relative or too long path, or a size that does not fit.

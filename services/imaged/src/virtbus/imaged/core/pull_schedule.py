@@ -1,9 +1,10 @@
 """Schedules pulls fairly: selects the pull that runs next, and the pull that gives way.
 
-No host and no namespace has more than half of the slots. While pulls wait, a running pull gives way
-after its turn. The turn is short for a pull below a minimum rate, which grows with the queue. A
-pull that gave way waits behind pulls that gave way less often, and its next turn is longer. So a
-large image from a slow server also completes.
+No host has more than half of the slots, and no namespace, except by images that another namespace
+requests, too. While pulls wait, a running pull gives way after its turn. The turn is short for a
+pull below a minimum rate, which grows with the queue. A pull that gave way waits behind pulls that
+gave way less often, and its next turn is longer. So a large image from a slow server also
+completes. The turn of a slow pull stays short while a pull waits that gave way less often.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,8 @@
 """Parses the qcow2 header with our own code before any other program reads the file.
 
 The layout is in QEMU's `docs/interop/qcow2.txt`. This code is intentionally stricter than QEMU
-(IMG-01, IMG-10): it refuses an image that needs another file, a key, a repair or a snapshot.
+(IMG-01, IMG-10): it refuses an image that needs another file, a key or a repair, and one that
+contains snapshots or bitmaps.
 """
 
 import struct
@@ -153,7 +154,7 @@ def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
     """Return the header extensions by type, up to the end mark or the end of their space.
 
     Raises:
-        VirtbusError: `header_invalid` if one leaves the first cluster.
+        VirtbusError: `header_invalid` if one extends beyond that space.
     """
     limit = min(fields.cluster_bytes, len(head))
     if fields.backing_file_offset:

@@ -82,8 +82,8 @@ def redirect_target(start: str, current: str, location: str) -> str:
     """Return the URL of a redirect, checked like a first URL.
 
     Raises:
-        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or to this machine; the
-            errors of `check_url`.
+        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or to this machine,
+            unless the URL `start` already leads there; the errors of `check_url`.
     """
     target = urljoin(current, location)
     scheme = target.partition(":")[0].lower()
@@ -122,8 +122,8 @@ def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Return for a `file://` URL its root among `roots`, and the path components below the root.
 
     Raises:
-        VirtbusError: 403 `file_not_allowed`: another host, outside all roots, or with `.`, `..`,
-            NUL or empty parts, plain or percent-encoded.
+        VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, is
+            outside of all roots, or has `.`, `..`, NUL or empty parts, plain or percent-encoded.
     """
     parts = urlsplit(url)
     path = unquote(parts.path)

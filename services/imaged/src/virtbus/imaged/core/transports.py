@@ -1,4 +1,4 @@
-"""Transports of `images.d`: the way in which an image server is reached."""
+"""Defines the transports of `images.d`: the ways in which imaged reaches image servers."""
 
 import re
 from dataclasses import replace

@@ -7,7 +7,7 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Numbers of uploads. No account has more than three quarters of `at_once`."""
+    """Limits of the number of uploads. One account runs at most three quarters of `at_once`."""
 
     at_once: int = 4
     per_account: int = 64

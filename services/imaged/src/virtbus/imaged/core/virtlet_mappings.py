@@ -1,9 +1,10 @@
 """Reads Virtlet's translations of image names: YAML files in `images.d`.
 
 A file has a configuration as in Virtlet's folder of translations, or the object that `kubectl get
--o yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list. They
-become rules like those of a TOML file. Virtlet's order of two rules for one name was random; here a
-VirtletImageMapping precedes a file, and two rules of one kind are a problem (`image_aliases`).
+-o yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list. Their
+entries become rules like those of a TOML file. Virtlet's order of two rules for one name was
+random. Here a VirtletImageMapping precedes a file, and two rules of one kind are a problem
+(`image_aliases`).
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ _Config = tuple[str, Any, Layer]
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
 VIRTLET_REDIRECTS = 9
-"""Redirects that Virtlet follows by default, as Go's HTTP client."""
+"""Redirects that Virtlet follows by default, as Go's HTTP client does."""
 _TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
 _NO_TLS = (
     "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "
@@ -36,7 +37,7 @@ _NO_TLS = (
 
 def read_mappings(text: str, origin: str) -> RuleFile:
     """Return the rules and problems of a YAML text; `origin` is the file's name."""
-    from virtbus.schemas.yaml_text import YamlError, read_yaml  # 0.6 MiB; few hosts have mappings
+    from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 0.6 MiB; few hosts need it
 
     try:
         value = read_yaml(text, max_values=MAX_VALUES)
