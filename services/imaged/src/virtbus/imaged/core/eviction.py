@@ -7,8 +7,9 @@ from typing import NamedTuple
 class StoredImage(NamedTuple):
     """An image, its size on the disk, and its last use by any of its names.
 
-    `held`: a disk, a pull, a record of a VM or a pin uses it. `plain`: it has a name of `images.d`.
-    An operator may have pulled such an image in advance, so it is removed after all others.
+    `held`: a disk, a pull, a record of a VM or a pin uses it, or it was uploaded. `plain`: it has a
+    name of `images.d`. An operator may have pulled such an image in advance, so it is removed after
+    all others.
     """
 
     digest: str

@@ -88,7 +88,7 @@ class ImageAliases:
         raise self._unknown(name)
 
     def pins(self, name: str) -> bool:
-        """Return True if a rule pins the image of a plain name, or if a rule's problem hides this."""
+        """Return True if a rule pins the image of a plain name, or if a problem hides this."""
         try:
             return self.resolve(name).pin
         except VirtbusError as error:

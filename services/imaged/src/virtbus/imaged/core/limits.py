@@ -66,7 +66,7 @@ class DownloadLimits:
     certificate: tuple[Path, Path] | None = None
     """Files with a certificate and its key: HTTPS. None: HTTP."""
     at_once: int = 32
-    """Connections. One source has three quarters of them at most."""
+    """Limit of connections. One address has at most three quarters of them."""
     bytes_per_s: int = 0
     """The rate of all downloads together; 0: no limit."""
     head_s: float = 10.0

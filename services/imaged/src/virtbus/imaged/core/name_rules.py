@@ -107,12 +107,12 @@ class Layer(IntEnum):
     """The sources of rules, in the order of their precedence."""
 
     CLUSTER_MAPPING = 0
-    """A VirtletImageMapping that the container runtime follows in the cluster."""
+    """A VirtletImageMapping that the node's `virtbus-cri` follows in the cluster."""
     MAPPING = 1
     """A VirtletImageMapping in a file of `images.d`."""
     FILE = 2
     CLUSTER_FILE = 3
-    """The ConfigMap `virtlet-image-translations`, followed in the cluster."""
+    """The ConfigMap `virtlet-image-translations`, which `virtbus-cri` follows in the cluster."""
     SETTING = 4
     OWN = 5
     """virtbus' own images."""

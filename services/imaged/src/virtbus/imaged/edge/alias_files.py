@@ -1,7 +1,7 @@
 """Reads the files of image names in `<config_dir>/images.d`, after each change.
 
-A second folder has Virtlet's objects of the cluster, which the node's container runtime writes.
-Files ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
+A second folder has Virtlet's objects of the cluster, which the node's `virtbus-cri` writes. Files
+ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
 """
 
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class AliasFiles:
     """The sources of names, in order: files, settings (`extra`), and virtbus' own images.
 
-    A file or a folder that cannot be used takes no other one down.
+    A file or a folder that cannot be used does not affect the others.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of plain names that their rules keep on the node. Blocks on the disk."""
+        """Return the plain names that `ImageAliases.pins` keeps on the node. Blocks on the disk."""
         table = self.read()
         return frozenset(name for name in names if table.pins(name.partition("@")[0]))
 

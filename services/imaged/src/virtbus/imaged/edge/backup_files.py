@@ -2,7 +2,7 @@
 
 A backup is complete or absent: it is made as `.part-<id>`, and the rename to `<id>` publishes it. A
 delete first renames it to `.gone-<id>`. `draft.json` in a part names the parent, so that no delete
-removes that meanwhile. The directory may be on a slow or foreign file system: its content is
+removes the parent meanwhile. The directory may be on a slow or foreign file system: its content is
 checked when it is read. The files that a guest's QEMU writes are on the disk of `state_dir`, in
 `disks/backups/<id>/`, so that no guest waits for the directory.
 """
@@ -161,7 +161,8 @@ class BackupFiles:
     def keep(self, backup: str) -> bool:
         """Delay the removal of an old part; return False if there is none.
 
-        QEMU may write staged files for days, and other nodes see only the part.
+        QEMU may write staged files for days. Other nodes that share the directory see only the
+        part, and would remove it by its age.
         """
         if self.draft(backup) is None:
             return False
@@ -233,7 +234,7 @@ class BackupFiles:
             with openat2.opened_directory(self.root) as root:
                 os.rename(backup, gone, src_dir_fd=root, dst_dir_fd=root)
                 os.fsync(root)
-                try:  # an increment that was begun meanwhile may have found it
+                try:  # an increment that was begun meanwhile may rest on it
                     self._refuse_if_needed(backup)
                 except VirtbusError:
                     os.rename(gone, backup, src_dir_fd=root, dst_dir_fd=root)

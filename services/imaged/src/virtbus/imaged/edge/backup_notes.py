@@ -21,7 +21,7 @@ MAX_NOTE_BYTES = 4 * 1024**2
 MAX_BRIEFS = 8192
 """Limit of manifests in memory; further ones are read each time."""
 MAX_BRIEF_BYTES = 8192
-"""Limit of one of them."""
+"""Limit of one manifest in memory."""
 
 
 class BackupNotes:
@@ -61,8 +61,8 @@ class BackupNotes:
         """Return the increments by the backup that they rest on, also those that are being made.
 
         Raises:
-            VirtbusError: 503 `store_error`; with `of`, also if another one cannot be read, which
-                may rest on that backup.
+            VirtbusError: 503 `store_error`; with `of`, also if another backup cannot be read,
+                because it may rest on the backup `of`.
         """
         found: dict[str, list[str]] = {}
         for folder in self._folders():
@@ -81,8 +81,8 @@ class BackupNotes:
     def _folders(self) -> Iterator[str]:
         """Yield the parts, then the complete backups.
 
-        The second list is read after the parts were used, so a part that is published meanwhile is
-        in it.
+        The complete backups are listed after the caller has read all parts. So a part that is
+        published meanwhile is among them.
         """
         yield from (name for name in self.names() if name.startswith(PART))
         ids = self.ids()

@@ -55,7 +55,7 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # A slow server may send less than a chunk in one turn; the next turn continues there.
+            # A slow server may send less than a chunk in one turn; the next turn needs these bytes.
             with contextlib.suppress(VirtbusError):
                 await self._flush()
             raise

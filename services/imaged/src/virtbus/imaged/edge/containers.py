@@ -131,8 +131,8 @@ class Containers:
         Raises:
             VirtbusError: 413 `image_too_large`; 422 `container_disk_missing`,
                 `container_disk_many`, `container_disk_irregular`, `layer_invalid`,
-                `wrong_architecture`; 503 `registry_auth_invalid`; the errors of `Registry.document`
-                and `Downloads.fetch`.
+                `manifest_invalid`, `wrong_architecture`; 503 `registry_auth_invalid`,
+                `layer_digest_mismatch`; the errors of `Registry.document` and `Downloads.fetch`.
         """
         if pin is not None and known.etag == pin:
             return Fetched(known, unchanged=True)

@@ -39,11 +39,11 @@ class Device:
 
     @property
     def old_bytes(self) -> int:
-        """Return the bytes from its start that may have data of another time."""
+        """Return the number of bytes, from the start, that may have old data."""
         return self.room_bytes
 
     def seen_bytes(self, size_bytes: int) -> int:
-        """Return what a guest sees of it, for a volume of that size."""
+        """Return the number of bytes that a guest sees, for a volume of that size."""
         return size_bytes
 
     # --- marks ------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Device:
         self._put_mark(self.room_bytes, DeviceMark(kind="claim", ref=ref))
 
     def put_filled(self, mark: DeviceMark) -> None:
-        """Mark the content as complete, durable on return. The content is durable already."""
+        """Mark the content as complete, durable on return. The content must be durable before."""
         self._put_mark(self.room_bytes + BLOCK_BYTES, mark)
 
     def drop_filled(self) -> None:
@@ -95,7 +95,7 @@ class Device:
         self.sync()
 
     def _is_blank(self) -> bool:
-        """Return True if both ends are empty. A torn claim is ours, and the first write of all."""
+        """Return True if both ends are empty, apart from a torn claim of virtbus."""
         first = os.pread(self.descriptor, END_BYTES, 0)
         last = os.pread(self.descriptor, END_BYTES, self.room_bytes)
         torn = last.startswith(MAGIC)

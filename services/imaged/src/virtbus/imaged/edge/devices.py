@@ -23,7 +23,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 ZERO_BYTES = 64 * 1024**2
 GROW_S = 5.0
-"""A growth works so long for one request, and continues with the next."""
+"""Time that a growth works for one request; the next request continues it."""
 _ZEROES = bytes(CHUNK_BYTES)
 
 OpenDevice = Callable[[str, str], int]
@@ -47,7 +47,7 @@ class Devices:
     def opened(
         self, ref: VolumeRef, do: Literal["open", "make", "grow"] = "open", size_bytes: int = 0
     ) -> Iterator[Device]:
-        """Open the device of a volume. A logical volume is made or grown to `size_bytes` before.
+        """Open the device of a volume. `make` and `grow` first give a logical volume `size_bytes`.
 
         Raises:
             VirtbusError: 503 `pool_gone`, `disk_full`, `store_error`.
@@ -67,16 +67,16 @@ class Devices:
             device.close()
 
     def filled(self, ref: VolumeRef) -> DeviceMark | None:
-        """Return the mark of the volume's complete content; None if the device lacks that."""
+        """Return the mark of the volume's complete content; None if the content is incomplete."""
         with self.opened(ref) as device:
             mark = device.filled()
             return mark if mark is not None and mark.ref.folder == ref.folder else None
 
     def held(self, pool: str, key: str) -> HeldVolume | None:
-        """Return the volume that has a device of a pool, by its marks; None for none.
+        """Return the volume that the marks of a pool's device name; None if they name none.
 
-        Without complete content, and on a device that is assigned to another name, it has no
-        reference. It raises OSError.
+        The result has no reference if the content is incomplete, or if the settings assign the
+        device to a volume of another name. Raises OSError.
         """
         device = Device(self._open_device(pool, key))
         try:
@@ -101,8 +101,8 @@ class Devices:
     def grown_bytes(self, ref: VolumeRef) -> int | None:
         """Make a logical volume as large as its record says; return the size, as `filled_bytes`.
 
-        The mark has the size that the guest may see. It rises after the new part reads as zeroes,
-        so the guest never sees data that another volume left there.
+        The mark has the size that the guest may see. This size rises only after the new part reads
+        as zeroes, so the guest never sees data that another volume left there.
 
         Raises:
             VirtbusError: 503 `volume_growing`: repeat; as `opened`.
@@ -126,13 +126,13 @@ class Devices:
         return at
 
     def owner(self, ref: VolumeRef) -> VolumeRef | None:
-        """Return the volume that the device is claimed for; None for none."""
+        """Return the volume that has claimed the device; None if none has."""
         with self.opened(ref) as device:
             mark = device.claim()
             return mark.ref if mark is not None else None
 
     def begin(self, ref: VolumeRef, size_bytes: int) -> int:
-        """Take the device; return the bytes that must become zero before it is written.
+        """Claim the device; return the number of bytes that must become zero before it is written.
 
         Raises:
             VirtbusError: 400 `disk_too_large`; as `Device.put_claim`.
@@ -165,9 +165,9 @@ class Devices:
     def finish(
         self, ref: VolumeRef, source: int | None, size_bytes: int, operation: str = ""
     ) -> None:
-        """Copy a raw file to the device, compare it with what the device returns, and mark it.
+        """Copy a raw file to the device, compare both, and mark the content as complete.
 
-        `operation` is the one whose work this is.
+        `operation` is the id of the operation that fills the volume.
 
         Raises:
             VirtbusError: 409 `disk_damaged`: the device returns other bytes.
@@ -196,10 +196,13 @@ class Devices:
             )
 
     def begin_release(self, ref: VolumeRef) -> int | None:
-        """Return the bytes that must become zero before `end_release`; None: not our device.
+        """Return how many bytes must become zero before `end_release`.
+
+        Return None if the device does not belong to the volume.
 
         Raises:
-            VirtbusError: 409 `volume_in_use`: a VM of this node has it, by the agent's word.
+            VirtbusError: 409 `volume_in_use`: a VM of this node has the volume by the agent's word,
+                or the agent does not answer.
         """
         with self.opened(ref) as device:
             there = device.claim()
@@ -219,14 +222,14 @@ class Devices:
             raise VirtbusError(Code.CONFLICT, "volume_in_use", message, after_ms=5000) from error
 
     def end_release(self, ref: VolumeRef) -> None:
-        """Give the device up: its content is gone."""
+        """Give the device up; the caller has made its content zero."""
         with self.opened(ref) as device:
             device.sync()
             device.drop_claim()
 
 
 def _unopened(ref: VolumeRef, error: OSError) -> VirtbusError:
-    """Return the error for a device that the agent does not open, or not make."""
+    """Return the error for a device that the agent does not open or make."""
     why = error.strerror or "its agent does not answer"
     if error.errno == errno.ENOSPC:
         return disk_full(f"the volume {ref.name} has no room: {why}")

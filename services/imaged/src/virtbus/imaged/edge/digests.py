@@ -12,7 +12,10 @@ modes of the folders keep all others out."""
 
 
 class Digester:
-    """Reads an open file from its start, and copies it meanwhile; `step` blocks on the disk."""
+    """Computes the digest of an open file, and copies it to `target` if given.
+
+    `step` blocks on the disk.
+    """
 
     def __init__(self, source: int, target: int | None = None) -> None:
         self._source = source

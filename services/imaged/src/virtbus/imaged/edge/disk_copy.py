@@ -42,7 +42,7 @@ class DiskCopy:
         return True
 
     def step(self) -> int:
-        """Copy the next piece; return its bytes, 0 at the end. Holes stay holes."""
+        """Copy the next piece; return its size, 0 at the end. Holes stay holes."""
         try:
             data = os.lseek(self._source, self._at, os.SEEK_DATA)
         except OSError as error:
@@ -62,14 +62,14 @@ class DiskCopy:
             try:
                 return os.copy_file_range(self._source, self._target, count, at, at)
             except OSError as error:
-                if error.errno not in _NO_CLONE:  # file systems of two kinds
+                if error.errno not in _NO_CLONE:  # such as EXDEV, for different file systems
                     raise
                 self._in_kernel = False
         return os.pwrite(self._target, os.pread(self._source, min(count, READ_BYTES), at), at)
 
 
 def lock_disk(descriptor: int) -> None:
-    """Keep QEMU from opening an open disk, until the descriptor is closed.
+    """Keep QEMU from opening the disk of a descriptor, until the descriptor is closed.
 
     Raises:
         VirtbusError: 409 `disk_in_use`: a program uses it.

@@ -26,9 +26,9 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Suffix of the metadata file next to each disk; imaged as root writes none. libvirt gives
-a running VM's disk to QEMU's user. If imaged is another user, it cannot read the disk's header
-then, and reads this file."""
+"""Suffix of the metadata file next to each disk. libvirt gives a running VM's disk to QEMU's user,
+so an imaged that is not root cannot read the header. It reads this file instead. imaged as root
+writes no such files."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -54,7 +54,7 @@ class FoundDisk:
     def digest(self) -> str:
         """Return the digest of the disk's image; empty if it has no image or no readable header.
 
-        A disk on a layer has none of its own: its lowest layer has it.
+        A disk on a layer names no image: its lowest layer does.
         """
         path = self.overlay.backing_path if self.overlay is not None else ""
         return f"sha256:{Path(path).name}" if path and not self.layer else ""
@@ -97,7 +97,7 @@ class DiskFolders:
         try:
             with self._open(uid) as directory:
                 # A crash in `make` can leave this second link to the disk. The agent refuses a
-                # disk that has two.
+                # disk with two links.
                 openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
                 return read_disk(volume, directory)
         except FileNotFoundError:
@@ -178,7 +178,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def grow(self, folder: str, volume: str, size_bytes: int) -> None:
-        """Make a disk larger. A disk that a QEMU has open grows by that QEMU, or later here.
+        """Make a disk larger. No effect if a QEMU has it open: QEMU or a later call grows it.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 422 `cannot_grow`, 503 `store_error`.
@@ -187,14 +187,14 @@ class DiskFolders:
             with self._open(folder) as directory:
                 self._grow(volume, directory, size_bytes)
         except PermissionError:
-            return  # libvirt gave it to QEMU's user
+            return  # libvirt gave it to QEMU's user, so a guest runs
         except OSError as error:
             raise store_error(error) from error
 
     def renew_note(self, folder: str, volume: str) -> None:
         """Make the metadata file of a readable disk agree with its header.
 
-        A crash after a merge of its layers leaves an old one.
+        A crash after a merge of the disk's layers leaves an old metadata file.
         """
         if not self._notes:
             return
@@ -207,8 +207,8 @@ class DiskFolders:
     def note_merged(self, folder: str, volume: str, inode: int, lowest: Overlay) -> None:
         """Write the metadata file of a disk that rests on the image of `lowest` now.
 
-        Its guest runs, so the header may be unreadable. No effect for a file with another inode
-        number: a snapshot has put it there since.
+        Its guest runs, so the header may be unreadable. No effect if the file has another inode
+        number: a snapshot has put a new file into its place since the merge.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
@@ -284,7 +284,7 @@ class DiskFolders:
 
 
 def read_disk(volume: str, directory: int) -> Overlay:
-    """Return the overlay of a disk, from its header or from the file next to it."""
+    """Return the overlay of a disk, from its header or from its metadata file."""
     try:
         return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
     except PermissionError as unreadable:

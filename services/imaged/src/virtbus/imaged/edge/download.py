@@ -29,7 +29,7 @@ class Downloads:
         self.http = Http(limits, route)
 
     def of_pull(self, transport: Transport, route: Route) -> "Downloads":
-        """Return the same for one pull by a transport."""
+        """Return downloads for one pull: with the limits of `transport`, by `route`."""
         return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer

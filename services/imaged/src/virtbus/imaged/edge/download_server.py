@@ -46,7 +46,7 @@ class DownloadServer:
         self._next_s = 0.0
         """The time from which the next bytes may be sent."""
         self.port = 0
-        """The port on which it listens, once it does."""
+        """The port on which the server listens; 0 before."""
 
     async def run(self) -> None:
         """Serve until cancelled. An address that the host does not have yet is tried again."""

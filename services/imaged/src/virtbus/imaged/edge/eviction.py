@@ -31,10 +31,11 @@ class Names(Protocol):
 
 
 class Eviction:
-    """Frees space of the store. The decision is made on the event loop, as all uses of images are.
+    """Frees space of the store.
 
-    So no image is removed between "it is stored" and "a disk is made of it". `wanted` returns the
-    references in the records of the node's VMs, or None before all of them are known.
+    All uses of images begin on the event loop, and the decision is made there, too. So no image is
+    removed between "it is stored" and "a disk is made of it". `wanted` returns the references in
+    the records of the node's VMs, or None before all of them are known.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Eviction:
         self._one = threading.Lock()
 
     def make_room(self, missing_bytes: Callable[[], int]) -> None:
-        """Remove images until nothing is missing; none if that is impossible. In a disk thread."""
+        """Remove images until no space is missing; none if that is impossible. In a disk thread."""
         with self._one:
             need_bytes = missing_bytes()
             if need_bytes <= 0:

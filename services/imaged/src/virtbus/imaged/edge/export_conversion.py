@@ -14,7 +14,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportFormat
 
 _DRIVERS = {ExportFormat.QCOW2: "qcow2", ExportFormat.RAW: "raw", ExportFormat.RAW_GZ: "raw"}
-"""The driver of qemu-img that writes a format; it writes to no pipe, so gzip is a second step."""
+"""The driver of qemu-img that writes a format. As it writes to no pipe, gzip is a second step."""
 _SLACK_BYTES = 64 * 1024**2
 """The tables of a qcow2 file are small; this is more than enough for 64 GiB of data."""
 
@@ -31,7 +31,7 @@ class ExportSource:
     layers: tuple[int, ...] = ()
     """The opened layers between the disk and its image, from the top."""
     used_bytes: int = 0
-    """The disk space of all files when they were opened, an estimate of the result's."""
+    """The disk space of all files when they were opened: an estimate of the result's size."""
 
     @property
     def below(self) -> tuple[int, ...]:
@@ -76,8 +76,8 @@ class OpenedSource:
 def source_node(source: ExportSource) -> dict[str, object]:
     """Return the disk as a block node of QEMU.
 
-    It names the descriptors of the layers and of the image. So a guest that took over its QEMU and
-    changed the header of its disk cannot make us read another file.
+    The node names the descriptors of the layers and of the image. So a guest that took over its
+    QEMU and changed the header of its disk cannot make imaged read another file.
     """
     below: dict[str, object] | None = None
     if source.image is not None:

@@ -1,6 +1,6 @@
 """Keeps the exported files of operations: `<disks>/exports/<id>/disk.<format>` and `note.json`.
 
-The rename of the finished part to its final name publishes an export. Before it, a crash leaves a
+The rename of the finished part to its final name publishes an export. A crash before it leaves a
 part, which the next attempt replaces. An export is a copy, so it may expire by its age.
 """
 
@@ -31,7 +31,7 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class OpenedExport(NamedTuple):
-    """A published file with the key of its links. `descriptor` is the caller's to close."""
+    """A published file with the key of its links. The caller closes `descriptor`."""
 
     result: ExportResult
     key: bytes
@@ -47,7 +47,7 @@ class OpenedExport(NamedTuple):
 class ExportFiles:
     """The exports of a node. All methods block on the disk."""
 
-    def __init__(self, disks: Path, space: DiskSpace) -> None:  # the root exists while needed
+    def __init__(self, disks: Path, space: DiskSpace) -> None:  # `begin` makes the root
         self._root = disks / FOLDER
         self.space = space
 
@@ -65,14 +65,14 @@ class ExportFiles:
                 os.stat(Path(note.path).name, dir_fd=folder, follow_symlinks=False)
                 return note
         except (FileNotFoundError, VirtbusError):
-            return None  # a note that cannot be read is of an attempt that a crash ended
+            return None  # an attempt that a crash ended left no file, or no readable note
         except OSError as error:
             raise store_error(error) from error
 
     def link_key(self, export: str, new: bytes) -> bytes:
         """Return the key of a published export's links: `new` if it has none; raises as `begin`.
 
-        It is removed with the export, which ends all links.
+        The key is removed with the export, and all links end then.
         """
         try:
             with self._open(export) as folder:
@@ -126,7 +126,7 @@ class ExportFiles:
             os.fsync(part.descriptor)
             with self._open(export) as folder:
                 openat2.replace(NOTE, encode_json(result), folder)
-                if name != PART:  # it is a whole disk: no crash may leave it with the result
+                if name != PART:  # no crash may leave this whole disk next to the result
                     openat2.remove(PART, folder)
                 final = Path(result.path).name
                 os.rename(name, final, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,4 +1,4 @@
-"""A part of an export: an open file that is written, read back and closed."""
+"""Reads and closes an open file of an export or backup, and packs data into it."""
 
 import gzip
 import os
@@ -9,7 +9,7 @@ CHUNK_BYTES = 4 * 1024**2
 
 
 class ExportPart:
-    """An open part. All methods block on the disk, except `close`."""
+    """An open file. All methods block on the disk, except `close`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -34,7 +34,7 @@ class ExportPart:
 
     @contextmanager
     def packed(self) -> Iterator[gzip.GzipFile]:
-        """Yield a writer that packs what it gets; the same bytes give the same file."""
+        """Yield a writer that compresses its input by gzip; equal input gives equal files."""
         with (
             os.fdopen(self.descriptor, "wb", closefd=False) as file,
             gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,

@@ -2,7 +2,8 @@
 
 The disk has the same content at each instant, and its header changes at the end by one write. So a
 crash or a cancel leaves a sound disk on its layers. QEMU by itself would change the header before
-its tables are in the file, and a crash would lose what was copied. So the job waits for a flush.
+the disk's tables are in the file, and a crash would then lose the copied data. So the job waits for
+a flush before it changes the header.
 """
 
 import os
@@ -33,7 +34,7 @@ async def flatten(
 ) -> None:
     """Let the disk of `source` rest on its `image` only; without one, on nothing.
 
-    Its descriptor is open for writing. `look` is called meanwhile, and may raise to end it.
+    `source.disk` is open for writing. `look` is called meanwhile, and may raise to end the job.
 
     Raises:
         VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
@@ -67,7 +68,7 @@ def _lowest(node: dict[str, object]) -> dict[str, object]:
 
 
 def open_writable(opened: ExitStack, path: Path) -> int:
-    """Open a disk for writing; it is closed with `opened`; raises VirtbusError 409."""
+    """Open a disk for writing, until `opened` ends; raises VirtbusError 409."""
     try:
         with openat2.opened_directory(path.parent) as folder:
             descriptor = openat2.open_file(path.name, folder, os.O_RDWR)

@@ -37,7 +37,7 @@ class ImageServer:
         return {}
 
     def accepted(self) -> None:
-        """Take note of a successful response; only a server with logins does."""
+        """Take note of a successful response. A server without logins does nothing."""
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         """Raise the error for a response that does not contain the file.

@@ -12,7 +12,7 @@ from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 
 
 class ImageUsers:
-    """The disks of VMs and volumes, in snapshots and quarantine, and layers."""
+    """The disks of VMs and volumes, those in snapshots and in quarantine, and layers."""
 
     def __init__(self, pools: Pools, quarantine: QuarantineFiles) -> None:
         self._pools = pools
@@ -20,7 +20,7 @@ class ImageUsers:
         self._layers = LayerFolder(pools.files.root)
 
     def used(self) -> dict[str, set[str]]:
-        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
+        """Return the uids of VMs, volumes and snapshots whose disks use an image, by its digest."""
         used: dict[str, set[str]] = {}
         for found in self.found():
             if found.digest:

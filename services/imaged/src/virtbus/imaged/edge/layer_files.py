@@ -19,7 +19,7 @@ from virtbus.schemas.layer import LAYERS, MAX_LAYERS, layer_name
 from virtbus.schemas.wire import encode_json
 
 READABLE = 0o444
-"""As an image: QEMU's user reads it, and nobody can list the folders above."""
+"""The mode of a layer, as of an image: QEMU's user reads it. Nobody can list the folders above."""
 
 
 class LayerFolder:
@@ -41,7 +41,8 @@ class LayerFolder:
         """Return the names of the layers below a disk, from the top, and the lowest overlay.
 
         Raises:
-            VirtbusError: 409 `layer_missing`: one is missing; `disk_damaged`, `chain_too_long`.
+            VirtbusError: 409 `layer_missing`: one is missing; `disk_damaged`, `chain_too_long`; 503
+                `store_error`.
         """
         names: list[str] = []
         lowest = top
@@ -84,7 +85,7 @@ class LayerFolder:
     def take(self, disk: str, folder: int, name: str) -> None:
         """Make the file of a disk in the open `folder` a layer; may be repeated after a crash.
 
-        Its disk has no file from then on, until another one takes the place.
+        From then on the disk has no file, until a staged one takes the place.
         """
         with self.opened() as below:
             if name not in openat2.names(below) and disk + SUFFIX in openat2.names(folder):
@@ -92,7 +93,7 @@ class LayerFolder:
                     note = openat2.read_small(disk + NOTE_SUFFIX, folder, 4096)
                     openat2.replace(name.removesuffix(SUFFIX) + NOTE_SUFFIX, note, below)
                 os.rename(disk + SUFFIX, name, src_dir_fd=folder, dst_dir_fd=below)
-                with contextlib.suppress(PermissionError):  # QEMU's user has it: the agent does it
+                with contextlib.suppress(PermissionError):  # QEMU's user owns it: the agent does it
                     os.chmod(name, READABLE, dir_fd=below)
             os.fsync(below)
 

@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def read_link(file: str, folder: int, there: frozenset[str]) -> NameLink | None:
-    """Return the link in a file of the open `folder`; None if it is damaged or ends here.
+    """Return the link in a file of the open `folder`; None if it is damaged or was removed.
 
-    It ends if its image is not `there`: a crash has interrupted the delete of both. If no image is
-    there, the folder of images may be a mount that is missing, so the file stays.
+    The file is removed if its image is not `there`: a crash has interrupted the removal of both. If
+    `there` is empty, the folder of images may be a mount that is missing, so the file stays.
     """
     if file.startswith(".tmp-"):
         openat2.remove(file, folder)

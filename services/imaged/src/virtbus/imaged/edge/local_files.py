@@ -1,6 +1,6 @@
 """Copies images from `file://` URLs beneath the allowed roots.
 
-They are copied because their files may change later.
+The store needs copies, because the files of the URLs may change later.
 """
 
 import errno
@@ -29,7 +29,7 @@ class Fetched:
     validators: Validators
     unchanged: bool = False
     digest: str = ""
-    """The digest of the fetched bytes. They are compressed if the stored file has another one."""
+    """The digest of the fetched bytes. It is not the stored file's if the bytes were converted."""
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:

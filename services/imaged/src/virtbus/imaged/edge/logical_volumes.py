@@ -1,7 +1,7 @@
 """Opens logical volumes as devices whose marks are LVM's tags (ADR 0088).
 
-The agent makes them and writes their tags. A volume that grows keeps its marks, and its guest sees
-all of it. All methods block.
+The agent makes logical volumes and writes their tags. A logical volume that grows keeps its marks,
+and its guest sees all of its extents. All methods block.
 """
 
 import os
@@ -19,7 +19,8 @@ from virtbus.schemas.volume_ref import VolumeRef
 AskLogical = Callable[[LogicalRequest], tuple[LogicalAnswer, int | None]]
 """Asks the agent, as `device_socket.ask_logical`."""
 AT_ONCE, WAIT_S = 2, 5.0
-"""Requests that may wait for the agent. A volume group that hangs keeps no other disk thread."""
+"""At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks no more threads.
+Other requests wait for a turn for at most WAIT_S."""
 
 
 def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
@@ -28,7 +29,7 @@ def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
 
 
 class LogicalVolume(Device):
-    """One logical volume; without a descriptor there is none."""
+    """One logical volume; it does not exist if there is no descriptor."""
 
     def __init__(
         self, ref: VolumeRef, ask: AskLogical, answer: LogicalAnswer, descriptor: int | None
@@ -47,15 +48,15 @@ class LogicalVolume(Device):
 
     @property
     def old_bytes(self) -> int:
-        """Return the bytes that had other data before, as extents of the group."""
+        """Return the number of bytes that may have old data of the group: none in a thin pool."""
         return 0 if self._answer.thin else self.room_bytes
 
     def seen_bytes(self, size_bytes: int) -> int:
-        """Return its whole size, which is that of the volume in whole extents."""
+        """Return the whole size: that of the volume, rounded up to extents."""
         return max(size_bytes, self.room_bytes)
 
     def claim(self) -> DeviceMark | None:
-        """Return the claim, which is its existence."""
+        """Return the claim: an existing logical volume is claimed."""
         return DeviceMark(kind="claim", ref=self._ref) if self.room_bytes else None
 
     def filled(self) -> DeviceMark | None:
@@ -66,7 +67,7 @@ class LogicalVolume(Device):
         return DeviceMark(kind="filled", ref=self._ref, size_bytes=size_bytes, operation=operation)
 
     def put_claim(self, ref: VolumeRef) -> None:
-        """Do nothing: the agent has made it for this volume."""
+        """Do nothing: the agent has made the logical volume for this volume."""
 
     def put_filled(self, mark: DeviceMark) -> None:
         """Mark the content as complete, durable on return."""
@@ -99,7 +100,7 @@ class LogicalVolumes:
     def opened(
         self, ref: VolumeRef, do: Literal["open", "make", "grow"], size_bytes: int
     ) -> LogicalVolume:
-        """Return the logical volume of a volume, made or grown before if `do` says so.
+        """Return the logical volume of a volume; with `make` or `grow`, the agent first does that.
 
         Raises:
             OSError: the reason of the agent; ENOSPC if there is no room.
@@ -107,7 +108,7 @@ class LogicalVolumes:
         return LogicalVolume(ref, self._ask, *self._ask(_request(ref, do, size_bytes)))
 
     def page(self, pool: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return volumes of a pool whose folder is greater than `after`, and if more follow.
+        """Return volumes of a pool whose folder is greater than `after`, and True if more follow.
 
         Raises:
             OSError: as `opened`.

@@ -17,7 +17,7 @@ PASSABLE = 0o711
 
 
 def make_passable(path: Path) -> None:
-    """Create `path` and its missing parents with exactly the mode PASSABLE."""
+    """Create `path` and its missing parents; give them and `path` exactly the mode PASSABLE."""
     missing = [path, *(parent for parent in path.parents if not parent.exists())]
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)

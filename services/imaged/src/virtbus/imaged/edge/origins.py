@@ -1,4 +1,4 @@
-"""Finds the layers that the own disks of a clone begin with (ADR 0061)."""
+"""Finds the layers on which the own disks of a clone are made (ADR 0061)."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from virtbus.schemas.snapshot import Origin
 
 
 def begun_with(disks: Path, origin: Origin | None, disk: DiskRequest) -> Overlay | None:
-    """Return the disk of a clone on the layer of its origin; None if that has no such disk.
+    """Return a new disk of a clone, on a layer of its origin; None if the origin lacks the disk.
 
     A copied snapshot lends its file as a layer. Blocks on the disk; the snapshot is locked.
 

@@ -1,7 +1,7 @@
 """Finds the folders of volumes in the pools of a node, and measures the pools (ADR 0060).
 
-All methods block on the disk. A pool that hangs is measured in a thread of its own, and nothing
-else touches it then (`pool_probes.py`).
+All methods block on the disk. A pool that hangs blocks the thread that measures it. From then on,
+work on its volumes is refused (`pool_probes.py`). Only lists of volumes still read its folder.
 """
 
 import logging
@@ -43,7 +43,7 @@ def no_device(_pool: str, _volume: str) -> int:
 
 
 class Pools:
-    """The pools of kind local. `local` itself is the folder `disks/volumes`."""
+    """The pools of a node. Only those of kind `local` have folders: `local` has `disks/volumes`."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Pools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the pools."""
+        """Return the names of the pools of kind `local`."""
         return tuple(self._folders)
 
     def of(self, ref: VolumeRef) -> VolumeFolders:
-        """Return the folders of a volume's pool, which answers.
+        """Return the folders of a volume's pool, if the pool is usable.
 
         Raises:
             VirtbusError: 409 `pool_unknown`: the node has no such pool; 503 `pool_gone`.
@@ -101,7 +101,7 @@ class Pools:
         return folders
 
     def elsewhere(self, ref: VolumeRef) -> MadeDisk | None:
-        """Return the disk of a volume that has no file on this host: a device, or on a server.
+        """Return the disk of a volume on a device or on a server; None for a volume with a file.
 
         Raises:
             VirtbusError: 503 `volume_not_filled`; as `Devices.grown_bytes`.
@@ -127,7 +127,7 @@ class Pools:
         return self._folders[LOCAL]
 
     def space_of(self, name: str) -> SpaceLimits:
-        """Return what new data leaves free in a pool."""
+        """Return the space that new data must leave free in a pool."""
         reserve = self._settings[name].reserve
         return self._limits if reserve is None else SpaceLimits(reserve, 0.0)
 
@@ -136,8 +136,8 @@ class Pools:
     ) -> None:
         """Raise 503 `disk_full` if the pool takes no more data of a volume.
 
-        None is an own disk of a VM, which is in no overcommit. `promised_bytes` is what the guest
-        sees more, `written_bytes` what a copy writes now.
+        `ref` None stands for an own disk of a VM, which no overcommit counts. `promised_bytes` is
+        the growth of the size that the guest sees, `written_bytes` the size that a copy writes now.
         """
         name = LOCAL if ref is None else ref.pool
         found = self.measure(name)
@@ -179,7 +179,7 @@ class Pools:
         return tuple(found)
 
     def _logical_page(self, name: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return the volumes of a volume group; none if it is gone, as of a missing directory."""
+        """Return the volumes of a volume group; none if they cannot be listed."""
         try:
             return self._logical_volumes.page(name, after)
         except OSError as error:

@@ -95,10 +95,11 @@ async def sandboxed(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program in the sandbox; it has ended when the context is left.
 
-    `limits` are as in `convert`, `pipes` its stdin and stdout as in `asyncio.subprocess`.
+    `limits` are as in `convert`. `pipes` are the program's stdin and stdout, as in
+    `asyncio.subprocess`.
     """
     file_bytes, cpu_s = limits
-    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as images are
+    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as of images: no lending
     with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
@@ -121,14 +122,14 @@ async def sandboxed(
 
 
 async def end_of(process: asyncio.subprocess.Process) -> Ended:
-    """Return how a program ended, with the begin of its stderr."""
+    """Return how a program ended, with the first bytes of its stderr."""
     stderr = await process.stderr.read(_MAX_STDERR_BYTES) if process.stderr else b""
     return Ended(await process.wait(), stderr.decode(errors="replace").strip())
 
 
 @contextlib.contextmanager
 def _lent(descriptor: int) -> Iterator[None]:
-    """Give a file to the sandbox's user meanwhile, if this is root."""
+    """Give a file to the sandbox's user while the context is open, if imaged is root."""
     if os.geteuid() != 0:
         yield
         return

@@ -93,7 +93,7 @@ class QuarantineFiles:
     def restore(self, entry: str, uid: str, instead: QuarantineManifest) -> None:
         """Make the disks of an entry the disks of the VM `uid`.
 
-        The VM's current disks become an entry with the manifest `instead`.
+        The VM's current disks become an entry with the manifest `instead`, if they were written to.
 
         Raises:
             VirtbusError: 404 `no_entry`, 503 `store_error`.

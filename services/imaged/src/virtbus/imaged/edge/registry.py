@@ -82,8 +82,9 @@ class Registry(ImageServer):
         """Return a manifest or small blob, verified if `name` is a digest.
 
         Raises:
-            VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `manifest_invalid`,
-                `image_source_refused`, `content_encoding`; 503 `image_unreachable`.
+            VirtbusError: 403 `image_denied`, `registry_realm_unknown`; 404 `image_not_found`; 422
+                `manifest_invalid`, `image_source_refused`, `content_encoding`; 503
+                `image_unreachable`.
         """
 
         async def attempt() -> Document:
@@ -114,7 +115,7 @@ class Registry(ImageServer):
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         """Raise as `ImageServer.refuse`.
 
-        After a 401 it logs in and raises AgainError, so that the request is repeated.
+        After a 401 it first logs in and raises AgainError, so that the request is repeated.
         """
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))

@@ -36,7 +36,7 @@ DIRECT = Route()
 
 
 def route_of(transport: Transport, where: str, folder: Path) -> Route:
-    """Read the files of a transport; `where` names its rule, `folder` is that of the rules.
+    """Read the files of a transport. `where` names its rule, `folder` has the files of rules.
 
     Blocks on the disk. Files are read for each pull, so they can be replaced at any time.
 
