@@ -28,7 +28,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DeviceRoots:
-    """The devices of the host whose content begins with an image."""
+    """The devices of the host whose first content is an image."""
 
     def __init__(
         self,

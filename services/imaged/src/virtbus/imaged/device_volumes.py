@@ -18,7 +18,7 @@ from virtbus.schemas.operation import ExportFormat
 from virtbus.schemas.volume_ref import VolumeRef
 
 RELEASE_S = 5.0
-"""A release works so long for one request, and continues with the next."""
+"""Time that a release works for one request; the next request continues it."""
 Look = Callable[[], Awaitable[None]]
 
 
@@ -26,13 +26,13 @@ class DeviceVolumes:
     """The volumes on devices. The callers hold the lock of the volume."""
 
     def __init__(self, devices: Devices, threads: DiskThreads, folder: Path) -> None:
-        """`folder` has room for a raw copy of an image, which no crash leaves behind."""
+        """`folder` is the place of raw copies, which have no name, so that no crash leaves one."""
         self._devices = devices
         self._threads = threads
         self._folder = folder
         self._wiped: dict[tuple[str, str], int] = {}
-        """By pool and folder of a volume: how far the release of its device has come. A volume that
-        moves between pools has two devices."""
+        """By pool and folder of a volume: the bytes that the release of its device has cleared. A
+        volume that moves between pools has two devices."""
 
     async def filled(self, ref: VolumeRef) -> DeviceMark | None:
         """Return the mark of complete content, None without; raises as `Devices.opened`."""
@@ -50,7 +50,7 @@ class DeviceVolumes:
         """Copy the content to an unnamed raw file, and yield that.
 
         QEMU's programs run in a sandbox that has no devices. `check_room` raises an error if the
-        node's disk lacks room for that many bytes.
+        node's disk lacks room for as many bytes as its argument says.
 
         Raises:
             VirtbusError: 409 `volume_empty`: the device lacks the complete content; as
@@ -102,7 +102,7 @@ class DeviceVolumes:
             await self._threads.run(self._devices.finish, ref, copy, size_bytes, operation)
 
     async def release(self, ref: VolumeRef) -> bool:
-        """Remove the content, and give the device up; return False if it was not the volume's.
+        """Clear the device and give it up; return False if it does not belong to the volume.
 
         Raises:
             VirtbusError: 503 `volume_wiping`: repeat; as `Devices.opened`.

@@ -1,4 +1,4 @@
-"""Finds the image of an existing disk, and refuses a disk that is not of the requested one."""
+"""Finds the image of an existing disk, and refuses a disk that was made of another image."""
 
 from pathlib import Path
 

@@ -8,17 +8,17 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DiskLocks(KeyedLock):
-    """A lock for each VM (its uid) and for each volume (its folder)."""
+    """A lock for each VM (its uid), volume (its folder) and snapshot (`snapshot_lock`)."""
 
     @asynccontextmanager
     async def held(self, uid: str, *volumes: VolumeRef) -> AsyncIterator[None]:
-        """Hold the locks of a VM and of its volumes, in the order in which `Disks.ensure` does."""
+        """Hold the locks of a VM and of its volumes, in the order of `Disks.ensure`."""
         async with self.of(uid), self.volumes(volumes):
             yield
 
     @asynccontextmanager
     async def volumes(self, volumes: Iterable[VolumeRef]) -> AsyncIterator[None]:
-        """Hold the locks of volumes, by folder; the lock of their VM comes before."""
+        """Hold the locks of volumes, taken by folder. Take the lock of their VM before these."""
         async with AsyncExitStack() as stack:
             for folder in sorted({ref.folder for ref in volumes}):
                 await stack.enter_async_context(self.of(folder))

@@ -86,8 +86,8 @@ class Disks:
     ) -> Ensured:
         """Ensure every disk of the record; existing ones are checked and kept.
 
-        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL. If
-        the disks or their images exist, no network and no source is needed.
+        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL. No
+        source is needed for existing disks, nor for existing images unless the policy is Always.
 
         Raises:
             VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
@@ -144,7 +144,7 @@ class Disks:
         async with contextlib.AsyncExitStack() as held:
             refs = [disk.ref for disk in wanted if disk.ref is not None]
             await held.enter_async_context(self.locks.volumes(refs))
-            if record.origin is not None:  # its delete waits until a clone names its layers
+            if record.origin is not None:  # a delete waits until the clone names its layers
                 lock = snapshot_lock(record.origin.snapshot)
                 await held.enter_async_context(self.locks.of(lock))
             return await self._threads.run(self._ensure_many, record, wanted, images)
@@ -196,7 +196,7 @@ class Disks:
     def _raw(self, record: VmRecord, ref: VolumeRef | None) -> EnsuredDisk | None:
         """Return the disk of a volume that is no qcow2 file; None for any other disk.
 
-        The file of a shared volume is made, unless an earlier VM has it.
+        The file of a shared volume is made, unless it was made for an earlier VM.
         """
         if ref is not None and (there := self.pools.elsewhere(ref)) is not None:
             return EnsuredDisk(there, "", made=False)
@@ -256,7 +256,7 @@ class Disks:
             made.backing_path,
             ImageFormat(made.backing_format) if made.backing_path else None,
         )
-        if disk.ref is not None:  # a volume with data and without its record would be nobody's
+        if disk.ref is not None:  # before the data, which would otherwise belong to nobody
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         (files.replace if disk.drive else files.make)(folder, name, layout, made)
@@ -284,7 +284,7 @@ class Disks:
             return Gone(bool(entry), entry)
 
     async def release_volume(self, ref: VolumeRef, made_by: str = "") -> bool:
-        """Remove the data of a volume, as `VolumeRelease`; return False if there was none.
+        """Remove the data of a volume, as `VolumeRelease` says; return False if there was none.
 
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
@@ -379,7 +379,7 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names, and unused ones of images; return the freed bytes, and users of others."""
+        """Remove names and unused images; return the freed bytes, and the users of the others."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
         used, began_ns = await self._threads.run(self.users.used_since)

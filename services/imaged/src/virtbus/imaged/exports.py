@@ -105,7 +105,7 @@ class Exports:
         """Return a link to the file of an export.
 
         Raises:
-            VirtbusError: 404 `export_not_here`; 501 `downloads_off`; 503 `store_error`.
+            VirtbusError: 404 `export_not_here`; 422 `downloads_off`; 503 `store_error`.
         """
         if self._parts.downloads is None:
             message = "this node serves no downloads: set download_address in its imaged.toml"
@@ -183,7 +183,7 @@ class Exports:
             await self._convert(source, part.descriptor, want.format, self._parts.limits, look)
 
     async def _pack(self, whole: ExportPart, into: ExportPart) -> None:
-        """Write gzip of one part to another."""
+        """Compress one part into another, by gzip."""
         threads, at = self._parts.threads, 0
         with into.packed() as packed:
             while data := await threads.run(whole.read, at):

@@ -10,7 +10,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class FillWaits:
-    """The VMs that wait. A wait is no failure: it ends with the copy, or with the VM's record."""
+    """The VMs that wait. A wait is no failure: it ends with the copy, or when the VM is deleted."""
 
     def __init__(self, pools: Pools, threads: DiskThreads) -> None:
         self._pools = pools

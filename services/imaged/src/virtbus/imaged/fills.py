@@ -1,7 +1,8 @@
 """Fills volumes with copies of images and disks; each request may be repeated (ADR 0053).
 
-The rename of the finished copy is the final step. A crash before it leaves a part, which the next
-attempt replaces; after it, the volume has its disk, and every request finds that.
+The rename of the finished copy is the final step, or on a device the mark of complete content. A
+crash before it leaves a part, which the next attempt replaces. After it, the volume has its disk,
+and every request finds the disk.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class FillParts:
 
 
 class Fills:
-    """The copies into volumes of a node. Meanwhile nothing else uses the volume or its source."""
+    """The copies into volumes of a node. Meanwhile the volume and a source disk are locked."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Fills:
         filled: Callable[[], None],
         converter: Converter = convert,
     ) -> None:
-        """`filled` is called after each fill: VMs may wait for it."""
+        """`filled` is called after each fill, because VMs may wait for the volume."""
         self._jobs = jobs
         self._parts = parts
         self._filled = filled
@@ -84,7 +85,7 @@ class Fills:
         if want.do == "cancel":
             await self._jobs.end(want.id)
             state = await self._state(want)
-            if state is None and want.ref.kind not in ON_DEVICES:  # a release clears a device
+            if state is None and want.ref.kind not in ON_DEVICES:  # only a release clears a device
                 async with self._parts.disks.locks.of(want.ref.folder):
                     folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
                     await self._parts.threads.run(folders.drop_copy, want.ref.folder)
@@ -93,7 +94,11 @@ class Fills:
         return await self._jobs.ensure(want.id, want.ref.uid, done, work)
 
     async def _state(self, want: FillWork) -> WorkState | None:
-        """Return `done` if the volume has content, otherwise None; 409 `volume_exists`."""
+        """Return `done` if the volume has content, otherwise None.
+
+        A move accepts only its own content: raise 409 `volume_exists` for other content. A cancel
+        of the move then returns `none`.
+        """
         ref, threads = want.ref, self._parts.threads
         if ref.kind in ON_DEVICES:
             mark = await self._parts.disks.devices.filled(ref)
@@ -124,10 +129,10 @@ class Fills:
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
             async with self._slots(source), AsyncExitStack() as held:
                 await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
-                if source.snapshot is not None:  # copies lend its files to the sandbox's user
+                if source.snapshot is not None:  # each copy lends the files to the sandbox's user
                     lock = f"copy of {snapshot_lock(source.snapshot)}"
                     await held.enter_async_context(locks.of(lock))
-                if not source.moved:  # it may come back to a node that it has left
+                if not source.moved:  # a volume may return to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
                     on_device = want.ref.kind in ON_DEVICES
@@ -191,14 +196,14 @@ class Fills:
         async with self._open(want.source, image, job) as source:
             await self._verify(want.source, source, job)
             size_bytes = self._size(want, source.virtual_size_bytes)
-            on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
+            on_disk = ref.model_copy(update={"pool": LOCAL})  # the raw copy is there
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
             await devices.fill(ref, size_bytes, source, limits, job, want.id)
 
     def _size(self, want: FillWork, there: int) -> int:
         """Return the size of the volume, whose source has `there` bytes; raises as `fill_size`."""
         ref = want.ref
-        if want.source.moved:  # its record may not know how large it is
+        if want.source.moved:  # the record may not know its size
             ref = ref.model_copy(update={"size_bytes": max(ref.size_bytes, there)})
         return fill_size(ref, there, self._parts.limits.max_virtual_bytes)
 

@@ -34,7 +34,7 @@ Flattener = Callable[
 
 @dataclass(frozen=True, slots=True)
 class FlattenParts:
-    """The parts of imaged that this uses."""
+    """The parts of imaged that merges use."""
 
     locks: DiskLocks
     places: DiskPlaces
@@ -44,7 +44,7 @@ class FlattenParts:
 
 
 class Flattening:
-    """The disks of a node that leave their layers. Meanwhile nothing else uses them."""
+    """The merges of layers on a node. Meanwhile no other work of imaged uses the disks."""
 
     def __init__(self, jobs: DiskJobs, parts: FlattenParts, flattener: Flattener = flatten) -> None:
         self._jobs = jobs
@@ -52,7 +52,7 @@ class Flattening:
         self._flatten = flattener
 
     async def do(self, want: FlattenWork) -> WorkState:
-        """Ensure that disks rest on no layer, or cancel that.
+        """Ensure that disks rest on no layer, or cancel this work.
 
         After a cancel the disks have the same content, and some may have left their layers.
 
@@ -136,7 +136,7 @@ class Flattening:
 def _refuse_used(path: Path) -> None:
     """Raise 409 `disk_in_use` if a QEMU has the disk.
 
-    Later the disk gets another owner, which a running guest must not notice.
+    The sandbox's user becomes the disk's owner later. No guest may have the disk open then.
     """
     with ExitStack() as opened:
         lock_disk(open_disk(opened, path))

@@ -39,7 +39,7 @@ from virtbus.schemas.wire import spec_hash
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
-"""A request without a VM and without progress."""
+"""The asker of a request without a VM, which gets no progress."""
 Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
 """Removes names, and images that nobody uses; `Disks.forget_images`."""
 
@@ -107,7 +107,7 @@ class Images:
         asker: Asker = NOBODY,
         policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
     ) -> ImageInfo:
-        """Return the image, fetched if missing; errors as `refresh`.
+        """Return the image, fetched if it is missing or the policy is Always; errors as `refresh`.
 
         Raises:
             VirtbusError: 404 `image_not_present`: it is missing, and the policy is Never.
@@ -211,7 +211,7 @@ class Images:
     ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
         """Let `remove` remove the names and images that `ref` denotes, and end their pulls.
 
-        Return the freed bytes, the uids of VMs that use the other images, and the names.
+        Return the freed bytes, the uids whose disks keep the other images, and the names.
 
         Raises:
             VirtbusError: 404 `image_unknown`; 409 `image_wanted`.

@@ -1,8 +1,8 @@
 """Makes snapshots whose disks become layers: nothing is copied, and a guest may run (ADR 0061).
 
 Each disk continues in a new file that rests on its former one. The new file is complete before any
-change, so both files together have the disk's content at each instant. That of a running guest is
-put into place only when it is known if QEMU uses it.
+change, so both files together have the disk's content at each instant. If a guest runs, the new
+file is put into place or removed once it is known whether QEMU uses it.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 _, LAYER, PUBLISH = (step.name for step in STEPS["snapshot"])
 LOOK_S = 1.0
-"""Interval of the search for a QEMU, while nobody says which files it uses."""
+"""Interval of the search for a QEMU, until the agent says which files it uses."""
 SOON_S = 2.0
-"""Time in which staging, and the renames after the switch, are mostly done."""
+"""Time that a request waits for a step. Staging and the last renames are usually faster."""
 
 
 @dataclass
 class _Pending:
-    """The work of a snapshot until it is known which files QEMU uses."""
+    """The state of a snapshot's work until it is known which files QEMU uses."""
 
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the new files are staged, and at the end of the work."""
@@ -52,7 +52,7 @@ class _Pending:
 
 
 class Layering:
-    """The snapshots by layers of a node. Nothing else uses the disks until the work ends."""
+    """The snapshots by layers of a node. No other work of imaged uses the disks meanwhile."""
 
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs
@@ -78,7 +78,7 @@ class Layering:
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: SnapshotWork) -> WorkState:
-        """Ensure or cancel a snapshot by layers; the answer waits shortly for a step.
+        """Ensure or cancel a snapshot by layers. The answer waits for a step, but at most SOON_S.
 
         Raises:
             VirtbusError: as `Snapshots.do`; 409 `chain_too_long`; 409 `guest_ended`: a guest ended
@@ -149,7 +149,7 @@ class Layering:
             await self._finish(note, job)
 
     async def _finish(self, note: SnapshotNote, job: Job) -> None:
-        """Go forward or back from the journal on.
+        """Complete the snapshot, or undo it, after its journal was written.
 
         Raises:
             VirtbusError: 409 `guest_ended`: nothing has changed.
@@ -157,7 +157,7 @@ class Layering:
         job.step, job.final = LAYER, True
         pending = self._pending.setdefault(note.ref.uid, _Pending())
         if note.live and not pending.decided.is_set():
-            pending.changed.set()  # otherwise the end follows in a moment
+            pending.changed.set()  # once decided, the end follows soon and sets it
         if note.live and not await self._switched(note, pending):
             await self._parts.threads.run(translated, discard, self._parts.files, note)
             raise _ended()
@@ -167,8 +167,8 @@ class Layering:
     async def _switched(self, note: SnapshotNote, pending: _Pending) -> bool:
         """Return True if the guest's QEMU has used the new files.
 
-        The agent says so. Without it, the files do, when no QEMU has them any more. New files
-        without content may go: then the former ones have everything.
+        The agent says so. Without its answer, the files show it once no QEMU has them any more: new
+        files without content may be removed, because the former ones have everything.
         """
         while not await wait_for_event(pending.decided, LOOK_S):
             found: bool | None = await self._parts.threads.run(
@@ -192,7 +192,7 @@ class Layering:
                 raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
             place = self._parts.places.of(note.uid, disk.name, disk.ref)
             size_bytes = disk.size_bytes if note.live else place.overlay.virtual_size_bytes
-            if size_bytes <= 0:  # the agent found no QEMU that has the disk
+            if size_bytes <= 0:  # the agent has found no QEMU with the disk
                 raise _ended()
             if not note.live:
                 lock_disk(open_disk(opened, place.path))

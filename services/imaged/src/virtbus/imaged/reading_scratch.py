@@ -1,4 +1,4 @@
-"""Stages files for what a guest overwrites while a reader has its disks (ADR 0079)."""
+"""Stages files for the data that a guest overwrites while a reader has its disks (ADR 0079)."""
 
 from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -11,7 +11,7 @@ SERVE = STEPS["serve"][1].name
 
 
 class ReadingScratch:
-    """The files of readings, `disks/backups/<id>/`. The guest's QEMU writes them."""
+    """The files of readings, `disks/backups/<id>/`. The guest's QEMU saves old data in them."""
 
     def __init__(self, staging: BackupStaging, space: DiskSpace, threads: DiskThreads) -> None:
         self._staging = staging

@@ -56,13 +56,13 @@ log = logging.getLogger(__name__)
 ANSWER_BEFORE_S = 0.2
 """An answer is sent this long before the deadline, so that it arrives in time."""
 WAITS_S = 20.0
-"""Longest time that a request waits for a transfer, with any deadline; the client then repeats it.
-Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
+"""Longest time that a request waits for a transfer, whatever its deadline. The client then repeats
+the request. Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Long work on the node's disk."""
+    """The parts of imaged that do long work on the node's disk."""
 
     uploads: Uploads
     exports: Exports
@@ -100,7 +100,7 @@ class Requests:
         """Make a VM's disks and return them.
 
         Raises:
-            VirtbusError: 503 `image_pulling` or `volume_not_filled`: they are not ready in time.
+            VirtbusError: 503 `image_pulling`, `volume_not_filled`: the disks are not ready in time.
         """
         want = validate(Ensure, request.data)
         try:
@@ -129,7 +129,10 @@ class Requests:
         return ReleaseReply(uid=uid, kept=gone.kept)
 
     async def volume_release(self, request: Request) -> VolumeReleased:
-        """Remove the data of a volume. No error if there is none."""
+        """Remove the data of a volume. No error if there is none.
+
+        The data stays if `kept` is given, and the volume there has no complete content.
+        """
         want = validate(VolumeRelease, request.data)
         ref, kept = want.ref, want.kept
         if kept is not None and not await self._transfers.waits.has_content(kept):
@@ -172,7 +175,7 @@ class Requests:
         return await self._transfers.backups.held(validate(BackupsAsk, request.data))
 
     async def snapshot(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
+        """Begin, continue or cancel a snapshot or a restore; the answer waits at most shortly."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
 
     async def layers(self, request: Request) -> UnneededLayers:

@@ -20,7 +20,7 @@ class _Pull:
 
 
 class RunningPulls(Generic[T]):
-    """The pulls from their begin until their name is stored, and their transfers."""
+    """The pulls from their start until their name is stored, and their transfers."""
 
     def __init__(self, flights: Flights[T]) -> None:
         self.flights = flights
@@ -28,7 +28,7 @@ class RunningPulls(Generic[T]):
 
     @contextmanager
     def running(self, key: str, refs: frozenset[str], asker: Asker) -> Iterator[None]:
-        """A pull by the transfer `key`, which the references `refs` denote."""
+        """Track a pull by the transfer `key` meanwhile; the references `refs` denote its image."""
         pull = _Pull(key, refs, asker)
         self._pulls[pull] = None
         try:

@@ -74,10 +74,10 @@ VERBS["layers"] = 1
 VERBS["export-link"] = 16
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
-transfer. A controller sends at most 256 of them, shared among accounts."""
+transfer. A controller sends at most 256 pull requests at once, shared among accounts."""
 VERBS["upload"] = 16
 WAITING = {"upload": 48}
-"""Requests that may wait for a slot, of verbs with large requests."""
+"""Limits of the requests that wait for a slot, for verbs with large requests."""
 CROWDED = 1.1
 """Factor of the setting `max_names`. With more names, some are removed without waiting for
 GC_INTERVAL_S."""
@@ -98,7 +98,7 @@ class Imaged:
         self._span = span
         self._threads = DiskThreads()
         self._backup_threads = DiskThreads()
-        """Apart, because the backup directory may be on a server that hangs."""
+        """Separate threads, because the backup directory may be on a server that hangs."""
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
         """Set when there are more names than CROWDED allows."""
@@ -128,7 +128,7 @@ class Imaged:
                 store = await self._threads.run(self._open_store)
                 files = DiskFolders(self._settings.state_dir / "disks")
                 with contextlib.closing(store), contextlib.closing(files):
-                    async with asyncio.TaskGroup() as work:  # it ends before the store is closed
+                    async with asyncio.TaskGroup() as work:  # ends before the store is closed
                         await self._work(work, store, files)
         finally:
             self._threads.close()
@@ -228,7 +228,7 @@ class Imaged:
         files: DiskFolders,
         waits: FillWaits,
     ) -> Transfers:
-        """Return the long work of the node; old exports expire, interrupted restores continue."""
+        """Return the parts for long work. Expire old exports, and continue interrupted restores."""
         disks, images, names = parts
         threads, limits, locks = self._threads, self._settings.limits, disks.locks
         jobs, places = DiskJobs(group), DiskPlaces(disks.pools, store)

@@ -1,4 +1,4 @@
-"""imaged's settings."""
+"""Defines imaged's settings."""
 
 from ipaddress import ip_address
 from pathlib import Path

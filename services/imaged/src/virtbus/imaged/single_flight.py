@@ -47,7 +47,7 @@ class Flight:
 
     @property
     def abandoned(self) -> bool:
-        """Return True once the last request was cancelled, unless the service stops."""
+        """Return True if the image was deleted, or if no request is left and imaged runs on."""
         return self.ended or (not self.askers and not self.stopping)
 
     @property
@@ -61,7 +61,7 @@ class Flight:
         self.done_bytes, self.total_bytes = done_bytes, total_bytes
 
     def worked(self, more_bytes: int) -> None:
-        """Record that bytes that are already local were processed, for example decompressed."""
+        """Record the processing of bytes that are already local, for example by decompression."""
         self.moved_bytes += more_bytes
 
     async def _tell(self) -> None:
@@ -84,7 +84,7 @@ class Flight:
 
 
 class Flights(Generic[T]):
-    """Runs one task per key, for all its requests. It is cancelled with the last of them."""
+    """Runs one task per key, for all its requests. The task is cancelled with the last request."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group

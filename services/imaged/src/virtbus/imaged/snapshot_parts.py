@@ -1,4 +1,4 @@
-"""The parts of imaged that snapshots use, and what all kinds of snapshots share."""
+"""Defines the parts of imaged that snapshots use, and functions for all kinds of snapshots."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ class SnapshotParts:
     threads: DiskThreads
 
     async def forward(self, step: Callable[[SnapshotNote], None], note: SnapshotNote) -> None:
-        """Do a final step, which has a journal: it only goes forward."""
+        """Repeat a final step until it succeeds. Its journal is written, so it cannot be undone."""
         while True:
             try:
                 await self.threads.run(step, note)

@@ -47,7 +47,7 @@ class Snapshots:
     async def recover(self) -> None:
         """Continue the restores and layered snapshots that a crash interrupted after their journal.
 
-        Their disks are locked on return, so that no guest starts from some of them.
+        Their disks are locked on return, so that no guest starts while only some are replaced.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -158,7 +158,7 @@ class Snapshots:
     ) -> None:
         """Put the disks of `restored` next to those that they replace, and keep the latter.
 
-        A new disk rests on a layer; other disks are copied.
+        The new disks rest on the layers of `restored`, if it has layers; otherwise they are copies.
         """
         threads, files = self._parts.threads, self._parts.files
         with ExitStack() as opened:
@@ -213,8 +213,8 @@ class Snapshots:
     ) -> None:
         """Raise 409 unless the frozen disk may replace the disk of the same name.
 
-        Another VM or volume has other volumes. They begin, as the snapshot's, with an image or
-        empty.
+        If the snapshot is of another VM or volume, the volumes may differ. In any case, both disks
+        or none rest on an image, and both or none are volumes.
         """
         kept = self._parts.files.frozen(note, frozen.name)
         folders = [one.ref.folder if one is not None and one.ref else "" for one in (frozen, now)]

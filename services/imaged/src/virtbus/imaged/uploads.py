@@ -83,14 +83,14 @@ class Uploads:
         self._failed: Recent[str, VirtbusError] = Recent(MAX_FAILED)
         """The errors of the last failed uploads, for clients that did not get theirs yet."""
         self._naming = asyncio.Lock()
-        """One name after another, so that two uploads cannot both get a free one."""
+        """One name after another, so that two uploads cannot both get the same free name."""
         self._running: dict[str, _Upload] = {}
 
     async def take(self, want: UploadImage, account: str, wait_s: float) -> UploadedImage:
         """Store a piece, or answer how many bytes are there; wait at most `wait_s`.
 
-        Each request may be repeated. A piece that begins before the stored bytes end adds its rest;
-        one that begins behind them is not stored.
+        Each request may be repeated. A piece that begins before the stored bytes end adds the bytes
+        that are missing; one that begins behind them is not stored.
 
         Raises:
             VirtbusError: 400 `upload_beyond_size`; 409 `image_name_taken`, `digest_mismatch`; 413
@@ -118,7 +118,7 @@ class Uploads:
         return await self._answered(upload, want, wait_s)
 
     def _refuse_failed(self, want: UploadImage, key: str) -> None:
-        """Raise the error that ended an upload for its late requests; a new client begins again."""
+        """Raise the error that ended an upload. A first request without bytes forgets the error."""
         if want.data or want.at == want.size_bytes:
             if key in self._failed:
                 raise self._failed[key]
@@ -186,7 +186,7 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse what can be refused before the first byte."""
+        """Refuse an upload for its size, name or number, before its first byte."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)

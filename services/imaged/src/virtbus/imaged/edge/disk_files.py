@@ -165,7 +165,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def replace(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
-        """Write a disk as `make` does, in place of any other: for media, which have no writes."""
+        """Write a disk as `make` does, in place of any other. For media, which are read-only."""
         try:
             with self._open_root() as root:
                 os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))

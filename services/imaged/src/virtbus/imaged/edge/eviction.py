@@ -1,4 +1,4 @@
-"""Removes unused images when a transfer needs room, the least recently used ones first."""
+"""Removes unused images when a transfer needs room, in the order of `core.eviction`."""
 
 import asyncio
 import logging

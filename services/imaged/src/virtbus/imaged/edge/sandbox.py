@@ -2,9 +2,9 @@
 
 Landlock takes away all files except the programs and libraries of the system and the given
 descriptors, of which one is for writing. A seccomp filter takes away sockets, processes, signals,
-and calls that change files by path. Both last until the program ends. It needs no privilege, no
-namespace and no other package; this file imports nothing of virtbus, so that it starts in 20 ms.
-ADR 0041 has the reasons.
+and calls that change files by path. Both last until the program ends. The sandbox needs no
+privilege, no namespace and no other package. This file imports nothing of virtbus, so that it
+starts in 20 ms. ADR 0041 has the reasons.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ UNAVAILABLE = 125
 """The exit code if the sandbox cannot be made; the reason is on stderr."""
 NOBODY = 65534
 ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
-"""The program's environment. glibc reserves 64 MiB of address space for each thread's heap."""
+"""The program's environment. With more arenas, glibc reserves 64 MiB of address space for each."""
 _STACK_BYTES = 1 << 20
 """A thread's stack. The default is 8 MiB, and qemu-img has up to 64 threads on a slow disk."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +38,7 @@ READABLE = {
 }
 """Paths of the host that stay accessible, each with the rights on it."""
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All rights on files that a version of Landlock and the later ones know."""
+"""By version of Landlock, all rights on files. A version between two has those of the earlier."""
 _NET_RIGHTS, _SCOPES = 3, 3
 """Rights to bind and connect TCP (version 4), to use abstract sockets and signals (6)."""
 
@@ -94,7 +94,10 @@ def _allow(ruleset: int, descriptor: int, rights: int) -> None:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter: threads and file I/O stay, `DENIED` fails, other machines' calls kill."""
+    """Return the filter: it fails the calls in `DENIED`, and kills at calls of another machine.
+
+    Threads and file I/O stay allowed.
+    """
     code = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _ARCH_X86_64),
@@ -110,7 +113,7 @@ def seccomp_program() -> bytes:
         (_ANY_BIT, 1, 0, _CLONE_THREAD),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 4, _PRLIMIT),  # only on the process itself
+        (_EQUAL, 0, 4, _PRLIMIT),  # allowed only on the process itself
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_EQUAL, 1, 0, 0),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
@@ -159,7 +162,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int], parent: int) -> None:
-    """Give all rights of this process up, and end with the process `parent`.
+    """Give up all rights of this process, and let it end when the process `parent` ends.
 
     `limits` are (address space, file size, CPU seconds).
 
@@ -184,7 +187,7 @@ def main(argv: list[str]) -> None:
     """Enter the sandbox, and become the program.
 
     The numbers are the pid of the parent, a descriptor to read, one to write, three limits, and
-    more to read.
+    more descriptors to read.
     """
     end = argv.index("--")
     parent, source, target, *numbers = map(int, argv[:end])

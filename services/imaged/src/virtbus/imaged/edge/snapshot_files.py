@@ -1,9 +1,9 @@
 """Keeps the disks of snapshots: `<disks>/snapshots/<folder>/<disk>.qcow2` and `record.json`.
 
-A folder is named by `SnapshotRef.folder`. Its files are frozen: no program writes or opens them. A
+A folder is named by `SnapshotRef.folder`. Its disks are frozen: no program writes to them. A
 snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
 from then on it can only be completed, also after a crash. A snapshot whose disks become layers has
-no other file in its folder; `layering.json` is its journal (ADR 0061).
+only `record.json` in its folder; `layering.json` is its journal (ADR 0061).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _FROZEN = 0o400
 
 
 class SnapshotNote(LenientModel):
-    """The host's own description of a snapshot; `uid` and `name` are of its VM or volume."""
+    """The host's own description of a snapshot. Its VM or volume has `uid` and `name`."""
 
     ref: SnapshotRef
     resource: Literal["vm", "volume"]
@@ -50,7 +50,7 @@ class SnapshotNote(LenientModel):
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
     layered: bool = False
-    """True: its disks are layers, named by its uid."""
+    """True: its disks are layers, which the uid of the snapshot names."""
     live: bool = False
     """True: a guest used the disks when the journal was written."""
 
@@ -159,7 +159,7 @@ class SnapshotFolders(VolumeFolders):
             os.rename(STAGED + name, name, src_dir_fd=directory, dst_dir_fd=directory)
 
     def keep(self, folder: str, disk: str, path: Path) -> None:
-        """Give an existing disk a second name in the snapshot. It loses the first by a rename."""
+        """Give a disk a second name in the snapshot. A later rename replaces the first name."""
         with self._open(folder) as directory, openat2.opened_directory(path.parent) as there:
             os.link(
                 path.name,
@@ -194,7 +194,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- restores -------------------------------------------------------------------------
     def place(self, uid: str, disk: SnapshotDisk) -> Path:
-        """Return the path of a disk that a restore replaces."""
+        """Return the path of a present disk, which a staged one replaces."""
         if disk.ref is None:
             return self._disks / uid / f"{disk.name}{SUFFIX}"
         return VolumeFolders(self._disks).path(disk.ref.folder, DISK)
@@ -206,7 +206,7 @@ class SnapshotFolders(VolumeFolders):
             return _new(STAGED + path.name, directory)
 
     def unstage(self, uid: str, disks: tuple[SnapshotDisk, ...]) -> None:
-        """Remove the staged files of a restore that has no journal."""
+        """Remove the staged files of an attempt that has no journal."""
         for disk in disks:
             path = self.place(uid, disk)
             with (

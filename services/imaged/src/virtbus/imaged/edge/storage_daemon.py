@@ -27,7 +27,7 @@ async def run(
     limits: tuple[int, int],
     look: Callable[[], Awaitable[None]],
 ) -> tuple[qemu_img.Ended, str]:
-    """Open block nodes, run a job, and end the daemon; return how it ended, and the job's error.
+    """Open block nodes, run a job, and end the daemon; return its end, and the job's error.
 
     `job` is the command that begins it, with its arguments; `limits` are as in `qemu_img.convert`.
     `look` is called meanwhile, and may raise to end it. A job with `auto-finalize` false ends once
@@ -50,14 +50,14 @@ async def _run(
     job: tuple[str, Mapping[str, Any]],
     look: Callable[[], Awaitable[None]],
 ) -> str:
-    """Let the daemon do the job, and end it; return its error, empty if it has none."""
+    """Let the daemon do the job, then end the daemon; return the job's error, empty if none."""
     await _say(process, "qmp_capabilities", {})
     await _say(process, *job)
     why: str | None = None
     while why is None and (message := await _heard(process, look)):
         why = _outcome(message)
         if message.get("event") == "BLOCK_JOB_PENDING":
-            # QEMU flushes a node before it opens it again; there is no other command that does it
+            # QEMU flushes a node before it opens the node again; no other command flushes
             await _say(process, "blockdev-reopen", {"options": list(nodes)}, _FLUSH)
         elif message.get("id") == _FLUSH and why is None:
             await _say(process, "job-finalize", {"id": job[1]["job-id"]})
@@ -72,10 +72,10 @@ async def _say(
     arguments: Mapping[str, Any],
     id_: str = "",
 ) -> None:
-    # uvloop raises RuntimeError for a pipe that it has closed, because the daemon was killed
+    # uvloop closes the pipe of a daemon that was killed, and a write raises RuntimeError then
     if process.stdin is not None and not process.stdin.is_closing():
         line = json.dumps({"execute": command, "arguments": arguments, "id": id_})
-        with contextlib.suppress(ConnectionError):  # it has ended, and its exit code says why
+        with contextlib.suppress(ConnectionError):  # the daemon has ended; its exit code says why
             process.stdin.write(f"{line}\n".encode())
             await process.stdin.drain()
 
@@ -93,7 +93,7 @@ async def _heard(
             found = json.loads(line or b"{}")
         except TimeoutError:
             continue
-        except ValueError:  # also a line without an end
+        except ValueError:  # no JSON, or a line beyond the limit
             return {"error": {"desc": "the daemon did not answer in JSON"}}
         return found if isinstance(found, dict) else {}
 

@@ -4,8 +4,8 @@
     <root>/links/<sha256(name)>    a name (`core.links.NameLink`), replaced atomically
     <root>/part/<key>[.json]       a partial download
 
-The index in memory is read from the files at the start, and changes only after the files. So a
-crash at any instruction loses only partial downloads.
+The index in memory is read from the files at the start. It changes after the files for an addition,
+and before them for a removal. So a crash at any instruction loses only partial downloads.
 """
 
 import contextlib
@@ -149,7 +149,7 @@ class ImageStore:
     def cached(self, digest: str) -> ImageInfo | None:
         """Return the image of a digest and mark it as used; None if its file is gone or changed.
 
-        It costs one fstatat.
+        The check costs one fstatat.
         """
         image = self._images.get(digest)
         if image is None:
@@ -166,7 +166,7 @@ class ImageStore:
         return image
 
     def pinned(self, digest: str) -> ImageInfo | None:
-        """Return the image with a digest, or that of the fetched bytes with this digest."""
+        """Return the image with a digest, or the one made of fetched bytes with this digest."""
         made = (link.digest for link in self._links.values() if link.fetched == digest)
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 
@@ -193,7 +193,7 @@ class ImageStore:
         return self._links.get(name)
 
     def links_of(self, url: str) -> tuple[NameLink, ...]:
-        """Return the names whose image came from `url`."""
+        """Return the links whose image came from `url`."""
         return tuple(link for link in self._links.values() if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -273,7 +273,7 @@ class ImageStore:
         """
         image = _info(part.hex_digest, part.offset, header)
         if image.digest not in self._images:
-            part.expect(0)  # its bytes may be a reflink, or written by another program
+            part.expect(0)  # nothing has checked the room of a reflink, or of a program's writes
         with self._adopting:
             if self.cached(image.digest) is None:
                 part.publish(self._data_fd, part.hex_digest)
@@ -357,13 +357,13 @@ class ImageStore:
         return tuple(filter(is_plain, list(self._links)))
 
     def busy(self, since_ns: int) -> frozenset[str]:
-        """Return the images that leases, ending transfers, or uses since then need."""
+        """Return the images with a lease, a transfer that just ended, or a use since `since_ns`."""
         from_ns, landed = time.monotonic_ns() - LANDING_NS, list(self._landed_ns.items())
         landing = {digest for digest, at_ns in landed if at_ns > from_ns}
         return self.used_since(since_ns) | landing | set(+self._leases)
 
     def used_since(self, since_ns: int) -> frozenset[str]:
-        """Return the images with a use since then, by time.monotonic_ns()."""
+        """Return the images with a use since `since_ns`, by time.monotonic_ns()."""
         return frozenset(at for at, at_ns in list(self._used_ns.items()) if at_ns >= since_ns)
 
     def forget(self, digests: tuple[str, ...]) -> None:
@@ -374,8 +374,8 @@ class ImageStore:
     def discard(self, digests: tuple[str, ...], names: tuple[str, ...] = ()) -> None:
         """Unlink the files of `garbage` or `forget`, then their names and those of `forget_names`.
 
-        An image that a transfer has brought back meanwhile stays. After a crash, a name without its
-        image is removed at the start. An image without a name would stay until `garbage`.
+        An image that a transfer has brought back meanwhile stays. Names go last: after a crash, the
+        start removes names without an image; images without a name would stay until `garbage`.
         """
         gone = set(digests) - set(self._images)
         lost = tuple(link.name for link in list(self._links.values()) if link.digest in gone)

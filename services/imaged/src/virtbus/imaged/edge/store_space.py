@@ -1,4 +1,4 @@
-"""The disk space of the image store: its quota, the free space that it must leave, and its use.
+"""Keeps the image store within its quota, and within the disk space that it must leave free.
 
 All numbers come from the file system, so a crash leaves no wrong count.
 """
@@ -31,7 +31,7 @@ MakeRoom = Callable[[Callable[[], int]], None]
 
 
 class StoreSpace:
-    """Counts `data/` and `part/`. Methods block on the disk, in any thread."""
+    """Counts `data/` and `part/`. Methods block on the disk, and any thread may call them."""
 
     def __init__(self, data_fd: int, parts_fd: int, limits: SpaceLimits) -> None:
         self._data_fd = data_fd
@@ -40,7 +40,7 @@ class StoreSpace:
         self._lock = threading.Lock()
         self._reserving = threading.Lock()
         self._open: dict[str, int] = {}
-        """Parts in use, with the size that their transfer has announced."""
+        """Parts in use, each with the size that its transfer has announced."""
         self._data: tuple[float, int] | None = None
         self._make_room: MakeRoom = _nothing
 
@@ -159,7 +159,7 @@ class StoreSpace:
                 _drop(part, self._parts_fd)
 
     def _drop_idle_parts(self) -> None:
-        """Remove parts that wait for another attempt: their transfers start again."""
+        """Remove parts that wait for another attempt, which then begins with no bytes."""
         with self._lock:  # so that none is opened meanwhile
             for name in set(openat2.names(self._parts_fd)) - set(self._open):
                 if is_hex_digest(name):  # others are notes, and notes that are being written

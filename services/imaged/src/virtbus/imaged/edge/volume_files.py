@@ -1,9 +1,9 @@
 """Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
-Other pools than `local` are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). A shared
-volume is `disk.raw` there (ADR 0086): nobody but its guests reads it. A folder is named by
-`VolumeRef.folder`. It is below the directory of the disks, because a sandbox
-may mount sibling directories separately. Only an explicit release removes it.
+Volumes of other pools are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). The file of a
+shared volume is `disk.raw` (ADR 0086): nobody but its guests reads it. A folder is named by
+`VolumeRef.folder`. It is below the directory of the disks, because a sandbox may mount sibling
+directories separately. Only an explicit release removes a folder with a disk.
 """
 
 import contextlib
@@ -53,8 +53,8 @@ _VOLUME = re.compile(rf"^{_NAME}\.{_NAME}\.[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0
 class VolumeNote(LenientModel):
     """The file `record.json` next to a volume's data: the host's own copy of its identity.
 
-    `holder` is the VM whose disks were made last, under `epoch`; empty before its first VM.
-    `digest` is of the image.
+    `holder` is the last VM whose disks were made with the volume, under `epoch`; empty before the
+    first VM. `digest` is that of the image.
     """
 
     ref: VolumeRef
@@ -62,7 +62,7 @@ class VolumeNote(LenientModel):
     epoch: int = 0
     digest: str = ""
     operation: Uid | Literal[""] = ""
-    """The operation that filled it last, before a VM used it."""
+    """The operation that filled the volume last; empty once a VM has used it."""
 
 
 class VolumeFolders(DiskFolders):
@@ -246,7 +246,7 @@ class VolumeFolders(DiskFolders):
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def refuse_used(self, folder: str) -> None:
-        """Raise 409 if a VM of this host still has the disk: the agent's link is a second name."""
+        """Raise 409 if a VM of this host still has the disk: the agent's hard link shows it."""
         names = 1
         for file in (DISK + SUFFIX, SHARED):
             try:
