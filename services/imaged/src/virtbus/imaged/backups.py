@@ -109,8 +109,8 @@ class Backups:
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 404 `disk_missing`; 409 `backup_lost`, `backup_damaged`, `disk_damaged`,
-                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`, `backups_off`;
-                503 `disk_full`, `store_error`, `backup_dir_missing`.
+                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`, `backups_off`,
+                `sandbox_unavailable`; 503 `disk_full`, `store_error`, `backup_dir_missing`.
         """
         files, threads = self._parts.directory, self._parts.threads
         if want.do == "cancel":
@@ -242,7 +242,7 @@ class Backups:
 
     # --- a running guest ----------------------------------------------------------------------
     async def _stage(self, want: BackupWork) -> WorkState:
-        """Stage files for QEMU, once for each attempt: a repeat must not replace those in use.
+        """Stage files for QEMU, once for each attempt: a repeat must not replace files in use.
 
         An agent that restarted begins another attempt, with a new bitmap in the guest's QEMU. The
         files of the earlier attempt are older than that bitmap, so new ones replace them.

@@ -141,8 +141,9 @@ class Images:
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
         """Return the source's current image; an unchanged one is not transferred.
 
-        Concurrent requests with one URL, digest and `pull_secret` share one transfer. Another
-        `pull_secret` means another transfer, so that nobody gets content through another's login.
+        Concurrent requests with one URL, digest, transport and `pull_secret` share one transfer.
+        Another `pull_secret` means another transfer, so that nobody gets content through another's
+        login.
         Transfers of the same pinned file run one after another, and the later ones take the file
         from the store. When all requests of a transfer are cancelled, it ends and its bytes are
         removed.

@@ -131,7 +131,7 @@ class Requests:
     async def volume_release(self, request: Request) -> VolumeReleased:
         """Remove the data of a volume. No error if there is none.
 
-        The data stays if `kept` is given, and the volume there has no complete content.
+        With `kept`, the data stays unless the node has the complete content of that volume.
         """
         want = validate(VolumeRelease, request.data)
         ref, kept = want.ref, want.kept

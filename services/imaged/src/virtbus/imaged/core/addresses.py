@@ -1,8 +1,8 @@
 """Decides from which addresses images may be fetched: public ones, and those of a setting.
 
-Not public are the addresses that IANA's special-purpose registries list as not globally reachable,
-multicast and reserved addresses, and Azure's metadata service. An IPv6 address that leads to an
-IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
+An address is not public if IANA's special-purpose registries list it as not globally reachable, if
+it is multicast or reserved, or if it is that of Azure's metadata service. An IPv6 address that
+leads to an IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
 """
 
 import ipaddress

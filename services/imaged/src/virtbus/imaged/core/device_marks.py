@@ -1,4 +1,4 @@
-"""Encodes the marks of a device: the volume that has it, and its complete content (ADR 0060).
+"""Encodes and decodes the marks of a device: its volume, and its complete content (ADR 0060).
 
 The last MiB of a device belongs to virtbus. Its first block has the claim, which is written before
 anything else. Its second block has the mark of complete content, which is written last. A mark has

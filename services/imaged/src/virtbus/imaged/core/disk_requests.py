@@ -113,7 +113,7 @@ def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
 
 
 def device_root_ref(digest: str) -> VolumeRef:
-    """Return the volume that the marks of a device name whose first content is the image `digest`.
+    """Return the volume for the marks of a device whose first content is the image `digest`.
 
     This volume is the same for each VM that gets the device with this image.
     """

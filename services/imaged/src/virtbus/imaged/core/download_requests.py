@@ -113,7 +113,7 @@ def head(status: int, fields: dict[str, str]) -> bytes:
 
 
 def file_head(found: Span, size: int, digest: str) -> bytes:
-    """Return the head of an answer with bytes of a file, or of 416: the range is outside of it."""
+    """Return the head of an answer: 200 or 206 with bytes of a file, or 416."""
     fields = {
         "Content-Type": "application/octet-stream",
         "Content-Length": str(found.end - found.start),

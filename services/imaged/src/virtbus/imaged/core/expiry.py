@@ -1,4 +1,4 @@
-"""Selects image names to remove: those unused for long, and the least used above a limit.
+"""Selects image names to remove: old ones, and the least recently used above a limit.
 
 A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
 because its operator may have pulled it in advance. Nor does a name whose image disks use. Both

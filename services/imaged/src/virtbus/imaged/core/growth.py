@@ -22,7 +22,7 @@ _AUTOCLEAR = struct.Struct(">Q")
 
 
 def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
-    """Return offset and bytes of a change of the header; it makes the disk `size_bytes` large.
+    """Return the offset and the bytes of the change of the header to a disk of `size_bytes`.
 
     The new size is rounded up to sectors.
 

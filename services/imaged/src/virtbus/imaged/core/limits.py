@@ -1,4 +1,4 @@
-"""Limits of a transfer and of the store, each with unit and reason (SRC-06 to SRC-11)."""
+"""Defines limits of a transfer, of the store and of downloads (SRC-06 to SRC-11)."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models of the image store's small JSON files: links of names, and notes of partial downloads."""
+"""Defines the image store's small JSON files: links of names, and notes of partial downloads."""
 
 import hashlib
 import re

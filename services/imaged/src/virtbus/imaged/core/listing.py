@@ -47,7 +47,10 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the sorted keys of the last used names of `digests`, and of these, up to the limit."""
+    """Return the sorted keys of the most recently used names of `digests`, and of their digests.
+
+    The result has at most `MAX_IMAGE_KEYS` keys.
+    """
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
     keys: dict[str, None] = {}
     for link in by_use:

@@ -1,4 +1,4 @@
-r"""Matches image names with regular expressions by RE2: the time is linear in the name.
+r"""Matches image names by RE2: for any regular expression, the time is linear in the name.
 
 This module is the only importer of re2. A pattern matches a whole name; one of Virtlet's files also
 matches a part of a name. A template is a URL with groups of the pattern: `$1`, `${1}`, `${name}`,
@@ -28,7 +28,7 @@ class NamePattern:
     template: str
     _regexp: "re2._Regexp" = field(repr=False, compare=False)
     in_part: bool = False
-    """True: it also matches a name in which it matches only a part."""
+    """True: it is enough that it matches a part of a name."""
 
     @classmethod
     def of(cls, text: str, template: str) -> "NamePattern":
@@ -46,7 +46,7 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return a pattern that matches all names in which this one matches a part."""
+        """Return a pattern for which it is enough to match a part of a name."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The rules of a file in `images.d`: translations of image names, and transports.
+"""Reads the rules of a file in `images.d`: translations of image names, and transports.
 
 Every problem of a file is found at once. An entry with a problem keeps its name or pattern, if they
 are readable: it refuses those names, so that no other rule takes them over.
@@ -213,7 +213,7 @@ def rules_of(names: Iterable[tuple[str, str]], layer: Layer) -> RuleFile:
 
 
 def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
-    """Return the prefix; None if it is invalid, since the names of all rules depend on it."""
+    """Return the prefix; None if it is invalid: the names of all rules are unknown then."""
     if value == "":
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Limits of uploads, and their refusals."""
+"""Defines the limits of uploads, and their refusals."""
 
 from dataclasses import dataclass
 

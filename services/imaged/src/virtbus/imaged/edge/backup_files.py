@@ -161,8 +161,8 @@ class BackupFiles:
     def keep(self, backup: str) -> bool:
         """Delay the removal of an old part; return False if there is none.
 
-        QEMU may write staged files for days. Other nodes that share the directory see only the
-        part, and would remove it by its age.
+        QEMU may write staged files for days. Otherwise each node that uses the directory would
+        remove the part by its age.
         """
         if self.draft(backup) is None:
             return False

@@ -1,4 +1,4 @@
-"""Reads what backups say about themselves, and finds which ones rest on another (ADR 0068)."""
+"""Reads the manifests of backups, and finds those that rest on another backup (ADR 0068)."""
 
 import contextlib
 from collections.abc import Iterator

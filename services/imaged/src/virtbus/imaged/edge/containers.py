@@ -52,7 +52,7 @@ class Registries:
     """`host[:port]` of registries that use plain http."""
     auth_file: Path | None = None
     pull_secret: str = field(default="", repr=False)
-    """A VM's own logins, in the format of `auth_file`. If set, they replace it."""
+    """A VM's own logins, in the format of `auth_file`. If set, `auth_file` is not read."""
     realms: tuple[tuple[str, str], ...] = ()
     """Pairs of a registry and the host of its token server, which may get its password."""
     mirrors: tuple[tuple[str, str], ...] = ()

@@ -33,7 +33,7 @@ class Conversions:
         parts: tuple[PartialDownload, PartialDownload],
         worked: Callable[[int], None],
     ) -> None:
-        """Write the first of `parts` to the second as qcow2; `worked` counts the bytes.
+        """Write the first of `parts` to the second as qcow2, and tell `worked` the written bytes.
 
         After a cancellation qemu-img has ended, and the second part has arbitrary content.
 

@@ -56,7 +56,7 @@ class Device:
         return self._mark(self.room_bytes + BLOCK_BYTES)
 
     def put_claim(self, ref: VolumeRef) -> None:
-        """Take the device for a volume, durable on return.
+        """Claim the device for a volume, durable on return.
 
         Raises:
             VirtbusError: 409 `device_taken`, `device_not_blank`.

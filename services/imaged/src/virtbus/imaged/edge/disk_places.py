@@ -22,7 +22,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 @dataclass(frozen=True, slots=True)
 class DiskPlace:
-    """A disk on the host. Its image, if it has one, is in the store, and stays while it exists."""
+    """A disk on the host. Its image, if any, is in the store, and stays while the disk exists."""
 
     path: Path
     overlay: Overlay

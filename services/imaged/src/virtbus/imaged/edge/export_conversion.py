@@ -102,7 +102,7 @@ async def convert(
     look: Callable[[], Awaitable[None]],
     into: tuple[str, ...] = (),
 ) -> None:
-    """Write the disk to `target`. `look` is called meanwhile, and may raise to end it.
+    """Write the disk to `target`. `look` is called meanwhile, and may raise to end the copy.
 
     `into` are further options of qemu-img about the target.
 

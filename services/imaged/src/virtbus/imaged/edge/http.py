@@ -4,10 +4,10 @@ The limits are in `core.limits`, the address rules in `core.addresses`. An addre
 its socket is made. So the checked address is the connected one, however the name resolves and
 however the host is spelled (SRC-03, SRC-04).
 
-Until a server has answered, the client gets the same error for every failure. That can be a closed
-port, a filtered port, a forbidden address, an unknown name, or another protocol. Code, text and
-number of attempts do not differ, so a client cannot scan the node's network. Only imaged's log
-contains the difference, for the operator.
+Until a server has answered, the client gets the same error for every failure: a closed port, a
+filtered port, a forbidden address, an unknown name, or another protocol. Code, text and number of
+attempts do not differ, so a client cannot scan the node's network. Only imaged's log contains the
+difference, for the operator.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Copies what a disk that rests has got since a backup, by its bitmap (ADR 0068).
+"""Writes increments of VMs that are off: the clusters in the bitmaps of their disks (ADR 0068).
 
 QEMU's storage daemon reads the bitmap and writes the increment, in the sandbox of qemu-img. It has
 the disk open for reading only, so nothing of the disk changes.
@@ -34,7 +34,7 @@ async def push(
 ) -> None:
     """Write the clusters of the disk that are in the bitmap to `target`, an empty qcow2 disk.
 
-    `look` is called meanwhile, and may raise to end it.
+    `look` is called meanwhile, and may raise to end the copy.
 
     Raises:
         VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.

@@ -19,7 +19,7 @@ from virtbus.schemas.snapshot import SnapshotDisk
 def stage_on_layer(
     files: SnapshotFolders, uid: str, disk: SnapshotDisk, layer: Path, size_bytes: int
 ) -> None:
-    """Write a new disk on a layer next to the disk that it will replace; durable on return."""
+    """Write a disk that rests on a layer, next to the disk to be replaced; durable on return."""
     target = files.stage(uid, disk)
     try:
         layout = overlay.build(size_bytes, str(layer), ImageFormat.QCOW2)

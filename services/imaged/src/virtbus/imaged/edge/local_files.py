@@ -29,7 +29,7 @@ class Fetched:
     validators: Validators
     unchanged: bool = False
     digest: str = ""
-    """The digest of the fetched bytes. It is not the stored file's if the bytes were converted."""
+    """The digest of the fetched bytes: that of the stored file, unless they were converted."""
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:

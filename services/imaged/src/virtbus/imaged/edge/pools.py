@@ -136,8 +136,9 @@ class Pools:
     ) -> None:
         """Raise 503 `disk_full` if the pool takes no more data of a volume.
 
-        `ref` None stands for an own disk of a VM, which no overcommit counts. `promised_bytes` is
-        the growth of the size that the guest sees, `written_bytes` the size that a copy writes now.
+        `ref` None stands for an own disk of a VM, which does not count for overcommit.
+        `promised_bytes` is the growth of the size that the guest sees, `written_bytes` the size
+        that a copy writes now.
         """
         name = LOCAL if ref is None else ref.pool
         found = self.measure(name)

@@ -94,7 +94,7 @@ def _allow(ruleset: int, descriptor: int, rights: int) -> None:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter: it fails the calls in `DENIED`, and kills at calls of another machine.
+    """Return the filter: calls in `DENIED` fail, and a call of another machine ends the process.
 
     Threads and file I/O stay allowed.
     """
