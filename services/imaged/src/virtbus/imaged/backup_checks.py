@@ -98,7 +98,7 @@ class BackupChecks:
         log.info("backup %s verified", want.backup, extra={"code": "backup_verified"})
 
     async def _read(self, descriptor: int, of: BackupDisk, job: Job) -> str:
-        """Read a file of a backup; return what is wrong with it, empty if nothing is."""
+        """Read a file of a backup; return its problem, empty if there is none."""
         threads = self._parts.threads
         try:
             await threads.run(check_file, descriptor, of)

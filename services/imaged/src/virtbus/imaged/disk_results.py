@@ -7,7 +7,7 @@ from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """The answer; `made`: any disk was missing before."""
+    """The answer of `Disks.ensure`; `made` is True if any disk was missing before."""
 
     ready: ImageReady
     made: bool

@@ -70,7 +70,7 @@ class Flattening:
         return late or WorkState(state="none")
 
     async def _live(self, want: FlattenWork) -> WorkState:
-        """Note what the QEMU of a guest has merged, or check the free space for its copy."""
+        """Note the disks that a guest's QEMU has merged, or check the free space for its copies."""
         threads, places = self._parts.threads, self._parts.places
         if want.merged:
             refs = [disk.ref for disk in want.disks if disk.ref is not None]

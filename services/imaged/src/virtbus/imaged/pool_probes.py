@@ -1,4 +1,4 @@
-"""Measures the pools of a node at intervals, each in a thread of its own (ADR 0060).
+"""Measures the pools of kind `local` at intervals, each in a thread of its own (ADR 0060).
 
 A pool that hangs delays nothing: it becomes Slow, then Gone, until its thread returns.
 """

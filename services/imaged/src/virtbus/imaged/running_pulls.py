@@ -28,7 +28,7 @@ class RunningPulls(Generic[T]):
 
     @contextmanager
     def running(self, key: str, refs: frozenset[str], asker: Asker) -> Iterator[None]:
-        """Track a pull by the transfer `key` meanwhile; the references `refs` denote its image."""
+        """Track a pull by the transfer `key` in this context; `refs` are its image's references."""
         pull = _Pull(key, refs, asker)
         self._pulls[pull] = None
         try:

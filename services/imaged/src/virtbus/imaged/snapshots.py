@@ -1,7 +1,7 @@
 """Makes, restores and removes snapshots, one job for each operation (ADR 0054).
 
-Each request may be repeated. A restore keeps what it replaces as a snapshot, by a second name of
-the same file, so that no data is copied twice.
+Each request may be repeated. A restore keeps the replaced disks as a snapshot, by second names of
+the same files, so that no data is copied twice.
 """
 
 import asyncio

@@ -118,7 +118,7 @@ class Uploads:
         return await self._answered(upload, want, wait_s)
 
     def _refuse_failed(self, want: UploadImage, key: str) -> None:
-        """Raise the error that ended an upload. A first request without bytes forgets the error."""
+        """Raise the error that ended an upload; forget it if a client begins the upload again."""
         if want.data or want.at == want.size_bytes:
             if key in self._failed:
                 raise self._failed[key]
@@ -186,7 +186,7 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse an upload for its size, name or number, before its first byte."""
+        """Refuse an upload whose size, name or account's number of uploads is not allowed."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)

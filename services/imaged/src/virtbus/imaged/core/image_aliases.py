@@ -5,7 +5,7 @@ expressions. Of exact rules for one name, the lowest layer wins (`Layer`), then 
 Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by name,
 then the first entry. Two exact rules, or two equal expressions, of one layer and prefix are a
 problem: their names are refused. Image names on the bus are not translated here: controllers put
-the URLs into the VMs' records (ADR 0046), and this table only has the transports for them.
+the URLs into the VMs' records (ADR 0046), and this table only has transports for these URLs.
 """
 
 import difflib

@@ -58,7 +58,7 @@ class SpaceLimits:
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
-    """The HTTP server for exports: where it listens, and what its readers may take."""
+    """The HTTP server for exports: its address, and the limits for its readers."""
 
     address: tuple[str, int]
     url: str

@@ -36,7 +36,7 @@ class Pull:
     held_s: float = 0.0
     moved_bytes: int = 0
     settled: bool = False
-    """It is about to end by itself, and keeps its slot."""
+    """True: the pull is about to end by itself, and keeps its slot."""
 
 
 def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pull | None:

@@ -150,7 +150,7 @@ def _state(path: Path) -> tuple[str, int, int, int]:
 
 
 def _file(path: Path) -> RuleFile:
-    """Read one file. One that cannot be read has a problem and no rules."""
+    """Read one file. An unreadable file has a problem and no rules."""
     try:
         # A FIFO would block the reader.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -215,7 +215,7 @@ class BackupFiles:
             openat2.replace(CHECK, encode_json(check), folder)
 
     def drop(self, backup: str) -> None:
-        """Remove what is left of an attempt; a complete backup stays."""
+        """Remove the remains of an attempt; a complete backup stays."""
         self.staging.remove(backup)
         with existing(self.root) as root:
             if root is not None:
@@ -279,8 +279,8 @@ def expire(
 ) -> list[str]:
     """Remove staged files and parts that did not change for `older_s`, except the `busy`.
 
-    Deletes that a crash interrupted are completed. Return the names of what was removed; log what
-    cannot be removed.
+    Complete deletes that a crash interrupted. Return the names of the removed folders; log those
+    that cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
     roots = [] if files is None else [(files.root, PART), (files.root, _GONE)]

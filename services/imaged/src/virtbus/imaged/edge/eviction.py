@@ -79,7 +79,7 @@ class Eviction:
             try:
                 self._loop.call_soon_threadsafe(decide)
                 digests = result.result(DECISION_S)
-            except (RuntimeError, TimeoutError, CancelledError):  # the service stops
+            except (RuntimeError, TimeoutError, CancelledError):  # the service stops, or hangs
                 result.cancel()
                 return
             self._store.discard(digests)

@@ -135,7 +135,7 @@ class ExportFiles:
             raise store_error(error) from error
 
     def remove(self, export: str) -> None:
-        """Remove an export, or what an attempt left of it; raises VirtbusError 503."""
+        """Remove an export, or the remains of an attempt; raises VirtbusError 503."""
         try:
             with self._open(export) as folder:
                 for name in openat2.names(folder):

@@ -1,7 +1,7 @@
 """Keeps the layers of disks: `<disks>/layers/<snapshot uid>.<disk>.qcow2` (ADR 0061).
 
-A layer is the file that a disk had when a snapshot froze it. Nothing writes to it any more. The
-disk, the snapshot and clones rest on it. Its name never changes, because their headers have it.
+A layer is the file that a disk had when a snapshot froze the disk. Nothing writes to it any more.
+The disk, the snapshot and clones rest on it. Its name never changes, because headers contain it.
 """
 
 import contextlib

@@ -41,10 +41,10 @@ class Room(Protocol):
 class PartialDownload:
     """One file in `part/`.
 
-    All methods block on the disk. Call them one at a time, and not on the event loop.
-    `room` raises `image_quota` or `disk_full` before a limit of the store is crossed. The
-    metadata file counts only fsynced bytes. Otherwise a power cut could leave holes, and a resumed
-    transfer without a pinned digest would take them for content.
+    All methods block on the disk. Call them one at a time, and not on the event loop. `room` raises
+    `image_quota` or `disk_full` before a limit of the store is crossed. The metadata file counts
+    only fsynced bytes. Otherwise a power cut could leave holes, and a resumed transfer without a
+    pinned digest would take them for content.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class PartialDownload:
     def resume(self, url: str, *, whole: bool = False) -> bool:
         """Keep the bytes of an earlier part of `url`; drop them if they cannot resume.
 
-        A complete part loses its last byte, because a server refuses an empty range. It keeps the
-        byte if `whole`: then the caller sends no request. Return True if bytes are kept.
-        `hash_more` must then hash them.
+        A complete part loses its last byte, because a server refuses an empty range. With `whole`
+        the part keeps the byte, because the caller then sends no request. Return True if bytes are
+        kept; `hash_more` must then hash them.
         """
         self._untouched = False
         note = read_note(self.key, self._dir_fd)

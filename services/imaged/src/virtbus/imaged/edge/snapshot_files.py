@@ -245,7 +245,7 @@ class SnapshotFolders(VolumeFolders):
     def interrupted(self) -> list[SnapshotNote]:
         """Return the restores and snapshots that a crash interrupted after their journal.
 
-        Remove what other interrupted attempts left. No attempt may run meanwhile.
+        Remove the remains of other interrupted attempts. No attempt may run meanwhile.
         """
         found = []
         for folder in filter(self._folder.match, self._folders()):

@@ -49,7 +49,7 @@ _ANY_VIRTUAL_SIZE = 1 << 63
 class ImageStore:
     """The images of a node.
 
-    Methods that change files block on the disk. The others do not.
+    Methods that change files block on the disk. The others at most check the size of a file.
     """
 
     def __init__(
