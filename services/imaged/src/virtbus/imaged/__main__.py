@@ -14,8 +14,8 @@ from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
 """Threads for DNS look-ups. A look-up cannot be cancelled: without an answer, it keeps its thread
-for some half a minute after its pull gave up. asyncio's default is the number of CPUs plus 4
-threads, so that a few such names would delay all other look-ups."""
+for some half a minute after its pull gave up. By default, asyncio has four threads more than CPUs.
+So a few such names would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:

@@ -59,7 +59,7 @@ class LayerSweep:
         return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
 
     def _of_disks(self) -> dict[str, str] | None:
-        """Return what each disk (by path) and each layer (by name) rests on; None if unknown."""
+        """Return the layer below each disk (by path) and layer (by name); None: one is unknown."""
         layers, found = str(self._files.layers.root), {}
         for disk in self._disks():
             if disk.is_unknown:
