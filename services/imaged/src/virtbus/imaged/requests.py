@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 ANSWER_BEFORE_S = 0.2
 """An answer is sent this long before the deadline, so that it arrives in time."""
 WAITS_S = 20.0
-"""Longest time that a request waits for a transfer, with any deadline. The client then repeats
+"""Longest time that a request waits for a transfer, also with a later deadline. The client repeats
 the request. Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
 
 
