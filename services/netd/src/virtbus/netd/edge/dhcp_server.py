@@ -1,6 +1,6 @@
 """Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
 
-On a segment, another server answers. Then the socket reads its answers to the guest.
+On a segment, another server answers. The socket then reads the answers of that server to the guest.
 
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
 sockets. A guest tolerates that for its lease time. Guests with IPv6 also get router advertisements
@@ -52,7 +52,7 @@ _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """In place of an offer: another server answers the interface `index` with this MAC."""
+    """Replaces an offer where another server answers: on interface `index`, with the MAC `mac`."""
 
     index: int
     mac: bytes
@@ -122,7 +122,10 @@ class DhcpServer:
         )
 
     def counts(self, uid: str) -> Counter[MessageType]:
-        """Return the number of requests of each kind since `serve`."""
+        """Return the number of requests of each kind since `serve`.
+
+        On a segment, these are the acknowledgements of the other server instead.
+        """
         total: Counter[MessageType] = Counter()
         for interface in self._interfaces.get(uid, ()):
             total += interface.seen

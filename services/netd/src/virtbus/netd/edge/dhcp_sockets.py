@@ -25,10 +25,10 @@ def dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 
 
 def _dhcp_socket(nic: Nic) -> socket.socket:
-    """Return a packet socket on the tap that receives only the guest's DHCP requests.
+    """Return a packet socket on the tap for the guest's DHCP requests and router solicitations.
 
-    On a segment, it receives the answers to the guest instead. The filter is set before the socket
-    is bound, so no other frame is ever queued.
+    On a segment, it receives the DHCP answers to the guest instead. The filter is set before
+    the socket is bound, so no other frame is ever queued.
     """
     steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)

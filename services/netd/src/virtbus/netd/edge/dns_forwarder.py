@@ -1,7 +1,7 @@
 """Sends queries to other DNS servers, unchanged except for their id, and returns the answers.
 
 A query is sent by the transport by which it came, so truncation and EDNS need no work here. Each
-has a socket and an id of its own, so that nobody can guess an answer.
+query has a socket and a random id of its own, so that nobody can forge an answer.
 """
 
 import asyncio

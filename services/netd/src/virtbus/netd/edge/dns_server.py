@@ -2,7 +2,7 @@
 
 Each address of a guest has a UDP socket of its own, connected to that address. So the kernel drops
 the datagrams of all others, and a flood fills only its guest's buffer. TCP has a listener for each
-gateway; a connection of an address that no guest has is closed.
+gateway. It closes connections from addresses that no guest has.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
-"""Queries of all guests together: netd also has networks to make."""
+"""Queries of all guests together. The limit bounds the CPU time that the resolver takes."""
 CROWDED = 512
-"""The number of open queries of all guests together, above which each guest may have only a few."""
+"""When all guests together have so many open queries, each guest may have only a few."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024
 _BACKLOG = 64
 _IP_FREEBIND = 15
-"""Allows a bind to the gateway's address while the bridge is not there."""
+"""Allows a bind to the gateway's address while the Linux bridge does not exist."""
 
 
 class DnsGuest:
@@ -57,7 +57,7 @@ class DnsServer:
         self._resolve = resolve
         self._guests: dict[IPv4Address, DnsGuest] = {}
         self._listeners: dict[IPv4Address, asyncio.Future[None]] = {}
-        """By gateway other than that of the built-in network: the task that serves TCP there."""
+        """The tasks that serve TCP, by gateway, without the gateway of the built-in network."""
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._busy = 0
         self._tasks: Background | None = None

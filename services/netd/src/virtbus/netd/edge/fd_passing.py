@@ -1,4 +1,4 @@
-"""Serves two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
+"""Serves two unix sockets: the agent arms starts on one, vmwrapper fetches taps by the other.
 
 To arm a start is to grant one fetch of the VM's descriptors. The module uses plain `recv` without
 space for control data: the kernel closes descriptors that a peer attaches, and they never enter
@@ -44,13 +44,13 @@ SHARE = 4
 """Maximum connections to the wrapper's socket from one libvirt machine, or from root outside of all
 machines. A start needs one."""
 SHARE_OF_USER = 192
-"""Maximum connections from one user of the host. Its cgroups may have the names of any number of
-machines."""
+"""Maximum connections from one user of the host. A user can give its cgroups the names of many
+machines, so SHARE does not bound it."""
 BATCH = 16
 """Connections that are accepted before other tasks of the event loop run."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
-"""Time that a wrapper waits for CNI. libvirt's start waits for the wrapper."""
+"""Time that a wrapper waits for an unfinished network. libvirt's start waits for the wrapper."""
 
 _CREDENTIALS = struct.Struct("3i")
 

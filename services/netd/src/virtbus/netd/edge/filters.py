@@ -57,7 +57,10 @@ def _wrong(rules: Netlink, tap: Tap) -> str:
 
 
 def _is_quiet(rules: Netlink, tap: Tap) -> bool:
-    """Return True if a guest with an address of netd hears no other DHCP server, and no router."""
+    """Return True if the tap has no `wire`, or if the rules on its `wire` are current.
+
+    These rules keep the segment's DHCP servers and routers from a guest that netd addresses.
+    """
     if not tap.wire:
         return True
     listed = [listed_rule(one.message)[1] for one in rules.dump(list_wire_rules(tap))]
@@ -81,9 +84,10 @@ def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict
 
 
 def guard(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> None:
-    """Ensure the filters of `nics` in the namespace; `reach` concerns those past the host.
+    """Ensure the filters of `nics` in the namespace.
 
-    Unless all are current, one transaction replaces the namespace's nftables table.
+    `reach` applies to the interfaces whose frames do not pass the host (`filters_reach`). Unless
+    all filters are current, one transaction replaces the namespace's nftables table.
     """
     taps = _taps(nics, reach)
     stands = rules.ask(has_table()) is not None

@@ -1,7 +1,8 @@
-"""Switches the forwarding of the host on, and restores its former values.
+"""Switches the forwarding of the host on, and restores the former settings.
 
-IPv6 has one switch for all interfaces of a host. Interfaces of a router ignore other routers,
-unless `accept_ra` is 2. So an interface that accepted them keeps its own addresses and routes.
+IPv6 has one switch for all interfaces of a host. While it is on, an interface ignores routers
+unless its `accept_ra` is 2. So `begin` sets 2 on each interface that accepted routers, and the
+interface keeps its addresses and routes.
 """
 
 from pathlib import Path
@@ -25,7 +26,7 @@ def forwards6() -> bool:
 
 
 def _read6() -> str:
-    """Return the switch of IPv6; empty if the kernel has no IPv6."""
+    """Return the value of the switch of IPv6; empty if the kernel has no IPv6."""
     try:
         return read_sysctl(_FORWARD6)
     except FileNotFoundError:
@@ -33,7 +34,7 @@ def _read6() -> str:
 
 
 def current() -> Forwarding:
-    """Return the values as they are."""
+    """Return the present values of the settings that `begin` changes."""
     return Forwarding(
         ip_forward=read_sysctl(_FORWARD4), forwarding6=_read6(), accept_ra=_accepting()
     )
@@ -59,7 +60,7 @@ def begin(*, six: bool) -> None:
 
 
 def restore(before: Forwarding) -> None:
-    """Set the former values."""
+    """Set the former values, which `current` returned before `begin`."""
     write_sysctl(_FORWARD4, before["ip_forward"])
     if before["forwarding6"] and _read6() != before["forwarding6"]:
         write_sysctl(_FORWARD6, before["forwarding6"])

@@ -21,11 +21,11 @@ rules passes as one that the guest opened."""
 
 
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
-    """Ensure the rules of isolated interfaces; remove the tables if there are none.
+    """Ensure the rules of the isolated interfaces `nics`; without any, remove the tables.
 
     Without rules, frames on the bridges of this namespace do not pass the hooks of IP.
 
-    If only members of groups changed, only their sets are updated. One transaction does either.
+    One transaction replaces the tables. If only members of groups changed, it updates their sets.
 
     Raises:
         VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. The interfaces
@@ -64,7 +64,7 @@ def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
 
 
 def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
-    """Return the packets that were dropped, by the index of the interface and what they count as.
+    """Return the dropped packets by the index of the interface, and by the word for their kind.
 
     The counts start at zero when the rules change.
     """
@@ -98,7 +98,10 @@ def _is_on(key: str) -> bool:
 
 
 def _track() -> bool:
-    """Let packets on the bridges of this namespace pass the hooks of IP; False if it cannot."""
+    """Let packets on the bridges of this namespace pass the hooks of IP.
+
+    Return False if the host's kernel lacks br_netfilter.
+    """
     if not all(write_sysctl(key, "1") for key in _OF_BRIDGES):
         return False
     write_sysctl(_PICK_UP, "0")
@@ -106,7 +109,7 @@ def _track() -> bool:
 
 
 def _skip_hooks() -> None:
-    """Spare the frames on the bridges of this namespace the hooks of IP, which have no rules."""
+    """Lead the frames on the bridges of this namespace past the hooks of IP, which lack rules."""
     for key in _OF_BRIDGES:
         write_sysctl(key, "0")
 

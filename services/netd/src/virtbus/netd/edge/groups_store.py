@@ -1,4 +1,4 @@
-"""Stores the security groups of this node's VMs, one file each, for a netd without the bus."""
+"""Stores the security groups of this node's VMs, one file each, for a start without the bus."""
 
 import logging
 import os

@@ -93,8 +93,10 @@ class GuestLinks:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
 
         Makes a network without CNI interfaces, and completes the parts around existing CNI links.
-        With `keeps_running`, a guest that runs keeps its links if the host cannot apply its
-        security groups because a module is missing. They are closed, and a comparison reports it.
+
+        With `keeps_running`, links of a running guest get their MTU back, and are no longer
+        isolated ports. If the kernel lacks the module for its security groups, that is no error
+        then: the links stay, closed, and `faults` reports them.
 
         Raises:
             VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
@@ -148,7 +150,7 @@ class GuestLinks:
         self._guard(attachment)
 
     def _guard_first(self, inside: Netlink, attachment: Attachment, *, keeps_running: bool) -> None:
-        """Install the filters before the taps are up."""
+        """Install the filters before the taps are up. `keeps_running`: see `build`."""
         try:
             self._guard(attachment)
         except VirtbusError as error:
@@ -246,9 +248,9 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None:
-    """Raise 409 `link_taken` if another VM has a host end of these names.
+    """Raise 409 `link_taken` if another VM has a host end with one of these names.
 
-    If the namespace is new (`fresh`), delete host ends that remain of an earlier one.
+    If the namespace is new (`fresh`), delete host ends that an earlier namespace left.
     """
     for nic in nics:
         found = links.find(host, nic.host_link)
@@ -270,7 +272,7 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 
 def _no_ipv6() -> None:
-    """Switch IPv6 off in the namespace, once: each write does so on each link."""
+    """Switch IPv6 off in the namespace, unless it is off: each write visits every link."""
     if read_sysctl(_NO_IPV6) != "1":
         write_sysctl(_NO_IPV6, "1")
 
@@ -300,9 +302,9 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
-    """Return the calls that undo what somebody changed: a lower MTU, an isolated port.
+    """Return the calls that undo a change by somebody else: a lower MTU, or an isolated port.
 
-    The MTU of a link on an interface of the host is at most the interface's, which stays.
+    A link cannot have a larger MTU than the host's interface below it, which is not changed.
     """
     there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
@@ -314,7 +316,7 @@ def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
 
-    A bridge keeps frames for the MAC of a port otherwise.
+    Without them, the inner bridge takes frames for the MAC of its port as its own.
     """
     if not nic.is_macvlan or nic.is_translated:
         return []
@@ -325,7 +327,7 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
-    """Make missing taps. An existing tap gets no new queue: it would take frames from a guest."""
+    """Make missing taps. A new queue of an existing tap would take frames away from its guest."""
     for nic in nics:
         many = nic.queues > 1
         if many and links.find(inside, nic.tap) is not None:
@@ -365,7 +367,7 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
 
 
 def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> str:
-    """Return what is wrong with a link, which is a port of a bridge, or of none."""
+    """Return what is wrong with a link that must be a port of `bridge`; None: of no bridge."""
     if link is None:
         return "gone"
     if link.master != (bridge.index if bridge is not None else 0):

@@ -1,8 +1,9 @@
 """Makes and removes a network's host side: a bridge, an nftables table, `ip_forward`.
 
-It is made when the first VM needs it. When no VM needs it any more, the bridge and the table are
-removed. After the last bridge of this netd, `ip_forward` gets its former value. The bridge's alias
-names the state folder of the netd that made it. A bridge of another netd is never touched.
+The host side is made when the first VM needs it. When no VM needs it any more, the bridge and the
+table are removed. `ip_forward` gets its former value once no bridge of any netd is left.
+The bridge's alias names the state folder of the netd that made it. A bridge of another netd is
+never touched.
 """
 
 import logging
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class _Written(NamedTuple):
-    """The table that this netd has written last."""
+    """The table that this netd wrote last."""
 
     reach: ReachRules
     rules: dict[str, list[bytes]]
@@ -50,7 +51,7 @@ class _Written(NamedTuple):
 
 
 def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
-    """Return True if the table has the rules that this netd has written."""
+    """Return True if the table has the rules of `written`; without these, if it exists."""
     if filters.ask(has_host_table(bridge)) is None:
         return False
     if written is None:
@@ -74,7 +75,7 @@ class HostBridge:
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
         target: NetworkTarget | None = None,
     ) -> None:
-        """`memo` is the file that stores the former `ip_forward`; `owner` is netd's state dir.
+        """`memo` is the file that stores the former forwarding; `owner` is netd's state folder.
 
         The memos of all bridges of this netd are in one folder. `target` is the network object;
         without it, the bridge is that of the built-in network.
@@ -98,8 +99,9 @@ class HostBridge:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use` if another netd has the bridge, `subnet_taken` if
-                another link has an address in the subnet.
+            VirtbusError: 409 `bridge_in_use` if another netd has the bridge. 409 `subnet_taken` if
+                another link has an address in the subnet, or if the subnet of a network object
+                has an address of a host of the fleet or of the bus. 500 `bridge_lost`.
         """
         with self._lock:
             link = links.find(host, self.name)
@@ -120,7 +122,7 @@ class HostBridge:
             self.check(host)
 
     def check(self, host: Netlink) -> None:
-        """Run `check_owner` by an open socket."""
+        """Do the check of `check_owner` over an open socket."""
         self._owned(host)
 
     def former(self, host: Netlink, current: Collection[str] = ()) -> list[str]:
@@ -215,7 +217,7 @@ class HostBridge:
         """Restore the address, table and forwarding if another program removed them.
 
         The rules in an existing table are compared with those that this netd has written. If it has
-        written none yet, only the table is checked.
+        written none yet, a table that exists counts as right.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
@@ -255,7 +257,7 @@ class HostBridge:
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
         """Return the addresses by which other hosts reach this host.
 
-        Those of this bridge and of `others`, further bridges of this netd, are not among them.
+        Addresses of this bridge, and of the further bridges `others` of this netd, are left out.
         """
         with Netlink() as host:
             bridges = [links.find(host, name) for name in (self.name, *others)]
@@ -286,7 +288,10 @@ class HostBridge:
         return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
     def remove(self) -> None:
-        """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
+        """Remove the bridge and the table; tolerate missing parts. A bridge of another netd stays.
+
+        After the host's last bridge of any netd, restore the former forwarding.
+        """
         with self._lock:
             self.index = 0
             self._written = None
@@ -317,14 +322,14 @@ def _is_foreign(link: links.KernelLink, mark: str) -> bool:
 
 
 def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> bool:
-    """Return True if a bridge is up with its addresses, of which the kernel makes the routes."""
+    """Return True if a bridge is up with its addresses, from which the kernel makes its routes."""
     found = links.list_addresses(host) if own else []
     there = {each.interface for each in found if each.index == link.index}
     return link.up and there.issuperset(own)
 
 
 def _connect(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> None:
-    """Take a bridge up, with its addresses."""
+    """Set a bridge up, and give it its addresses."""
     up = links.set_link(link.name, up=True)
     host.do([up, *(links.add_address(link.index, one) for one in own)])
     extra = {"code": "host_route_back", "bridge": link.name}

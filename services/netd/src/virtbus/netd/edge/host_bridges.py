@@ -1,6 +1,6 @@
 """Finds the host's bridge of each network: the built-in one, and those of network objects.
 
-A network object needs nothing from the bus: its bridge is made from what the VM's record says. A
+The bus is not asked for a network object: its bridge is made from the copy in the VM's record. A
 memo on disk names each bridge that exists, so that a later netd removes it once no VM needs it.
 """
 
@@ -44,7 +44,7 @@ class HostBridges:
         return self.built_in if nic.target is None else self._of_target(nic.target, nic.index)
 
     def name_of(self, nic: Nic) -> str:
-        """Return the name of the bridge of an interface's network, also if this host has none."""
+        """Return the name of the bridge of an interface's network, even if this host lacks it."""
         target = nic.target
         return self.built_in.name if target is None else core_names.network_bridge(target.uid)
 
@@ -96,7 +96,7 @@ class HostBridges:
             each.set_reach(self._reach(reach, each))
 
     def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:
-        """Return the rules of another bridge: with the resolver at its gateway, or without."""
+        """Return `reach` for another bridge: with the resolver at its gateway, if it has names."""
         own = self.built_in.gateway.ip
         dns = tuple(server for server in reach.dns if server != own)
         if bridge.kind in WITH_NAMES and own in reach.dns:
@@ -104,7 +104,7 @@ class HostBridges:
         return replace(reach, dns=dns)
 
     def times_made(self) -> int:
-        """Return how often a bridge was made; then it lacks the links of other VMs."""
+        """Return how often a bridge was made. A new bridge lacks the links of existing VMs."""
         return sum(each.times_made for each in self.all())
 
     def needed(self, used: Iterable[Nic]) -> list[tuple[HostBridge, bool]]:

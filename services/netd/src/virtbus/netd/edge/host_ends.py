@@ -24,9 +24,10 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
 
 
 def bridged_mtu(nic: Nic) -> int:
-    """Return the MTU of an interface's links on a bridge of virtbus, which takes that of its ports.
+    """Return the MTU of an interface's veth pair to a bridge of virtbus.
 
-    It is the network's, also if the interface asks for a smaller one: then its tap has that.
+    It is the network's MTU, at least BRIDGE_MTU. An interface that asks for a smaller MTU has that
+    on its tap only, because a Linux bridge takes the smallest MTU of its ports.
     """
     own = nic.target.spec.mtu if nic.target is not None else None
     return max(BRIDGE_MTU, own or 0)

@@ -1,4 +1,4 @@
-"""Returns the DNS servers of this host: for guests, and for queries that netd passes on."""
+"""Returns the DNS servers of this host: for guests, and for queries that the resolver forwards."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, ip_address
@@ -13,8 +13,8 @@ MOST = 3
 class HostServers:
     """The servers of a setting. Without one, the servers of a resolv.conf, also those on loopback.
 
-    The file is read again when it has changed. `gateway` is never among them, because a query
-    would come back.
+    The file is read again when it has changed. `gateway` is never one of the servers, because the
+    resolver itself would get the query back.
     """
 
     def __init__(
