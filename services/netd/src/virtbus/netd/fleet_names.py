@@ -15,16 +15,19 @@ from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswers
 log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""Age at which an answer is asked again."""
+"""Age from which on an answer is asked for again."""
 SILENT_S = 5.0
 """Time after a failed question in which no other is asked, so that guests need not wait for it."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Maximum stored answers that a VM exists. Answers that none exists are stored separately."""
+"""Maximum stored answers that name a VM. Answers that no VM exists are stored separately."""
 
 
 Ask = Callable[[Lookup, str], Awaitable[FoundName | None]]
-"""Asks a controller for a guest of a VM; returns None if it refuses. Raises NobodyAnswersError."""
+"""Asks a controller a guest's question; the second argument is the uid of the guest's VM.
+
+Returns None if the controller refuses. Raises NobodyAnswersError.
+"""
 
 
 class FleetNames:
@@ -38,7 +41,7 @@ class FleetNames:
         self._silent_until_s = -math.inf
 
     def ask_again(self) -> None:
-        """End the pause after a failed question: somebody else is there to be asked."""
+        """End the pause after a failed question, because another netd can be asked."""
         self._silent_until_s = -math.inf
 
     async def find(
@@ -46,7 +49,7 @@ class FleetNames:
     ) -> FoundName | None:
         """Return the VM that a guest of the VM `uid` asks for; None if nobody can answer now.
 
-        `may_ask` is called with the time before a controller is asked.
+        Before a controller is asked, `may_ask` is called with the time, and may forbid it.
         """
         now_s = asyncio.get_running_loop().time()
         asked_s, known = self._found.get(want) or self._absent.get(want) or (-math.inf, None)

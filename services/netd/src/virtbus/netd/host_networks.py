@@ -1,10 +1,10 @@
 """Serves the networks that this host has already: leases, names and rules, also without the bus.
 
 All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
-It begins once the agent of this host has said that it holds the node. It does not wait for the
-proof on the bus: each guest that it serves runs here, also if another host holds the node by now.
-From then on, it follows the leases of segments and the addresses that are closed to guests, and
-removes leftovers.
+The module begins once this host's agent has said that it holds the node. It does not wait for the
+proof on the bus: each guest that it serves runs on this host, even if another host now holds the
+node. After the recovery, it follows the leases of segments and the addresses that are closed to
+guests, and removes leftovers.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class HostNetworks:
 
     @functools.cached_property
     def passt(self) -> PasstWatch:
-        """Return the task that starts passt again."""
+        """Return the watch that starts passt again."""
         return PasstWatch(self.ports.attachers.passt, self.attachments)
 
     @property
@@ -65,7 +65,7 @@ class HostNetworks:
         return recovering or bool(self.attachments.ready())
 
     def permit(self, ask: Ask) -> None:
-        """Begin, if it has not begun: the bus proves that this host's agent holds the node.
+        """Begin now at the latest: the bus has proved that this host's agent holds the node.
 
         `ask` asks the controllers for names.
         """
@@ -90,8 +90,8 @@ class HostNetworks:
     async def until_recovered(self) -> None:
         """Return once all networks of an earlier netd are served again, within `running`.
 
-        Raises the error that has ended the recovery. The context cancels its body then, but
-        Python 3.11 may lose a cancel.
+        Raises the error that has ended the recovery. `running` cancels its body after such an
+        error, but Python 3.11 may lose this cancel.
         """
         await self._settled.wait()
         if self._serving is not None and self._serving.done():

@@ -39,7 +39,7 @@ class HotNics:
     async def is_bare(self, plan: Attachment, known: Attachment | None) -> bool:
         """Return True if the record adds the first interfaces of a running guest."""
         bare = known is None or not known.nics
-        # a VM's first record is of generation 1: its create reads no list of processes
+        # generation 1 is a VM's create, which need not search all processes
         changed = bare and bool(plan.nics) and plan.generation > 1
         return changed and await self._builder.runs(plan.uid)
 
@@ -58,7 +58,7 @@ class HotNics:
         used: UsedNics,
         keep: Callable[[NetworkEntry, Attachment], None],
     ) -> NicDone:
-        """Do one step for an interface; safe to repeat. `used` has those of all VMs.
+        """Do one step for an interface; safe to repeat. `used` has the interfaces of all VMs.
 
         Raises:
             VirtbusError: 404 `nic_unknown`; 409 `tap_busy`, `tap_lost`, `mac_in_use`,

@@ -1,4 +1,4 @@
-"""Asks the controllers for names of VMs, by the bus."""
+"""Asks the controllers for names of VMs, over the bus."""
 
 import logging
 
@@ -16,7 +16,7 @@ ASK_S = 2.0
 
 
 class NameQuestions:
-    """Asks for guests of this node."""
+    """Asks on behalf of the guests of this node."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus

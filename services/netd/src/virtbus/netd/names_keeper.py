@@ -36,7 +36,7 @@ START_S = 10.0
 END_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
 QUIET_S, HANG_S = 15.0, 45.0
-"""A process that says nothing is asked; one that does not answer then hangs."""
+"""A process that is silent for QUIET_S is asked. Without an answer for HANG_S, it hangs."""
 
 
 class NamesKeeper:
@@ -53,7 +53,7 @@ class NamesKeeper:
         self._decided = asyncio.Event()
         """Set when the port is known to be free or taken, or when that takes too long."""
         self._gone = asyncio.Event()
-        """Set when a process has ended that nobody needs."""
+        """Set at the end, when the process that no VM needs has ended."""
 
     @property
     def domain(self) -> str:
@@ -159,7 +159,7 @@ class NamesKeeper:
             self.complete()
 
     async def _heard(self, channel: ResolverChannel) -> Message | None:
-        """Return the next message; None if the process ended, also by netd because it hung."""
+        """Return the next message; None if the process ended, or was killed because it hung."""
         for limit_s in (QUIET_S, HANG_S):
             try:
                 async with asyncio.timeout(limit_s):

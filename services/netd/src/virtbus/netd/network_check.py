@@ -8,10 +8,10 @@ from virtbus.schemas.errors import VirtbusError
 
 
 async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
-    """Return a finding if the network was incomplete; the caller has its lock.
+    """Return a finding if the network was incomplete. The caller holds the VM's lock.
 
-    `runs`: its guest runs, so a network that cannot be mended is cut off. Without a guest, it is
-    made again by the next ensure.
+    `runs`: the guest runs. Then a network that cannot be mended, or whose tap the guest has lost,
+    is marked as failed. Without a guest, the next ensure makes the network again.
     """
     attachment = entry.attachment
     named = builder.stands(attachment)

@@ -27,8 +27,9 @@ class NetworkStep:
     def follows(self, record: VmRecord) -> bool:
         """Return False for a halted VM, which needs no network, and for an outdated record.
 
-        A restored bus has a record whose epoch is lower than that of this host's network. The agent
-        keeps its own in force, so each periodic list would only report a failure.
+        A restored bus may have a record with a lower epoch than this host's network. The agent
+        keeps its newer record in force. So an attempt, at each periodic list, would only report a
+        failure.
         """
         known, _ready = self._attachments.look(record.uid)
         outdated = known is not None and record.epoch < known.epoch
@@ -40,7 +41,8 @@ class NetworkStep:
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[NetReady]:
         """Attach the network; return its ready event, and its addresses if it was not ready before.
 
-        Raises as `Attachments.ensure`.
+        Removes the network instead if the record asks for that. Raises as `Attachments.ensure`, or
+        as `Attachments.release`.
         """
         del logins
         if record.spec.network_state is NetworkState.RELEASED:

@@ -1,6 +1,6 @@
 """Finds orphans and missing parts of networks on this host, for audits by the agent.
 
-It considers only resources with this netd's mark: its own bridge, that bridge's ports, and
+It considers only resources with this netd's mark: its own bridges, the ports of these bridges, and
 namespaces whose `lo` has the mark. Another netd on the host has another mark.
 """
 

@@ -17,7 +17,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""A passt that ends at once is started this often."""
+"""The pause between two rounds, so that a passt that ends at once is not started all the time."""
 MOST_UNREPORTED = 256
 
 
@@ -63,6 +63,6 @@ class PasstWatch:
             await asyncio.sleep(PAUSE_S)
 
     async def report(self, send: Callable[[NetworkFinding], Awaitable[None]]) -> None:
-        """Report the networks that were mended, also those from before. Never returns by itself."""
+        """Report mended networks, also from before this call. Never returns by itself."""
         while True:
             await send(await self._found.get())

@@ -1,4 +1,4 @@
-"""Runs the CNI plugins of interfaces, with what a guest needs before and after them."""
+"""Runs the CNI plugins of interfaces, and hands the plugins' addresses to the guests."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +30,8 @@ class PluginChains:
         self._nics = nics
         self._links = PluginLinks(namespaces)
         self.insistent: set[str] = set()
-        """Networks whose plugins choose the MAC. They are attached before a VM starts, never
-        during its start."""
+        """Networks whose plugins choose the MAC. A VM is attached to them before its start, never
+        during it."""
 
     async def add(
         self, attachment: Attachment, nics: Sequence[Nic], keep: Keep, before: frozenset[str]

@@ -1,4 +1,4 @@
-"""Lets CNI plugins remove what attachments left behind, and removes their cached results."""
+"""Lets CNI plugins clean up after ended attachments, and removes the cached results of these."""
 
 import asyncio
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ class NetworkReporter(StepReporter):
     async def found(self, finding: NetworkFinding) -> None:
         """Emit an event that a network on the host differed from its state file.
 
-        A network that its guest has lost is also reported as failed to the agent.
+        If the guest has lost the network, the agent also gets a ready event that says "failed".
         """
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}

@@ -29,7 +29,7 @@ class FoundResolver(NamedTuple):
 
 
 async def found(site: ResolverSite) -> FoundResolver | None:
-    """Return the process that has the site's socket; None without one. One that hangs is ended."""
+    """Return the process that has the site's socket, or None. A process that hangs is killed."""
     channel = await found_at(site.socket)
     if channel is None:
         return None
@@ -85,7 +85,7 @@ async def begun(channel: ResolverChannel, site: ResolverSite) -> bool:
 
 
 async def end(channel: ResolverChannel, site: ResolverSite) -> None:
-    """End a process; return once it has closed its ports. One that hangs is killed."""
+    """End a process; return once it has closed its ports. A process that hangs is killed."""
     channel.send({"end": True})
     try:
         async with asyncio.timeout(END_S):

@@ -52,7 +52,7 @@ class SecurityGroups:
             self._book.nonces[key] = one.nonce
 
     def known(self, after: str = "") -> KnownGroups:
-        """Return a page of the groups, as a rebuild of the bus needs them."""
+        """Return a page of the groups behind the key `after`, for a rebuild of the bus."""
         found: dict[str, NodeGroup] = {}
         left_bytes = PAGE_BYTES
         for key, group in sorted(self._book.groups.items()):

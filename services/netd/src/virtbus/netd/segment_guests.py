@@ -1,7 +1,7 @@
 """Follows the addresses that the DHCP servers of segments give to guests of this host.
 
 A guest on a segment may use only the address of its last lease. netd reads the server's answer on
-the guest's tap, and stores the address. It is reported once the bus is there.
+the guest's tap, and stores the address. netd reports a new address once the bus is there.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from virtbus.schemas.node_rpc import NetReady
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
-"""Leases that wait at once. A guest whose lease is lost here asks again."""
+"""Maximum number of leases that wait. A guest whose lease is dropped asks its server again."""
 
 
 class SegmentGuests:
@@ -62,7 +62,7 @@ class SegmentGuests:
                     self._applied.set()
 
     async def report(self, send: Callable[[NetReady], Awaitable[None]]) -> None:
-        """Report VMs with new addresses, also those from before. Never returns by itself."""
+        """Report VMs with new addresses, also from before this call. Never returns by itself."""
         while True:
             await self._applied.wait()
             self._applied.clear()
@@ -72,9 +72,9 @@ class SegmentGuests:
                     await send(ready)
 
     async def guard(self) -> None:
-        """Apply the reach rules of this host to these guests. A failure at a tap is logged.
+        """Apply this host's reach rules to guests on no bridge of virtbus. Logs failures at taps.
 
-        Raises OSError if the rules of guests of CNI plugins cannot be applied.
+        Raises OSError if the table for guests of CNI plugins cannot be changed.
         """
         for attachment in self._attachments.ready():
             if not any(nic.filters_reach for nic in attachment.nics):

@@ -135,7 +135,7 @@ class Netd:
                     )
 
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that run from the first complete state on, and need the bus."""
+        """Return the tasks that run after the recovery, while the bus is there."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
         report = partial(self._networks.segments.report, self._reporter.ready)
         ended = partial(self._networks.passt.report, self._reporter.found)
@@ -227,7 +227,7 @@ class Netd:
         return HeldResources(things=held, faults=await self._leftovers.faults())
 
     async def _traffic(self, uid: str) -> Counters:
-        """Return the counters of a VM's interfaces. The kernel counts; only a request reads."""
+        """Return the counters of a VM's interfaces. netd reads them from the kernel on request."""
         self._attachments.refuse_while_recovering()
         if uid in self._attachments.begun():
             message = f"netd is building the network of VM {uid}; try again in a second"
@@ -296,8 +296,9 @@ class Netd:
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
     """Return a VM's record from the bus, or `record` if the bus has only an older one.
 
-    So netd has the keys that were written before it, such as those of security groups, and an
-    agent that is late undoes nothing. Raises VirtbusError 503 `record_late` after CATCH_UP_S.
+    Once netd has the record, it also has the keys that were written before, such as those of
+    security groups. A late agent with an older record undoes nothing. Raises VirtbusError 503
+    `record_late` after CATCH_UP_S.
     """
     found = await work.newest(record, CATCH_UP_S)
     if found is None:

@@ -15,7 +15,8 @@ from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.dns import is_domain
 
 GIVES_UP_S = 60
-"""udhcpc tries the last three renewals half a minute before a lease ends, and then gives it up."""
+"""udhcpc makes its last three attempts to renew half a minute before a lease ends. Then it gives
+the lease up."""
 
 
 class Settings(ServiceSettings):
@@ -184,7 +185,7 @@ class Settings(ServiceSettings):
     def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
         """Return the reach rules that the settings give, without addresses of hosts and servers.
 
-        `resolver` are addresses of this host at which netd resolves names.
+        `resolver` are the addresses of this host at which the resolver answers.
         """
         return ReachRules(
             closed=self.guests_may_not_reach,

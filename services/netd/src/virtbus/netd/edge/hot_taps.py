@@ -1,8 +1,8 @@
 """Makes, moves and deletes the taps of interfaces that are plugged into a running guest.
 
 libvirt opens a tap in the host's namespace. Until the tap is in the VM's namespace it is down, so
-no frame passes. All functions block, and leave their thread in the VM's namespace: call each in
-`in_thread`.
+no frame passes. All functions block, and some leave their thread in the VM's namespace: call each
+in `in_thread`.
 """
 
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
-    """Delete all links of `nic`, whose device the guest has released."""
+    """Delete the links of `nic`, whose device the guest has released; CNI plugins delete theirs."""
     own = [names.lent_tap(attachment.uid, nic.index)]
     own += [nic.host_link] if has_host_end(nic) else []
     with Netlink() as host:
@@ -66,7 +66,7 @@ def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def _own_eth(nic: Nic) -> tuple[str, ...]:
-    """Return the link to the network, if it does not end with a link on the host."""
+    """Return `eth` if netd must delete it. Others end with a host link, passt or a plugin's DEL."""
     return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 

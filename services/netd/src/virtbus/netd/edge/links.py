@@ -28,14 +28,14 @@ from virtbus.schemas.overlay import TUNNEL_PORT
 
 _AF_BRIDGE = 7
 _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
-"""`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
+"""`BRIDGE_VLAN_INFO_*`: untagged frames enter the VLAN, and frames of the VLAN leave untagged."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
 Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
-"""Caches encoded calls. pyroute2 takes 50 to 130 us for each, and namespaces need equal ones."""
+"""Caches encoded calls. pyroute2 takes 50 to 130 us for each, and many namespaces need the same."""
 _GETNSID, _NSID, _NSID_OF_FD = 90, 1, 3
 """`RTM_GETNSID` and its attributes (`linux/net_namespace.h`)."""
 _INFO_KIND, _INFO_DATA, _LINK_NETNSID = 1, 2, 37
@@ -79,7 +79,7 @@ class KernelLink:
 
     @property
     def isolated(self) -> bool:
-        """Return True for a port of a bridge that other isolated ports do not reach."""
+        """Return True for a bridge's port that exchanges no frames with other isolated ports."""
         return host_end.is_isolated(self._message)
 
     @property
@@ -103,7 +103,7 @@ class KernelLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkDetails:
-    """A link with its kind, such as `bridge`; empty for a device of the hardware."""
+    """A link with its kind, such as `bridge`. The kind of a hardware device is empty."""
 
     index: int
     kind: str
@@ -113,9 +113,9 @@ class LinkDetails:
     alias: str
     filters_vlans: bool
     pvid: int | None
-    """Of a bridge: the VLAN of a new port; None if the kernel has no VLANs on bridges."""
+    """The VLAN that a bridge gives new ports; None for other links, or without VLANs on bridges."""
     peer_namespace: int | None
-    """The id of the namespace with its other end, or with the link below it; None: this one."""
+    """The id of the namespace of its other end, or of the link below it; None: this namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,9 @@ def set_link(
 
 
 def raise_mtu(name: str, mtu: int) -> NetlinkCall:
-    """Return the call that sets an MTU. It tolerates that the link below has a smaller one.
+    """Return the call that sets an MTU. It has no effect if the link below has a smaller one.
 
-    The kernel refuses it then, with EINVAL for a macvlan link and ERANGE for one of a VLAN.
+    The kernel refuses such an MTU, with EINVAL for a macvlan link and ERANGE for a VLAN link.
     """
     call = set_link(name, mtu=mtu)
     return replace(call, tolerated=(errno.EINVAL, errno.ERANGE))
@@ -199,9 +199,9 @@ def new_macvlan(
 
 
 def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCall:
-    """Return the call that moves a link to another namespace, with a new name. It must be down.
+    """Return the call that moves a link to another namespace, with a new name.
 
-    A process that has a tap open keeps it.
+    The link must be down. A process that has a tap open keeps it.
     """
     target = ("IFLA_NET_NS_FD", netns_fd)
     return LINKS.set(f"{name} netns", ("IFLA_IFNAME", new_name), target, index=index)
@@ -210,8 +210,8 @@ def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCal
 def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
     """Return the call that ensures a VXLAN device without learning, flooding and multicast.
 
-    It answers ARP from its neighbours. The kernel refuses a number that another device has, with
-    the error of an existing link.
+    The device answers ARP from its own table of neighbours. If another device has the VNI, the
+    kernel makes none, and its error is that of an existing link, which the call tolerates.
     """
     data = nest(
         ("IFLA_VXLAN_ID", vni),
@@ -228,7 +228,7 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
 
 @_kept
 def quiet_port(name: str) -> NetlinkCall:
-    """Return the call that ends learning from a bridge's port, and frames to unknown MACs there."""
+    """Return the call that ends learning from a bridge's port, and flooding unknown MACs to it."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
 
 
@@ -284,7 +284,7 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
 
 
 def namespace_id(netlink: Netlink, fd: int) -> int | None:
-    """Return the id of another namespace in that of the socket; None if it has none there."""
+    """Return the id that the socket's namespace has for the namespace `fd`; None without an id."""
     ask = NetlinkCall("namespace id", _GETNSID, 0, bytes(4) + attr(_NSID_OF_FD, _U32.pack(fd)))
     answer = netlink.ask(ask)
     raw = find_attr(answer.message, HEADER_BYTES + 4, _NSID) if answer is not None else b""

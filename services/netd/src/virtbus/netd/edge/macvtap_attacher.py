@@ -1,7 +1,7 @@
-"""Connects interfaces to an interface of the host without a bridge: networks of kind `macvtap`.
+"""Connects VMs to an interface of the host without a bridge there: networks of kind `macvtap`.
 
-A macvlan link in the VM's namespace does what the kernel's macvtap does, and leaves the frames to
-the links there. So the guest has the same tap, filter and limits as in the other kinds.
+The VM's namespace has a macvlan link instead of the kernel's macvtap. The inner bridge connects it
+with a tap. So the guest has the same tap, filter and limits as in the other kinds.
 """
 
 import errno
@@ -22,7 +22,7 @@ from virtbus.schemas.network_object import MacvtapMode
 
 @dataclass(frozen=True, slots=True)
 class MacvtapAttacher:
-    """Implements `attachers.Attacher`."""
+    """Implements `attacher.Attacher`."""
 
     segments: Segments
     built_in: HostBridge
@@ -48,7 +48,7 @@ class MacvtapAttacher:
         for nic in nics:
             link = self.segments.of(host, nic)
             mode = mode_of(nic)
-            # in this mode, the link has the MAC of the host's interface, and passes all frames
+            # in passthru, the link has the MAC of the host's interface, and passes all frames
             mac = None if mode is MacvtapMode.PASSTHRU else nic.mac
             call = links.new_macvlan(nic.eth, link.index, mode, netns_fd, mac=mac, mtu=link.mtu)
             try:
@@ -59,7 +59,7 @@ class MacvtapAttacher:
                 raise
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each host's interface that is gone or down; nothing is mended."""
+        """Return a message for each interface of the host that is gone or down; `mend`: nothing."""
         found = []
         with Netlink() as host:
             for nic in nics:

@@ -28,7 +28,7 @@ def of(nics: Sequence[Nic]) -> list[Nic]:
 
 
 def connect(inside: Netlink, nics: Sequence[Nic]) -> None:
-    """Give the namespace its settings, addresses and routes; its links exist."""
+    """Give the namespace its settings, addresses and routes. The links must exist."""
     for nic in of(nics):
         for key, value in _settings(nic):
             _ensure(key, value)
@@ -91,7 +91,7 @@ def _counted(rules: Sequence[bytes], nic: Nic) -> int:
 
 
 def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
-    """Return True if the table has the rules of these interfaces, and does not exist for none."""
+    """Return True if the table has the rules of `own`; without interfaces, if there is no table."""
     there = rules.ask(masquerade.has_table()) is not None
     if not own or not there:
         return there == bool(own)
@@ -101,7 +101,7 @@ def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
 
 
 def _settings(nic: Nic) -> Iterator[tuple[str, str]]:
-    """Yield the settings of the links, by key. None of them needs a setting of the host."""
+    """Yield the namespace's settings, by key. They work whatever the host's settings are."""
     for link in (nic.eth, nic.bridge):
         yield f"net/ipv4/conf/{link}/forwarding", "1"
         yield f"net/ipv4/conf/{link}/arp_ignore", "1"

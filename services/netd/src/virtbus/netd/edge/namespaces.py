@@ -37,9 +37,8 @@ def _mount(source: str, target: str, flags: int) -> None:
 async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
     """Run blocking `work` in a new thread that starts in this process' namespace.
 
-    Threads are not reused, because `work` may leave its thread in another namespace. When
-    cancelled, it calls `on_cancel` and waits for the thread to end. So two threads never work on
-    one VM.
+    Threads are not reused, because `work` may leave its thread in another namespace. A cancelled
+    call runs `on_cancel` and waits for the thread to end. So two threads never work on one VM.
 
     Return the result of `work`, or raise its exception.
     """
@@ -157,7 +156,7 @@ def opened(path: Path | str) -> Iterator[int]:
 
 @contextmanager
 def entered(namespace: int, back: int) -> Iterator[None]:
-    """Put the calling thread into a namespace for the length of the context, and `back` then."""
+    """Put the calling thread into a namespace within the context, and into `back` afterwards."""
     _call("setns", namespace, _CLONE_NEWNET)
     try:
         yield

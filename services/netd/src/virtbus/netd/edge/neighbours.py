@@ -1,4 +1,4 @@
-"""Builds the netlink calls for forwarding entries and neighbours, and reads those of a link."""
+"""Builds netlink calls for forwarding entries and neighbours, and lists the entries of a link."""
 
 import errno
 import struct
@@ -18,14 +18,14 @@ _INDEX = struct.Struct("=i")
 
 
 def forward_to(port: int, mac: str) -> NetlinkCall:
-    """Return the call that sends a MAC's frames to a port of its bridge, always."""
+    """Return the call that makes the bridge of `port` send all frames for a MAC to this port."""
     mac_ = ("NDA_LLADDR", mac)
     fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER, "state": _NUD_NOARP}
     return NEIGHBOURS.ensure(f"forwarding of {mac}", mac_, **fields)
 
 
 def forget_local(port: int, mac: str) -> NetlinkCall:
-    """Return the call that ends the delivery of a port's own MAC to its bridge's host."""
+    """Return the call that makes a bridge forget `mac` at `port`, also as the port's own MAC."""
     what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
     fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
     return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
@@ -33,10 +33,10 @@ def forget_local(port: int, mac: str) -> NetlinkCall:
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """The entries of a VXLAN device, and of its bridge for it."""
+    """The forwarding entries of a VXLAN device, and those of its bridge that lead to the device."""
 
     remote: dict[str, str]
-    """The host of each MAC."""
+    """The address of the host that has each MAC."""
     ports: frozenset[str]
     """The MACs that the bridge sends to the device."""
 
@@ -67,7 +67,7 @@ def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
 
 
 def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tuple[str, Message]]:
-    """Yield the entries of a link that have a MAC, with it."""
+    """Yield each entry of a link that has a MAC, with this MAC."""
     for reply in netlink.dump(listing):
         if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
             continue
@@ -78,7 +78,7 @@ def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tup
 
 
 def put_remote(index: int, mac: str, host: str) -> NetlinkCall:
-    """Return the call that sends a MAC's frames to another host."""
+    """Return the call that sends the frames for a MAC to another host."""
     attributes = ("NDA_LLADDR", mac), ("NDA_DST", host)
     fields = {"family": _AF_BRIDGE, "flags": _NTF_SELF, "state": _NUD_PERMANENT}
     return NEIGHBOURS.put(f"{mac} at {host}", *attributes, ifindex=index, **fields)

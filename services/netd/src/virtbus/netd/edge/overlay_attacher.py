@@ -1,4 +1,4 @@
-"""Connects interfaces to overlays: as `nat`, with a tunnel to the hosts of the other guests."""
+"""Connects interfaces to overlays: like `nat`, with a tunnel to the hosts of the other guests."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from virtbus.schemas.overlay import ENCAPSULATION_BYTES
 
 @dataclass(frozen=True, slots=True)
 class OverlayAttacher:
-    """Implements `attachers.Attacher`."""
+    """Implements `attacher.Attacher`."""
 
     bridged: OwnBridgeAttacher
     tunnels: Tunnels
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses, and with the MTU of tunnels of this host.
+        """Return the interface with its addresses. Its MTU leaves room for the encapsulation.
 
         Raises VirtbusError.
         """
@@ -29,14 +29,14 @@ class OverlayAttacher:
         return self.bridged.plan(nic, vm, used, most)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the bridges and the tunnels. Other hosts may be missing in these yet."""
+        """Ensure the bridges and the tunnels, with entries for the hosts that are known so far."""
         self.bridged.prepare(host, nics)
         for nic, macs in self.tunnels.first_of_each(nics):
             self.tunnels.ensure(host, nic)
             self.tunnels.sync(host, nic, macs)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        """Make a veth pair for each interface. Its host end is a port of the bridge."""
         self.bridged.attach(host, uid, nics, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
@@ -59,10 +59,10 @@ class OverlayAttacher:
         self.tunnels.sync(host, nic, macs)
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Lead the tunnel to the new host of a guest that ended here, if its peers list it.
+        """Add tunnel entries for guests that ended here, if other hosts list them now.
 
-        A host that was cut off gets the peers of a moved guest while it still has that guest. A
-        tunnel itself ends with its bridge.
+        Other hosts may list a moved guest while this host still has it, for example after this host
+        was cut off. Its entry waits for the guest's end here. A tunnel itself ends with its bridge.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

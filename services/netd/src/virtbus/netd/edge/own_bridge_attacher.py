@@ -1,4 +1,7 @@
-"""Connects interfaces by a veth pair to a bridge of virtbus: nat, routed, isolated, overlay."""
+"""Connects interfaces by a veth pair to a bridge of virtbus.
+
+They are on the built-in network, or on a network of kind nat, routed, isolated or overlay.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +19,12 @@ from virtbus.schemas.network_object import BRIDGE_MTU
 
 @dataclass(frozen=True, slots=True)
 class OwnBridgeAttacher:
-    """Implements `attachers.Attacher`."""
+    """Implements `attacher.Attacher`."""
 
     bridges: HostBridges
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics, most: int = BRIDGE_MTU) -> Nic:
-        """Return the interface with its addresses; `most` is the largest MTU of the network.
+        """Return the interface with its addresses; `most` is the largest MTU that it may have.
 
         Raises VirtbusError.
         """
@@ -36,7 +39,7 @@ class OwnBridgeAttacher:
             bridge.ensure(host)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        """Make a veth pair for each interface. Its host end is a port of the bridge."""
         plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:

@@ -1,9 +1,9 @@
 """Connects interfaces with the binding passt: their network ends at a process, not at the guest.
 
-The attacher of the network's kind connects a namespace of passt's own, which has the guest's
-addresses. There passt has sockets, and it gives the guest frames by a tap in the VM's namespace:
-that tap is the link to the network, which other kinds make as the end of a cable. So everything
-between it and the guest is as elsewhere (ADR 0082).
+passt runs in a namespace of its own, which has the guest's addresses. The attacher of the network's
+kind connects this namespace to the host. A relay copies frames between passt and the tap `eth` in
+the VM's namespace. Without passt, `eth` is the end of a veth pair that leads to the network. So
+everything between `eth` and the guest is the same with and without passt (ADR 0082).
 """
 
 import os
@@ -30,15 +30,15 @@ Started = Callable[[str, int], None]
 
 
 class PasstAttacher:
-    """Implements `attachers.Attacher` for all kinds whose addresses virtbus gives."""
+    """Implements `attacher.Attacher` for all kinds whose addresses virtbus gives."""
 
     def __init__(self, kinds: Mapping[NicKind, Attacher], program: Path) -> None:
         self._kinds = kinds
         self._program = program
         self._seen: set[str] = set()
-        """Interfaces whose relay `started` has."""
+        """The process names of interfaces whose processes were given to `started`."""
         self.started: Started = lambda _uid, process: passt_processes.forget(process)
-        """Called with a VM's uid and a pidfd, which it closes, of each relay that is there."""
+        """Called with a VM's uid and a pidfd of its relay or passt; closes the pidfd."""
 
     @property
     def bindings(self) -> tuple[str, ...]:
@@ -64,13 +64,13 @@ class PasstAttacher:
             self._kinds[nic.kind].prepare(host, (nic,))
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Start passt for each interface without it; the thread is in the VM's namespace."""
+        """Start passt for interfaces that lack it. The thread must be in the VM's namespace."""
         for nic in nics:
             if links.find(host, nic.host_link) is None or not self._adopted(uid, nic):
                 self._start(host, uid, nic, netns_fd)
 
     def _adopted(self, uid: str, nic: Nic) -> bool:
-        """Return True if passt serves the interface; `started` knows it then."""
+        """Return True if passt serves the interface; `started` then has its processes."""
         with Netlink() as inside:
             if links.find(inside, nic.eth) is None:
                 return False
@@ -113,7 +113,7 @@ class PasstAttacher:
             self._seen.discard(name)
 
     def lost(self, nics: Sequence[Nic]) -> list[str]:
-        """Return a message for each interface whose passt has no network."""
+        """Return a message for each interface whose passt has lost its link to the network."""
         bound = [nic for nic in nics if nic.binding is NicBinding.PASST]
         if not bound:
             return []
@@ -137,7 +137,7 @@ def _may_become_nobody() -> bool:
 
 
 def _address(nic: Nic) -> None:
-    """Give the end of the cable in passt's namespace the guest's addresses and its gateway.
+    """Give the link in passt's namespace the guest's MAC, addresses and default routes.
 
     passt serves no IPv6 if the link has no link-local address when it starts. The kernel gives that
     address up to a second after the link is up, so netd gives the same one.

@@ -1,7 +1,7 @@
 """Starts, finds and ends the two processes of an interface with passt.
 
-They outlive netd, and a later netd finds them by the word that is among their arguments. All
-functions block: call them in `in_thread`.
+The relay and passt outlive netd. A later netd finds them by a name among their arguments
+(`core.passt.process_name`). All functions block: call them in `in_thread`.
 """
 
 import fcntl
@@ -25,12 +25,12 @@ _ENDED_S = 5.0
 _SAFE_FD = 16
 """Descriptors for the new process are above those that it gets, so that none replaces another."""
 _WORDS = 6
-"""The name is among so many first arguments: `python -I -S passt_relay.py NAME`."""
+"""The name is among this many first arguments: `python -I -S passt_relay.py NAME`."""
 
 
 @contextmanager
 def begun(words: Sequence[str], tap: int) -> Iterator["Beginning"]:
-    """Start the relay with its arguments and `tap`; it ends if the body raises."""
+    """Start the relay with its arguments and `tap`; kill it if the body raises."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(START_S)
@@ -44,12 +44,12 @@ def begun(words: Sequence[str], tap: int) -> Iterator["Beginning"]:
 
 
 class Beginning:
-    """A relay that waits until its namespace is connected with the network."""
+    """A relay that waits until netd has connected the new namespace with the network."""
 
     def __init__(self, channel: socket.socket, process: int) -> None:
         self._channel = channel
         self.process = process
-        """A pidfd of the relay, which the caller closes."""
+        """A pidfd of the relay. The caller closes it, unless the body of `begun` raises."""
         message, fds, _flags, _peer = socket.recv_fds(channel, 16, 1)
         if not fds:
             raise _failed(message.decode(errors="replace"))

@@ -1,13 +1,13 @@
 """Connects a guest's link with passt: `python -I -S passt_relay.py NAME MAC PROGRAM OPTIONS…`.
 
-netd starts it with two descriptors: a channel, and a tap in the VM's namespace. It makes a network
-namespace for passt, which netd connects with the network, and gives up all rights. Then it starts
-passt there, and copies frames between the two. Each process ends with the other one, and the kernel
-removes the tap and the namespace with them.
+netd starts this process with two descriptors: a channel, and a tap in the VM's namespace. The
+process makes a network namespace for passt, which netd connects with the network. Then it gives up
+all rights, starts passt there, and copies frames between the tap and passt. Each of the two
+processes ends with the other one, and the kernel then removes the tap and the namespace.
 
-passt carries echo requests of the guest, but none to it. So this process does: otherwise the
-namespace would answer for a guest that has not booted. This file imports nothing of virtbus, so
-that it starts in 20 ms. ADR 0082 has the reasons.
+passt carries echo requests from the guest, but none to it. So this process carries those: if the
+namespace answered them, a guest that has not booted would seem to be up. This file imports nothing
+of virtbus, so that it starts in 20 ms. ADR 0082 has the reasons.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ import time
 from pathlib import Path
 
 CHANNEL, TAP = 3, 4
-"""The descriptors that netd gives it."""
+"""The descriptors that netd gives this process."""
 NOBODY = 65534
 START_S = 20.0
 _CLONE_NEWNET = 0x40000000
 _PR_SET_NO_NEW_PRIVS = 38
 _SIOCOUTQ, _ATTEMPTS, _TURN_S = 0x5411, 50, 0.0001
 _SO_SNDBUFFORCE, _BUFFER = 32, 4 << 20
-"""passt loses frames when the buffer is full, and its connections may wait for ever then."""
+"""passt drops frames when the buffer is full. Its connections may then wait for ever."""
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REQUESTS = (~(1 << 8) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
 _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34
-"""The types of frames with IP packets, and the place of what follows an IPv4 header."""
+"""The types of frames with IP packets, and the offset of the data behind an IPv4 header."""
 _TCP, _SYN_ACK = 6, 0x12
 _LENGTH = 4
 """Each frame in passt's stream follows its length, in network order."""
@@ -47,8 +47,8 @@ _SYSCTLS = {
     "net/ipv6/conf/all/accept_dad": "0",
     "net/ipv6/conf/default/accept_dad": "0",
 }
-"""passt has no rights, and opens low ports and sockets for echo requests. The address is the
-guest's, which checks it for duplicates itself."""
+"""Without rights, passt can then open low ports, and sockets for echo requests. The addresses are
+not checked for duplicates, because the guest itself checks them."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -97,7 +97,7 @@ def _give_up_rights() -> None:
 
 
 def _start(name: str, program: str, options: list[str], theirs: socket.socket) -> bytes | None:
-    """Start passt, which goes to the background when it is ready; return what it says if not."""
+    """Start passt, which goes to the background when it is ready; return the error, or None."""
     fd = theirs.fileno()
     try:
         subprocess.run(  # noqa: S603  a setting of netd
@@ -125,7 +125,7 @@ def _value(options: list[str], flag: str) -> str:
 def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
-    A guest that has sent nothing yet, or knows its router, would not be reached otherwise.
+    Otherwise, passt could not reach a guest that has sent nothing yet, or that knows its router.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
     return router + guest + b"\x08\x06" + arp
@@ -151,7 +151,7 @@ def _echo_to_guest(echo: socket.socket, head: bytes) -> None:
 
 
 def _is_echo_reply(frame: bytes) -> bool:
-    """Return True for a whole IPv4 packet without options that is an echo reply."""
+    """Return True for an echo reply in an unfragmented IPv4 packet without options."""
     whole = len(frame) >= _ICMP_AT + 8 and frame[20] & 0x3F == 0 and frame[21] == 0
     return whole and frame[12:15] == _IP + b"\x45" and (frame[23], frame[_ICMP_AT]) == (1, 0)
 
@@ -159,7 +159,7 @@ def _is_echo_reply(frame: bytes) -> bool:
 def has_no_source(frame: bytes) -> bool:
     """Return True for an IPv6 packet from `::`, such as a check for duplicates.
 
-    passt of March 2023 takes its source for the guest's address, and sends to `::` from then on.
+    passt of March 2023 takes this source for the guest's address, and sends to `::` from then on.
     """
     return frame[12:14] == _IPV6 and frame[22:38] == bytes(16)
 
@@ -177,10 +177,10 @@ def _wait_until_taken(stream: socket.socket) -> None:
 
 
 def acknowledgement(frame: bytes) -> bytes:
-    """Return the guest's client's answer to a SYN,ACK of the guest; empty for other frames.
+    """Return the ACK of a client that answers a SYN,ACK of the guest; empty for other frames.
 
-    passt of March 2023 sends it with the first data of the client. So a server that speaks first,
-    as sshd does, would wait for ever. A second answer of a later passt does no harm.
+    passt of March 2023 sends this ACK only with the client's first data. So a server that speaks
+    first, as sshd does, would wait for ever. A second ACK of a later passt does no harm.
     """
     four = frame[12:15] == _IP + b"\x45"
     six = frame[12:14] == _IPV6 and len(frame) > 20 and frame[20] == _TCP
@@ -211,7 +211,7 @@ def checksum(data: bytes) -> bytes:
 
 
 def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
-    """Copy frames of the guest; all directions block on their own, so none waits for another."""
+    """Copy frames of the guest. Each direction has a thread, so none waits for another."""
     try:
         while True:
             frame = os.read(TAP, _MOST)
@@ -231,7 +231,7 @@ def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
 
 
 def _to_guest(stream: socket.socket) -> None:
-    """Copy frames from passt until it ends. The tap refuses frames while it is down."""
+    """Copy frames from passt until passt ends. Frames are lost while the tap is down."""
     rest = b""
     while part := stream.recv(_READ):
         rest, at = rest + part, 0

@@ -1,7 +1,8 @@
 """Reads and changes the links that CNI plugins made in the namespaces of VMs.
 
-The address of such a link becomes the guest's. Plugins look for it on DEL, so it returns before.
-All methods block, and leave their thread in the VM's namespace: call each in `in_thread`.
+The guest takes over the addresses of such a link. Plugins look for them on DEL, so netd puts them
+back on the link before. All methods block, and leave their thread in the VM's namespace: call each
+in `in_thread`.
 """
 
 import socket
@@ -28,7 +29,7 @@ _ROUTES = Path("/proc/thread-self/net/route")
 _ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
 _UP, _REJECT = 0x1, 0x200
 _ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
-"""`RTF_*`: a router has advertised the route, or the kernel has made it for an own address."""
+"""Flags `RTF_*` of routes that a router advertised, or that the kernel made for an own address."""
 _PAIRED = frozenset({"veth", "netkit"})
 """Kinds of links with another end, to which all packets go."""
 
@@ -64,7 +65,7 @@ class PluginLinks:
     def take_addresses_off(self, attachment: Attachment, nic: Nic, found: PluginLink) -> None:
         """Remove the addresses of a link: from now on the guest uses them.
 
-        The kernel removes the routes with the last one.
+        The kernel removes the link's routes with the last address.
         """
         self.namespaces.enter(attachment.netns)
         try:
@@ -95,8 +96,8 @@ class PluginLinks:
 def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]:
     """Yield the routes of a link in the text of `/proc/net/route`.
 
-    Those to the networks of its `own` addresses are left out, as are multicasts, which a guest
-    routes by itself, and a route that only leads to a gateway: an offer adds it.
+    Left out are routes to the networks of the link's `own` addresses, and multicast routes, which
+    a guest adds by itself. So are routes that only lead to a gateway, because the offer adds them.
     """
     rows = [line.split() for line in text.splitlines()[1:]]
     found: list[tuple[IPv4Network, IPv4Address]] = []
@@ -114,9 +115,10 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
 
 
 def routes6_in(text: str, name: str) -> Iterator[Route]:
-    """Yield the routes of a link in the text of `/proc/net/ipv6_route` that plugins have made.
+    """Yield the routes that plugins made for a link, from the text of `/proc/net/ipv6_route`.
 
-    Those to the networks of addresses are left out, as are multicasts and what a router advertised.
+    Routes that a router advertised are left out, and routes to the networks of the link's own
+    addresses, to link-local networks and to multicast addresses.
     """
     rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
     own = [_network6(row) for row in rows if int(row[8], 16) & _LOCAL]
@@ -140,7 +142,7 @@ def _network6(row: list[str]) -> IPv6Network:
 def router_of(gateway: str) -> str:
     """Return the link-local address of an IPv6 gateway on this host; empty if it is elsewhere.
 
-    The thread must be in the host's namespace.
+    A link-local or empty gateway is returned as it is. The thread must be in the host's namespace.
     """
     if not gateway or ip_address(gateway).is_link_local:
         return gateway

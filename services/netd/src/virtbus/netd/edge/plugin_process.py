@@ -87,7 +87,7 @@ class PluginProcess:
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
         """Read the plugin's output until it ends or exceeds a limit.
 
-        Return the limit in words, "" if it ended, and its stdout and stderr.
+        Return the exceeded limit in words, or "" if the plugin ended, with its stdout and stderr.
         """
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]

@@ -1,4 +1,4 @@
-"""Limits what guests reach that CNI plugins connect: one nftables table of the host."""
+"""Limits the reach of guests that CNI plugins connect, by one nftables table of the host."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -28,10 +28,13 @@ def _nobody() -> Iterable[Nic]:
 
 
 class PluginReach:
-    """The table of all guests of this netd. All methods block, in the host's namespace."""
+    """The table for all guests of this netd that plugins connect.
+
+    All methods block. Their thread must be in the host's namespace.
+    """
 
     def __init__(self, bridge: HostBridge) -> None:
-        """`bridge` is the built-in one: its reach applies, and its name is in the table's."""
+        """`bridge` is the built-in one: its reach applies, and the table is named after it."""
         self._bridge = bridge
         self.nics: Callable[[], Iterable[Nic]] = _nobody
         """Returns the interfaces of all VMs of this host. Any thread may call it."""
@@ -42,7 +45,7 @@ class PluginReach:
         self._lock = threading.Lock()
 
     def sync(self) -> None:
-        """Ensure the table for the guests of now. Without guests, it stays until `tidy`."""
+        """Ensure the table for the present guests. Without guests, it stays until `tidy`."""
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if wanted != self._written:
@@ -91,7 +94,7 @@ class PluginReach:
         return replace(reach, dns=tuple(server for server in reach.dns if server != own))
 
     def _change(self, known: PluginGuests, reach: ReachRules) -> None:
-        """Change the table from what was written last; if that fails, write all of it."""
+        """Send the changes since the last write; if that fails, write the whole table."""
         calls = self._changes(known, reach)
         if calls:
             try:
@@ -104,7 +107,7 @@ class PluginReach:
             self._write(known, reach)
 
     def _changes(self, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
-        """Return a transaction that is cheaper than to write all of it; empty if there is none."""
+        """Return a transaction that is cheaper than the whole table; empty if there is none."""
         name = self._bridge.name
         if self._stands and self._written is not None and self._written[1] == reach:
             return changed_guests(name, known, self._written[0])

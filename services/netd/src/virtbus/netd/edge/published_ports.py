@@ -33,7 +33,10 @@ _TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
 
 
 class PublishedPorts:
-    """The published ports of this host, by VM. All methods block, in the host's namespace."""
+    """The published ports of this host, by VM.
+
+    All methods block. Their thread must be in the host's namespace.
+    """
 
     def __init__(self, bridges: HostBridges) -> None:
         self._bridges = bridges
@@ -58,9 +61,9 @@ class PublishedPorts:
             self._set(attachment.uid, leads)
 
     def adopt(self, attachment: Attachment) -> None:
-        """Publish the ports of a network that was made earlier, and so has them already.
+        """Publish the ports of a network that was made earlier. They need no check for holders.
 
-        At netd's start the table of the earlier netd stays until `settle`.
+        At netd's start, a table of the earlier netd stays as it is until `settle`.
         """
         with self._lock:
             if leads := leads_of(attachment):
@@ -76,8 +79,8 @@ class PublishedPorts:
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
 
-        So a port whose network ended with that netd leads nowhere, also if its guest's address is
-        given to another.
+        From then on, a port of a network that no longer exists leads nowhere. So it does not lead
+        to another guest that gets the address.
         """
         with self._lock:
             if not self._whole and (self._leads or self._stands()):

@@ -1,6 +1,7 @@
 """Stores the releases of addresses, so that a restart of netd keeps their order.
 
-It is a hint: a lost line only lets an address be given sooner. So nothing is synchronized.
+The journal is a hint: after a lost line, an address is only given again sooner. So there is no
+fsync.
 """
 
 import json
@@ -10,7 +11,7 @@ from pathlib import Path
 from virtbus.netd.core.freed_addresses import Freed
 
 MOST = 4096
-"""The lines that remain when the file is cut, which is at the double."""
+"""The number of lines that remain when the file is cut. It is cut at twice as many."""
 
 
 class ReleaseJournal:

@@ -13,7 +13,7 @@ from virtbus.netd.core.resolver_messages import Message
 FIRST_CHANNEL = 3
 """The descriptor at which the process finds its first connection to netd."""
 LINE_BYTES = 4 * 1024 * 1024
-"""Maximum length of a message: the uids of all VMs of a host are one."""
+"""Maximum length of a message. The uids of all VMs of a host are sent as one message."""
 
 
 class ResolverChannel:
@@ -29,7 +29,7 @@ class ResolverChannel:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> Message | None:
-        """Return the next message; None after the peer's end."""
+        """Return the next message; None after the peer's end, or for a message that is too long."""
         try:
             line = await self._reader.readline()
         except (OSError, ValueError):
@@ -51,7 +51,7 @@ async def channel_on(connection: socket.socket) -> ResolverChannel:
 async def listening(
     path: Path, connected: Callable[[ResolverChannel], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Accept connections of root at `path`, in place of a process that was killed.
+    """Accept connections of root at `path`. Replaces the socket that a killed process left.
 
     Raises:
         OSError: the path cannot be used.

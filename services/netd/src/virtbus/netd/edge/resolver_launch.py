@@ -20,8 +20,8 @@ _KILLED_S = 10.0
 async def launch(argument: str) -> ResolverChannel:
     """Start the process with this argument; return netd's end of its first channel.
 
-    The process is no child of netd: its first process ends after a fork. It has a session of its
-    own, and none of netd's descriptors.
+    The process is no child of netd: the one that netd starts forks, and ends. It has a session of
+    its own, and none of netd's descriptors.
 
     Raises:
         OSError: it cannot be started.
@@ -64,7 +64,10 @@ async def found_at(path: str) -> ResolverChannel | None:
 
 
 def kill_at(path: str) -> bool:
-    """Kill the process that listens at `path`; return True once it has ended. Blocks."""
+    """Kill the process that listens at `path`; return True once it has ended. Blocks.
+
+    Return False if nobody listens there, or if the process does not end in time.
+    """
     connection = _connected(path)
     if connection is None:
         return False
@@ -87,7 +90,7 @@ def kill_at(path: str) -> bool:
 
 
 def _connected(path: str) -> socket.socket | None:
-    """Return a connection that does not block; None if nobody listens, or accepts any more."""
+    """Return a connection that does not block; None if nobody listens, or the queue is full."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:

@@ -86,7 +86,7 @@ class Objects:
         return NetlinkCall(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
 
     def set_port(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Return the call that changes an object as a port of its master. `set` ignores these."""
+        """Return the call that changes a port's properties. The kernel ignores them in `set`."""
         return NetlinkCall(f"set port {name}", self.new, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:

@@ -46,7 +46,7 @@ class Segments:
 
         Raises:
             VirtbusError: 403 `link_forbidden`; 422 `link_missing` if the host has no such link of
-                this kind.
+                this kind; 422 `no_vlans` if the network has a VLAN, and the link cannot have any.
         """
         spec = nic.target.spec if nic.target is not None else None
         name = (spec.link if spec is not None else None) or ""

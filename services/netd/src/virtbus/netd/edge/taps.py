@@ -18,7 +18,7 @@ def open_tap(name: str, *, multi_queue: bool = False, header: bool = True) -> in
 
     Without `multi_queue` the tap has one queue, so only one process can have it open. Its virtio
     header lets the guest offload checksums and segmentation, although QEMU is not root. Without
-    `header`, the kernel completes each frame.
+    `header`, the kernel itself computes checksums and segments before it delivers a frame.
 
     Raises:
         VirtbusError: 409 `tap_busy` while another process has it open (a QEMU that has not ended).

@@ -1,8 +1,9 @@
 """Applies the link state and the limits of interfaces, in the calling thread's namespace.
 
-The inner bridge of a link that is down is down: it forwards no frame in either direction. The tap
-stays up, because its carrier shows that a guest uses it. Frames to the guest leave by its tap, and
-frames from the guest leave by the link to the network. So each limit is a scheduler of one link.
+For the link state `down`, the inner bridge is set down, and forwards no frame in either direction.
+The tap stays up, because its carrier shows that a guest uses it. Frames to the guest leave by its
+tap, and frames from the guest leave by the link to the network. So each limit is a scheduler of one
+of these links.
 """
 
 import errno
@@ -24,7 +25,7 @@ def link_state(nic: Nic) -> NetlinkCall:
 
 
 def limit(inside: Netlink, nics: Sequence[Nic], *, lift: bool = False) -> None:
-    """Apply the limits of `nics`. With `lift`, also remove limits that they have no longer.
+    """Apply the limits of `nics`. With `lift`, also remove limits that are no longer wanted.
 
     Raises:
         VirtbusError: 422 `no_limits` if the kernel has no token buckets.

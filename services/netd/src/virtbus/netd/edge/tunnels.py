@@ -1,7 +1,7 @@
 """Makes the VXLAN devices of overlays, and writes the guests of other hosts into them.
 
 A device learns nothing and floods nothing: it forwards to the guests that the bus names, and
-answers ARP for them itself. A frame for anybody else ends there.
+answers ARP for them itself. It drops a frame for anybody else.
 """
 
 import logging
@@ -43,9 +43,9 @@ class Tunnels:
         """True once all peers are known. Before that, no entry is deleted."""
 
     def end(self) -> TunnelEnd | None:
-        """Return the end of this host's tunnels; None if it has no address for them.
+        """Return the end of this host's tunnels; None if the host has no address for them.
 
-        Without a setting, it is the address of the default route, or the first one.
+        Without a setting, the end has the host's address on the default route, or the first one.
         """
         own = sorted(IPv4Address(text) for text in self._bridges.addresses() if ":" not in text)
         outside = _address_to_outside()
@@ -82,9 +82,9 @@ class Tunnels:
 
     # --- peers ----------------------------------------------------------------------------
     def set_peer(self, peer: OverlayPeer) -> None:
-        """Remember the guests of a network on another host, after those that came earlier.
+        """Remember the guests of a network on another host, which becomes the last in the list.
 
-        So a guest that two hosts list is at the one whose key was written last.
+        If two hosts list a guest, the later one counts: its key on the bus was written last.
         """
         with self._lock:
             hosts = self._peers.setdefault(peer.network, {})
@@ -137,7 +137,7 @@ class Tunnels:
         return [f"{name}: {count} entries are wrong or missing"] if count else []
 
     def _missing(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[NetlinkCall]:
-        """Return the calls that make the entries of a device those of its peers."""
+        """Return the calls that make the entries of a device match its peers."""
         link = links.find(host, names.tunnel(nic.place))
         if link is None:
             return []
@@ -158,7 +158,7 @@ class Tunnels:
         return [*calls, *(neighbours.delete_remote(link.index, mac) for mac in gone)]
 
     def first_of_each(self, nics: Iterable[Nic]) -> Sequence[tuple[Nic, set[str]]]:
-        """Return one interface of each overlay, with the MACs of all of its guests here."""
+        """Return one interface of each overlay, with the MACs of the overlay's guests here."""
         found: dict[str, tuple[Nic, set[str]]] = {}
         for nic in nics:
             if nic.kind is NicKind.OVERLAY:
@@ -177,7 +177,8 @@ class Tunnels:
 def _address_to_outside() -> IPv4Address | None:
     """Return this host's address on its default route; None if it has no such route.
 
-    A host's first address may be that of a bridge of containers, which other hosts have, too.
+    The first address is no safe choice: it may belong to a bridge of containers, and other hosts
+    may have it, too.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:

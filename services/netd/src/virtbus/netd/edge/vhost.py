@@ -14,7 +14,7 @@ def accelerated(
 ) -> tuple[Sequence[NicArgument], list[int]]:
     """Return the interfaces with vhost-net, and its descriptors, which the caller closes.
 
-    If this host has no such device, or no more of it, the interfaces stay without.
+    If the host has no such device, or not enough of them, no interface gets vhost-net.
     """
     faster = with_vhost(nics)
     opened: list[int] = []

@@ -40,7 +40,7 @@ def install(
     `compiler` None selects the Python version.
 
     Raises:
-        OSError: `target_dir` cannot be written.
+        OSError: `target_dir` cannot be written, or there is no `emulator`.
     """
     for directory in (target_dir.parent, target_dir):
         if not directory.is_dir():

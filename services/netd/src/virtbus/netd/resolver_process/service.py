@@ -48,7 +48,8 @@ class ResolverService(logging.Handler):
     async def run(self, netd: ResolverChannel) -> None:
         """Serve until netd requests the end, or until there is no netd and no VM with a name.
 
-        Return at once if netd has gone or the ports are taken, and later if the socket is removed.
+        Return at once if netd has gone, or if the ports are taken. Return later if somebody removes
+        the socket.
 
         The ports are opened when netd says so: until then, an earlier process may have them.
         """
@@ -76,7 +77,7 @@ class ResolverService(logging.Handler):
                     return
 
     async def _follow(self, netd: ResolverChannel) -> None:
-        """Do what a netd says until it ends, or until a later one is there."""
+        """Do what a netd says until this netd ends, or until a later netd connects."""
         if self._netd is not None:
             self._netd.close()
         self._netd = netd
@@ -132,7 +133,7 @@ class ResolverService(logging.Handler):
             del self._questions[number]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a log record to netd. While netd is away, it is lost."""
+        """Send a log record to netd. Records are lost while netd is away."""
         if self._netd is not None:
             code, uid = getattr(record, "code", ""), getattr(record, "uid", "")
             text = self.format(record)

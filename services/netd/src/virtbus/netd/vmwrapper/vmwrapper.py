@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -ISE
 """Fetches a VM's tap descriptors from netd, then becomes QEMU.
 
-netd replaces the words between @ when it installs this file. Only built-in modules are imported,
-because others cost milliseconds in every start. libvirt shows its stderr.
+netd replaces the two words between @ when it installs this file. Only built-in modules are
+imported, because others cost milliseconds in every start. libvirt shows this program's stderr.
 """
 
 import _socket
@@ -15,7 +15,7 @@ SOCKET = "@WRAPPER_SOCKET@"
 EMULATOR = "@EMULATOR@"
 PROTOCOL = b"virtbus-wrapper/1"
 TIMEOUT_S = 8.0  # netd waits 5 s for a network that is being attached
-MAX_DESCRIPTORS = 128  # the queues of a VM
+MAX_DESCRIPTORS = 128  # the taps of all queues of a VM, and the rest for vhost-net
 
 
 def fail(message: str) -> None:
