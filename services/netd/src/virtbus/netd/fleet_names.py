@@ -1,6 +1,6 @@
 """Asks the controllers for names of VMs on other hosts, with a cache and bounds.
 
-A question that is open is never asked twice at the same time. While no controller answers, an
+A question that waits for its answer is not asked a second time. While no controller answers, an
 earlier answer is used again: guests keep their names while the bus is away.
 """
 

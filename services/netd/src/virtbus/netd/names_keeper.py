@@ -36,7 +36,7 @@ START_S = 10.0
 END_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
 QUIET_S, HANG_S = 15.0, 45.0
-"""A process that is silent for QUIET_S is asked. Without an answer for HANG_S, it hangs."""
+"""A process that is silent for QUIET_S is asked. Without an answer in HANG_S, it counts as hung."""
 
 
 class NamesKeeper:

@@ -36,7 +36,7 @@ class NetworkStep:
         return record.spec.run_strategy is not RunStrategy.HALTED and not outdated
 
     def forgets(self, uid: str) -> None:
-        """Do nothing: networks are removed only on a `release` request."""
+        """Do nothing: a network is removed on a `release` request, or if a record asks for that."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[NetReady]:
         """Attach the network; return its ready event, and its addresses if it was not ready before.

@@ -28,7 +28,7 @@ from virtbus.netd.fleet_names import FleetNames
 log = logging.getLogger(__name__)
 
 FORWARDERS = 256
-"""Networks whose last good server is remembered."""
+"""Maximum number of lists of servers whose last good server is remembered."""
 
 
 class Resolver:
@@ -96,7 +96,7 @@ class Resolver:
         return await forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
 
     def _forwarder_for(self, servers: tuple[Address, ...]) -> Forwarder:
-        """Return the one that asks a network's servers; without any, those of the host."""
+        """Return the forwarder that asks `servers`; without any, the one that asks the host's."""
         if not servers:
             return self._forwarder
         known = self._of_networks.get(servers)
@@ -158,7 +158,8 @@ class Resolver:
     def _reachable(self, found: FoundName) -> list[Address]:
         """Return the addresses that guests of this host can reach.
 
-        Each host has guests in the built-in network, so those of another host are not reachable.
+        Each host has a built-in network of its own. So no guest here reaches the built-in addresses
+        of guests on another host.
         """
         addresses = []
         for text in found.addresses:

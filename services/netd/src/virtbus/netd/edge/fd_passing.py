@@ -79,7 +79,7 @@ class Handover:
 
 
 class HandoverServer:
-    """Serves both sockets while its context is open."""
+    """Serves both sockets until `run` is cancelled."""
 
     def __init__(
         self,

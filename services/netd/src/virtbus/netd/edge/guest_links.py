@@ -206,9 +206,9 @@ class GuestLinks:
             _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
-        """Delete host ends on our own bridge that are not in `kept`. Used once at start.
+        """Delete host ends on this netd's own bridges that are not in `kept`. Used once at start.
 
-        Host ends that are not on our bridge may belong to another netd, so they stay.
+        Host ends on no bridge of this netd may belong to another netd, so they stay.
         """
         with Netlink() as host:
             _delete(host, self._attachers.bridges.ports(host).keys() - set(kept))

@@ -1,7 +1,7 @@
 """Reads and changes the links that CNI plugins made in the namespaces of VMs.
 
-The guest takes over the addresses of such a link. Plugins look for them on DEL, so netd puts them
-back on the link before. All methods block, and leave their thread in the VM's namespace: call each
+The guest takes over the addresses of such a link. Plugins look for them on DEL, so netd first puts
+them back on the link. All methods block, and leave their thread in the VM's namespace: call each
 in `in_thread`.
 """
 

@@ -61,7 +61,7 @@ class PublishedPorts:
             self._set(attachment.uid, leads)
 
     def adopt(self, attachment: Attachment) -> None:
-        """Publish the ports of a network that was made earlier. They need no check for holders.
+        """Publish the ports of a network that was made earlier. Its ports need no check.
 
         At netd's start, a table of the earlier netd stays as it is until `settle`.
         """
@@ -79,8 +79,8 @@ class PublishedPorts:
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
 
-        From then on, a port of a network that no longer exists leads nowhere. So it does not lead
-        to another guest that gets the address.
+        From then on, a port of a network that no longer exists leads nowhere, even if another guest
+        gets the address of the former one.
         """
         with self._lock:
             if not self._whole and (self._leads or self._stands()):

@@ -1,7 +1,7 @@
 """Installs vmwrapper at a path that libvirt may run.
 
-If the host has a compiler, it is compiled from C and uses 0.8 ms of CPU per start. Otherwise the
-Python version is installed, which uses 10 ms.
+If the host has a compiler, vmwrapper is compiled from C, and uses 0.8 ms of CPU per start.
+Otherwise the Python version is installed, which uses 10 ms.
 """
 
 import hashlib
