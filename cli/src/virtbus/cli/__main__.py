@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         _silence_stdout()
         return _fail(_unexpected(error), arguments)
     except SystemExit:
-        # If the reader of a pipe ends early, click wraps stdout and exits with 1.
+        # If the process that reads our output ends early, click wraps stdout and exits with 1.
         if sys.stdout is stdout:
             raise
         _silence_stdout()

@@ -26,10 +26,10 @@ HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "M
         "list": (f"{_HERE}:listing", "List backups."),
         "get": (f"{_HERE}:get", "Show one backup with its disks."),
         "verify": (f"{_HERE}:verify", "Read a backup and compare its digests."),
-        "restore": (f"{_HERE}:restore", "Make a new VM of a backup."),
+        "restore": (f"{_HERE}:restore", "Make a new VM from a backup."),
         "delete": (f"{_HERE}:delete", "Remove backups."),
-        "serve": ("virtbus.cli.backup_serve:serve", "Let a reader of NBD have a guest's disks."),
-        "finish": ("virtbus.cli.backup_serve:finish", "End a reading that has everything."),
+        "serve": ("virtbus.cli.backup_serve:serve", "Offer a running VM's disks to an NBD client."),
+        "finish": ("virtbus.cli.backup_serve:finish", "End a reading whose client has all data."),
         "schedule": ("virtbus.cli.backup_schedule", "Back up a VM again and again."),
     },
     epilog=examples(
@@ -44,8 +44,9 @@ HEADER = ("ID", "NAMESPACE", "VM", "NODE", "KIND", "SIZE", "AGE", "VERIFIED", "M
 def command() -> None:
     """Manage backups: copies of all disks of a VM at one instant, in a directory of a node.
 
-    A backup describes itself: it can be restored by another node or another fleet that has the
-    directory. The setting backup_dir of imaged names the directory; without it a node makes none.
+    A backup describes itself: another node or another fleet that has the directory can restore it.
+    The setting backup_dir of imaged names the directory. A node without this setting makes no
+    backups.
     """
 
 
@@ -54,13 +55,13 @@ def _node(function: Any) -> Any:
         "--node",
         metavar="NODE",
         shell_complete=completion_sources.nodes,
-        help="The node whose directory has it.  [default: any]",
+        help="The node whose directory has the backup.  [default: any]",
     )(function)
 
 
 def _wait(function: Any) -> Any:
     return click.option(
-        "--wait/--no-wait", default=True, show_default=True, help="Wait for the end."
+        "--wait/--no-wait", default=True, show_default=True, help="Wait until the work has ended."
     )(function)
 
 
@@ -73,12 +74,19 @@ def _wait(function: Any) -> Any:
     )
 )
 @click.argument("vm", shell_complete=completion_sources.vms)
-@click.option("--full", "mode", flag_value="full", help="Copy everything.")
-@click.option("--incremental", "mode", flag_value="incremental", help="Fail if it would be full.")
+@click.option("--full", "mode", flag_value="full", help="Copy all data.")
 @click.option(
-    "--chain", type=int, metavar="N", help="Backups until the next full one.  [default: 8]"
+    "--incremental",
+    "mode",
+    flag_value="incremental",
+    help="Fail if only a full backup is possible.",
 )
-@click.option("--id", "id_", metavar="UUID", help="An id of your choice, to repeat this.")
+@click.option(
+    "--chain", type=int, metavar="N", help="Backups from one full backup to the next.  [default: 8]"
+)
+@click.option(
+    "--id", "id_", metavar="UUID", help="An id of your choice: the same command may be repeated."
+)
 @_wait
 @namespace_option
 @verb
@@ -87,9 +95,9 @@ def create(
 ) -> None:
     """Copy all disks of the VM, which may run, to the backup directory of its node.
 
-    By default only what was written since the last backup is copied, if that is possible;
-    otherwise the backup is a full one, and says why. If the guest has an agent, its file systems
-    are frozen for the instant of the copy.
+    By default the backup is an increment: it has only what was written since the last backup. If
+    an increment is impossible, the backup is full, and MESSAGE says why. If the guest has a guest
+    agent, its file systems are frozen for the instant of the backup.
     """
     asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
     asked |= {key: value for key, value in flags.items() if value}
@@ -144,7 +152,7 @@ def get(invocation: Invocation, *, id_: str, node: str | None) -> None:
 @_wait
 @verb
 def verify(invocation: Invocation, *, id_: str, node: str | None, wait: bool) -> None:
-    """Read the backup ID and all that it rests on, and compare the digests."""
+    """Read the backup ID and the backups on which it rests, and check their digests."""
     begun = invocation.call("backup", "verify", {**_ask(id_, node), "operation": uuid7()})
     if not wait:
         invocation.show(begun, lambda: operation.table([begun]))
@@ -177,9 +185,9 @@ def restore(
     wait: bool,
     **flags: Any,
 ) -> None:
-    """Make the VM NAME of the backup ID, on the node whose directory has it.
+    """Make the VM NAME from the backup ID, on the node whose directory has the backup.
 
-    Each disk becomes a volume NAME-DISK, which needs no other backup. Its content is verified
+    Each disk becomes a volume NAME-DISK, which depends on no backup. The node verifies the content
     before a guest uses it. The VM has a uid and MAC addresses of its own, and no first-boot data.
     """
     backup = invocation.call("backup", "get", _ask(id_, flags["node"]))
@@ -195,7 +203,7 @@ def restore(
 
 
 def _refuse_taken(invocation: Invocation, name: str, namespace: str) -> None:
-    """Raise CliError if there is a VM of that name, before volumes are made for a new one."""
+    """Raise CliError if the name is taken, so that no volumes are made in vain."""
     try:
         invocation.call("vm", "get", {"name": name, "namespace": namespace})
     except CliError as error:
@@ -213,7 +221,7 @@ def _volume(
     name: str,
     namespace: str,
 ) -> dict[str, Any]:
-    """Make the volume of a disk; its node fills it."""
+    """Make the volume for a disk of the backup; the node of the backup fills it."""
     source = {"backup": backup["id"], "disk": disk["name"]}
     asked = {
         "name": f"{name}-{disk['name']}",
@@ -227,7 +235,7 @@ def _volume(
 
 
 def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str, Any]:
-    """Return the spec of the new VM: its disks are the volumes that are made of the backup."""
+    """Return the spec of the new VM. Its disks are the volumes that are made from the backup."""
     spec: dict[str, Any] = dict(backup.get("spec") or {})
     kept = {disk["name"] for disk in backup.get("disks") or ()}
     if not kept:
@@ -258,7 +266,7 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
 @_node
 @verb
 def delete(invocation: Invocation, *, ids: tuple[str, ...], node: str | None) -> None:
-    """Remove backups. This cannot be undone. One on which another one rests is refused."""
+    """Remove backups. This cannot be undone. A backup on which another rests is refused."""
     views = [invocation.call("backup", "delete", _ask(id_, node)) for id_ in dict.fromkeys(ids)]
     items = [{"id": view.get("id"), "deleted": True} for view in views]
     lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)

@@ -36,14 +36,18 @@ HEADER = ("NAMESPACE", "NAME", "VM", "EVERY", "KEEP", "STATE", "LAST", "MESSAGE"
 def command() -> None:
     """Manage schedules of backups.
 
-    A run that fails or is missed is an alarm of `virtbus status`. Old backups of the schedule are
-    removed after each run, but neither one on which another rests, nor the last verified one.
+    `virtbus status` shows an alarm after a run that failed or was missed. After each successful
+    run, old backups of the schedule are removed. A backup on which another rests stays, and so do
+    damaged backups and the last verified one.
     """
 
 
 def _every(function: Any) -> Any:
     return click.option(
-        "--every", metavar="TIME", callback=_time, help="Between two backups, such as 6h or 24h."
+        "--every",
+        metavar="TIME",
+        callback=_time,
+        help="Time from one backup to the next, such as 6h or 24h.",
     )(function)
 
 
@@ -52,11 +56,11 @@ def _time(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 
 def _numbers(function: Any) -> Any:
-    chain = "Backups until the next full one.  [default: 8]"
+    chain = "Backups from one full backup to the next.  [default: 8]"
     for option in (
-        click.option("--keep", type=int, metavar="N", help="Backups that are kept."),
+        click.option("--keep", type=int, metavar="N", help="Number of backups to keep."),
         click.option("--chain", type=int, metavar="N", help=chain),
-        click.option("--verify/--no-verify", default=None, help="Read each backup once."),
+        click.option("--verify/--no-verify", default=None, help="Verify each new backup."),
     ):
         function = option(function)
     return function
@@ -71,11 +75,13 @@ def _numbers(function: Any) -> Any:
 )
 @_every
 @_numbers
-@click.option("--uid", metavar="UUID", help="A uid of your choice, to repeat this.")
+@click.option(
+    "--uid", metavar="UUID", help="A uid of your choice: the same command may be repeated."
+)
 @namespace_option
 @verb
 def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Make the schedule NAME, whose first backup is made at once.
+    """Make the schedule NAME. Its first backup is made at once.
 
     Each backup is an increment if that is possible. --every is 24h and --keep is 7 by default.
     """
@@ -115,7 +121,7 @@ def get(invocation: Invocation, *, name: str, namespace: str) -> None:
 @click.argument("name")
 @_every
 @_numbers
-@click.option("--suspend/--resume", default=None, help="Make no backups, or make them again.")
+@click.option("--suspend/--resume", default=None, help="Stop or continue to make backups.")
 @namespace_option
 @verb
 def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
@@ -132,7 +138,7 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
 @namespace_option
 @verb
 def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str) -> None:
-    """End schedules. Their backups stay, and so does one that is being made."""
+    """End schedules. Their backups stay, and a backup that is being made is completed."""
     asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
     views = [invocation.call(RESOURCE, "delete", one) for one in asked]
     items = [{"name": view.get("name"), "deleted": True} for view in views]

@@ -1,4 +1,7 @@
-"""Implements `virtbus backup serve|finish`: the disks of a running guest for a reader of NBD."""
+"""Implements `virtbus backup serve|finish`: offers a running guest's disks to NBD clients.
+
+A reading is the operation that serves the disks. Its reader is the program that reads them.
+"""
 
 import asyncio
 import signal
@@ -22,11 +25,11 @@ from virtbus.cli.vm.serial import node_subject, owner
 from virtbus.cli.vm.target import namespace_option
 
 SERVED = "serve"
-"""The step of the operation from which readers can connect."""
+"""The step of the operation in which readers can connect."""
 VARIABLE = "VIRTBUS_NBD_SOCKET"
 POLL_S = 1.0
 AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
-"""The exit codes of requests that may be repeated: a controller or the bus is away."""
+"""Exit codes that mean that a controller or the bus is away. Such a request may be repeated."""
 
 
 @click.command(
@@ -39,7 +42,9 @@ AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
 )
 @click.argument("vm", shell_complete=completion_sources.vms)
 @click.argument("command", nargs=-1, metavar="[-- COMMAND...]")
-@click.option("--since", metavar="ID", help="Also tell what was written since that reading.")
+@click.option(
+    "--since", metavar="ID", help="Also report the blocks that were written since the reading ID."
+)
 @click.option(
     "--for",
     "within_s",
@@ -47,10 +52,12 @@ AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
     show_default=True,
     metavar="TIME",
     callback=durations.whole_seconds,
-    help="The time of the reader; after it, the reading fails.",
+    help="Time limit of the reading. It fails if it is not finished by then.",
 )
 @click.option("--socket", "path", type=Path, metavar="PATH", help="The UNIX socket to listen on.")
-@click.option("--id", "id_", metavar="UUID", help="An id of your choice, to repeat this.")
+@click.option(
+    "--id", "id_", metavar="UUID", help="An id of your choice: the same command may be repeated."
+)
 @namespace_option
 @verb
 def serve(
@@ -63,15 +70,16 @@ def serve(
     id_: str | None,
     **flags: Any,
 ) -> None:
-    """Let a reader of NBD on this computer have all disks of the running VM at one instant.
+    """Offer all disks of the running VM, as of one instant, to NBD clients on this computer.
 
-    Each disk is a read-only export of its name. The bytes travel over the bus. With COMMAND, which
-    finds the socket in VIRTBUS_NBD_SOCKET, the reading is finished if it exits with 0, and
-    cancelled otherwise. Without it, `virtbus backup finish ID` ends the reading, and Ctrl-C or
-    SIGTERM cancels it; then -o json prints the id and the socket only.
+    Each disk is a read-only NBD export with the disk's name. The bytes travel over the bus. COMMAND
+    finds the socket in VIRTBUS_NBD_SOCKET. If it exits with 0, the reading is finished; otherwise
+    it is cancelled. Without COMMAND, `virtbus backup finish ID` ends the reading, and Ctrl-C or
+    SIGTERM cancels it. In that case, -o json prints only the id and the socket.
 
-    With --since, the ID of the last finished reading, each export has the metadata context
-    qemu:dirty-bitmap:changes. The guest runs on meanwhile; its snapshots and backups wait.
+    --since takes the ID of the last finished reading. Each export then also has the metadata
+    context qemu:dirty-bitmap:changes. The guest keeps running during a reading, but its snapshots
+    and backups wait.
     """
     asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
     asked |= {name: value for name, value in flags.items() if value}
@@ -85,7 +93,7 @@ def serve(
     if command:
         view = _ask(invocation, ("backup", "finish"), {"id": asked["id"]}, until_s)
     ended = operation.until_ended(invocation, view)
-    if command or invocation.for_eyes:  # otherwise the socket was the one document
+    if command or invocation.for_eyes:  # otherwise `_tell` printed the only document
         invocation.show(ended, lambda: operation.table([ended]))
     operation.refuse_failed(ended)
 
@@ -94,7 +102,7 @@ def serve(
 @click.argument("id_", metavar="ID")
 @verb
 def finish(invocation: Invocation, *, id_: str) -> None:
-    """Let the reading ID succeed: its reader has everything, and the next one may rest on it."""
+    """Finish the reading ID, whose reader has all data. The next reading may rest on it."""
     view = operation.until_ended(invocation, invocation.call("backup", "finish", {"id": id_}))
     invocation.show(view, lambda: operation.table([view]))
     operation.refuse_failed(view)
@@ -108,11 +116,11 @@ def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, CliError) as error:
         if isinstance(error, CliError) and error.reason == "id_taken":
-            raise  # that is another operation
+            raise  # the id belongs to another operation
         try:
             invocation.call("operation", "cancel", {"id": id_})
         except CliError as failed:
-            if failed.exit_code in AWAY:  # otherwise it has ended, or never began
+            if failed.exit_code in AWAY:  # another refusal: the reading has ended, or never began
                 _complain(f"it is not known to be cancelled: `virtbus operation cancel {id_}`")
         raise
     finally:
@@ -122,7 +130,7 @@ def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
 def _ask(
     invocation: Invocation, what: tuple[str, str], data: Mapping[str, Any], until_s: float
 ) -> dict[str, Any]:
-    """Return the answer to a request that may be repeated; the bus may be away until `until_s`."""
+    """Return the answer to a request. Repeat it while the bus is away, at most until `until_s`."""
     while True:
         try:
             return invocation.call(*what, data)
@@ -133,7 +141,7 @@ def _ask(
 
 
 def _until_served(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation once readers can connect; raises CliError if it ends before."""
+    """Return the operation once readers can connect; raises CliError if it ends earlier."""
     steps, pause_s = Steps(shown=invocation.for_eyes), operation.pauses_s()
     try:
         while view.get("phase") not in operation.ENDED and view.get("step") != SERVED:

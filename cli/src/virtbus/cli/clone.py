@@ -1,4 +1,4 @@
-"""Implements `virtbus vm clone`: a snapshot, and a VM whose disks rest on it or copy it."""
+"""Implements `virtbus vm clone`: makes a VM whose disks rest on a snapshot, or copy it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 _FROZEN = ("image", "container_disk", "empty_disk", "volume")
-"""The kinds of volumes in a spec whose disks a snapshot of the VM contains."""
+"""The kinds of volumes in a VM's spec. A snapshot of the VM contains the disks of these kinds."""
 
 
 @click.command(
@@ -34,7 +34,7 @@ _FROZEN = ("image", "container_disk", "empty_disk", "volume")
     "--snapshot",
     metavar="SNAPSHOT",
     shell_complete=completion_sources.snapshots,
-    help="An existing snapshot of it.  [default: a new one of this instant]",
+    help="An existing snapshot of NAME.  [default: a new one of this instant]",
 )
 @click.option(
     "--full",
@@ -52,15 +52,15 @@ def command(
     full: bool,
     namespace: str,
 ) -> None:
-    """Make the VM NEW with the disks of the VM NAME, which may run.
+    """Make the VM NEW with the disks of the VM NAME, which may be running.
 
     Nothing is copied: the disks of NEW rest on those of a snapshot. NEW has a uid, MAC addresses
     and an instance id of its own, so cloud-init makes a new machine id and new host keys. Published
     ports and static addresses stay with NAME. A new snapshot is called clone-NEW; delete it when
     you like.
 
-    With --full the disks are copied, and a new snapshot is removed afterwards. NEW starts when the
-    copies are complete; they continue if this command is interrupted.
+    With --full the disks are copied. If this command made the snapshot, it removes it afterwards.
+    NEW starts when the copies are complete. They continue if this command is interrupted.
     """
     source = invocation.call("vm", "get", ref(name, namespace))
     spec, taken = _spec_of(source, full=full), snapshot or f"clone-{new}"
@@ -81,7 +81,7 @@ def command(
 
 
 def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
-    """Return the spec with a volume that copies the snapshot in place of each disk that it has."""
+    """Return the spec in which each disk of the snapshot is a volume that copies it."""
     disks = []
     for one in spec.get("volumes") or ():
         if not any(one.get(kind) for kind in _FROZEN):
@@ -95,7 +95,7 @@ def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
 
 
 def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
-    """Show the copies until they end; raises CliError if one fails or a person interrupts this."""
+    """Show the copies until they end; raises CliError if one fails or a person interrupts."""
     from virtbus.cli.volume_create import refuse_unfilled, until_filled  # loads slowly
 
     for one in view["spec"].get("volumes") or ():
@@ -105,7 +105,7 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return the spec of a clone, without what only one VM can have; `full` copies volumes."""
+    """Return a clone's spec, with `copied_nics`. Raise CliError for volumes, unless `full`."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

@@ -1,4 +1,4 @@
-"""Defines the root command and its verbs. A verb's module is imported when it is called."""
+"""Defines the root command and its verbs. A verb's module is imported when the verb is called."""
 
 import click
 

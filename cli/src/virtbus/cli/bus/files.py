@@ -33,11 +33,12 @@ T = TypeVar("T")
 @click.option("--without-secrets", is_flag=True, help="Leave cloud-init user data out.")
 @verb
 def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None:
-    """Write the bus' records of VMs and hosts to FILE while the bus is running.
+    """Write the bus's records of VMs and hosts to FILE while the bus is running.
 
     Run it on the host with the bus's admin credentials. The file contains the VMs, their names,
     recent deletes, the desired state of hosts, and the VMs' secrets (cloud-init user data) in plain
-    text. Only its owner can read it; keep it so. An existing FILE is replaced at the end.
+    text. Only the owner of FILE can read it; keep its mode. An existing FILE is replaced at the
+    end.
     """
     from virtbus.bus.provisioning.backup import take
 
@@ -70,8 +71,8 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     """Write FILE into an empty bus.
 
     Run it on the host with the bus's admin credentials; it may be repeated. Hosts that had joined
-    the lost bus hold their VMs until `virtbus bus rebuild`. That command prefers a host's copy if
-    it is newer than the backup: for VMs that were moved, changed or deleted since.
+    the lost bus hold their VMs until `virtbus bus rebuild`. That command uses a host's copy of a
+    record if it is newer than the backup, because the VM was moved, changed or deleted since then.
     """
     from virtbus.bus.provisioning.backup import parse, put_back
 

@@ -33,11 +33,20 @@ from virtbus.schemas.ids import check_id
 )
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
-    "--host", "hosts", multiple=True, help=("Names of a server, separated by commas; repeatable.")
+    "--host",
+    "hosts",
+    multiple=True,
+    help=("Names of one server, separated by commas; repeat for each server."),
 )
 @click.option("--servers", type=click.Choice(["1", "3"]), default="1", show_default=True)
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="A host of VMs; repeatable.")
-@click.option("--bridge", "bridges", multiple=True, metavar="CLUSTER", help="A further cluster.")
+@click.option(
+    "--bridge",
+    "bridges",
+    multiple=True,
+    metavar="CLUSTER",
+    help="A further Kubernetes cluster; repeatable.",
+)
 @click.option(
     "--port", type=int, default=CLIENT_PORT, show_default=True, help=("The port for clients.")
 )
@@ -61,8 +70,8 @@ def command(
     """Write the complete configuration of a production bus into DIRECTORY.
 
     It contains a CA, a certificate per server, an account per node, keys, limits, and a credentials
-    file per user. If DIRECTORY already has a bus, its own settings are used and options are
-    ignored.
+    file per user. If DIRECTORY already has a bus, the settings of that bus are used, and options
+    are ignored.
     """
     prepared = BusDirectory(Path(directory))
     with refusals():

@@ -57,10 +57,10 @@ def add_node(invocation: Invocation, name: str, place: str) -> None:
 @directory
 @local
 def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
-    """Create an account for a further Kubernetes cluster's bridge.
+    """Create an account for the bridge of a further Kubernetes cluster.
 
-    Every bus has the user `bridge` for one cluster. Each bridge sees and changes only the VMs that
-    its own account created, so two clusters never share a VM.
+    Every bus has the user `bridge` for its first cluster. Each bridge sees and changes only the VMs
+    that its own account created, so two clusters never share a VM.
     """
     prepared = BusDirectory(Path(place))
     with refusals():
@@ -75,7 +75,7 @@ def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
 def add_cri(invocation: Invocation, node: str, place: str) -> None:
     """Create an account for the container runtime of a node that is a Kubernetes node, too.
 
-    It sees and changes only the VMs that it created: the VMs of the pods of its node.
+    The runtime sees and changes only the VMs that it created: those of the pods on its node.
     """
     prepared = BusDirectory(Path(place))
     with refusals():
@@ -149,8 +149,8 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
 def revoke_node(invocation: Invocation, name: str, place: str) -> None:
     """Replace a host's credentials: the old ones are refused and their connections end.
 
-    Use it for credentials that were stolen, or are old. The host's VMs keep running. The host is
-    silent until it has its new files. If a server was not reached, repeat the command.
+    Use it for credentials that were stolen or are old. The host's VMs keep running. The host is
+    silent until the new files are on it. If a server was not reached, repeat the command.
     """
     prepared = BusDirectory(Path(place))
     with refusals():

@@ -44,13 +44,13 @@ def written(changed: Sequence[Path]) -> str:
 
 
 async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, str]:
-    """Return the reason of each server that does not accept a user; empty if all accept it."""
+    """Return the error of each server that does not accept a user; empty if all accept it."""
     errors = await answers(prepared, plan, user)
     return {server: str(error) for server, error in errors.items() if error is not None}
 
 
 async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:
-    """Log in to each server with a user's credentials; return its error, None if it accepts."""
+    """Log in to each server as a user; return its error, or None if it accepts the user."""
     servers = [names[0] for names in plan.servers]
 
     async def answer(server: str) -> BusError | None:

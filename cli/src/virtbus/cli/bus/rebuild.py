@@ -119,7 +119,7 @@ def table(answer: Mapping[str, Any]) -> str:
 
 
 def _group(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row with the whole rules of a group: a person decides about them."""
+    """Return a row with all rules of a group, because a person decides about them."""
     spec = one.get("spec") or {}
     return (
         str(one.get("name")),

@@ -23,15 +23,15 @@ from virtbus.cli.lazy import examples
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Folder for the files <namespace>.<name>.json; it is made.",
+    help="Folder for the files <namespace>.<name>.json. It is created.",
 )
 @local
 def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     """Write each VM of the backup FILE to a file for `virtbus vm create -f`.
 
-    FILE may be of virtbus 0.1. A file holds the VM's name, namespace, labels, annotations and spec
-    with its secrets, so only its owner can read it. It holds no uid, no node, no address and no
-    disk.
+    FILE may be a backup by virtbus 0.1. A written file holds the VM's name, namespace, labels,
+    annotations and spec with its secrets, so only its owner can read it. It holds no uid, no node,
+    no address and no disk.
     """
     from virtbus.bus.provisioning.backup import parse
     from virtbus.bus.provisioning.credentials import write_secret

@@ -16,7 +16,7 @@ from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 LINES = "20000"
-"""Lines of each log."""
+"""Number of the newest journal lines, of all services together."""
 COMMAND_S = 30.0
 LOG_BYTES = 4 * 1024**2
 _SERVICES = ("virtbus-nodeagent", "virtbus-netd", "virtbus-imaged", *UNITS)
@@ -32,7 +32,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "units": ("systemctl", "status", "--no-pager", *_SERVICES),
     "journal": ("journalctl", "--no-pager", "-n", LINES, *(f"-u{one}" for one in _SERVICES)),
 }
-"""The commands of a diagnosis, by the name of their file. None shows a secret of virtbus."""
+"""The commands of a diagnosis, by the name of their output file (without `.txt`).
+
+No output contains a secret of virtbus.
+"""
 _STATE = click.option(
     "--state-dir",
     default="/var/lib/virtbus",
@@ -47,10 +50,11 @@ _STATE = click.option(
 @_STATE
 @local
 def diag(invocation: Invocation, folder: Path, state_dir: Path) -> None:
-    """Collect what explains this node's VM pods into a new FOLDER, without secrets.
+    """Collect the state of this node's VM pods in a new FOLDER, without secrets.
 
-    It has the stored pods, the definitions of their VMs, the logs, and the host's network. A source
-    that fails becomes a file NAME.error, and the others are still collected.
+    FOLDER has the stored pods, the definitions of this host's VMs, the logs, and the host's
+    network. If a source fails, the file NAME.error has the reason, and the others are still
+    collected.
     """
     try:
         folder.mkdir(parents=True, mode=0o700)
@@ -73,7 +77,10 @@ def diag(invocation: Invocation, folder: Path, state_dir: Path) -> None:
 @click.command("dump-metadata", epilog=examples("virtbus cri dump-metadata"))
 @_STATE
 def dump_metadata(state_dir: Path) -> None:
-    """Print the pods that virtbus-cri has stored on this node as JSON, without their keys."""
+    """Print the pods that virtbus-cri has stored on this node as JSON.
+
+    SSH keys, environment variables and annotations are removed.
+    """
     text, error = _dumped(state_dir)
     if error:
         raise CliError(Exit.NOT_FOUND, "pods_unreadable", error)
@@ -89,7 +96,11 @@ def dump_metadata(state_dir: Path) -> None:
     )
 )
 @click.option("--daemon-set", is_flag=True, help="Add the DaemonSet that runs `cri install`.")
-@click.option("--virtlet", is_flag=True, help="Add the kinds of Virtlet's objects.")
+@click.option(
+    "--virtlet",
+    is_flag=True,
+    help="Add the kinds of Virtlet's objects, and the right to read them.",
+)
 def gen(*, daemon_set: bool, virtlet: bool) -> None:
     """Print the objects that a cluster with VM pods needs: the RuntimeClass and its policy."""
     names = ["virtbus", *["daemonset"] * daemon_set, *["virtlet"] * virtlet]
@@ -98,11 +109,11 @@ def gen(*, daemon_set: bool, virtlet: bool) -> None:
 
 # --- sources -----------------------------------------------------------------------------------
 Source = tuple[str, str]
-"""The text of a source, and its error."""
+"""The text of a source and its error, each empty if there is none."""
 
 
 def _dumped(state_dir: Path) -> Source:
-    """Return the stored pods without the keys of their guests and the values of variables."""
+    """Return the stored pods without SSH keys, environment variables and annotations."""
     pods: dict[str, Any] = {}
     errors = []
     folder = state_dir / "cri" / "pods"
@@ -117,7 +128,7 @@ def _dumped(state_dir: Path) -> Source:
 
 
 def _bare(value: Any) -> Any:
-    """Return stored data without what may be secret."""
+    """Return stored data without the fields that may be secret."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     if not isinstance(value, dict):
@@ -128,7 +139,7 @@ def _bare(value: Any) -> Any:
 
 
 _SECRET = frozenset({"key", "envs", "annotations"})
-"""The SSH key of a pod, its environment, and annotations, which may have user data."""
+"""Fields with a pod's SSH key, its environment, and annotations, which may have user data."""
 
 
 def _commanded() -> dict[str, Source]:

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a Kubernetes node that `virtbus cri` is about."""
+"""Reads and writes the files of a Kubernetes node for `virtbus cri`."""
 
 import socket
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ unmount)
 esac
 """
 _KUBELET = ("config.yaml", "instance-config.yaml", "kubeadm-flags.env")
-"""Files in /var/lib/kubelet in which kubeadm keeps kubelet's endpoint, of all its versions."""
+"""Files in /var/lib/kubelet. Each version of kubeadm keeps kubelet's endpoint in one of them."""
 
 
 class HostFiles:
@@ -80,9 +80,9 @@ class HostFiles:
         return True
 
     def write(self, container_runtime: str) -> list[Path]:
-        """Write the objects of the cluster, the driver, and the drop-in of another socket.
+        """Write the cluster's objects and the flexvolume driver; return the changed files.
 
-        Return what changed.
+        If `container_runtime` is not containerd's socket, also write a drop-in with that socket.
         """
         wanted = {self.runtime_class: manifest("virtbus")}
         if container_runtime != CONTAINERD:
@@ -96,7 +96,7 @@ class HostFiles:
         return changed
 
     def _write_driver(self) -> bool:
-        """Write the driver of flexvolumes, unless the folder of plugins cannot be written."""
+        """Write the flexvolume driver, if its folder is writable; return True if it changed."""
         with suppress(OSError):  # some hosts have a read-only /usr
             if _write(self.driver, _DRIVER):
                 self.driver.chmod(0o755)
@@ -104,7 +104,7 @@ class HostFiles:
         return False
 
     def remove(self) -> list[Path]:
-        """Remove those files and the proxy's last answers; return what was removed."""
+        """Remove what `write` wrote, and the proxy's stored answers; return the removed files."""
         stored = [path for path in sorted(self._answers.rglob("*")) if not path.is_dir()]
         written = (self.runtime_class, self.driver, self.drop_in)
         removed = [path for path in (*written, *stored) if _remove(path)]
@@ -119,14 +119,14 @@ class HostFiles:
         return len(list(self._pods.glob("*.json")))
 
     def naming_proxy(self) -> list[str]:
-        """Return where kubelet gets the proxy as its runtime: its files, and a running kubelet."""
+        """Return the files and running kubelets that name the proxy as kubelet's runtime."""
         names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
         named = [str(path) for path in names if PROXY in _text(path)]
         running = [f"the running kubelet (pid {pid})" for pid in self._kubelets()]
         return named + running
 
     def endpoint_file(self) -> str:
-        """Return the file that has kubelet's endpoint; empty if none of kubeadm's has it."""
+        """Return the file that has kubelet's endpoint; empty if none of kubeadm's files has it."""
         names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
         has = ("containerRuntimeEndpoint", "container-runtime-endpoint")
         found = [path for path in reversed(names) if any(word in _text(path) for word in has)]
@@ -140,7 +140,7 @@ class HostFiles:
 
 
 def manifest(name: str) -> str:
-    """Return objects for a cluster, as YAML."""
+    """Return the objects of a manifest for a cluster, as YAML."""
     return (files(__package__) / "manifests" / f"{name}.yaml").read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """Implements `virtbus cri install` and `virtbus cri uninstall`.
 
-Both may be repeated, also after a kill. kubelet's own files are the administrator's: the commands
-name the change and do not make it.
+Both may be repeated, also after a kill. kubelet's own files belong to the administrator. The
+commands print the change that these files need, and do not make it.
 """
 
 import os
@@ -43,8 +43,7 @@ _ROOT = click.option("--root", default="/", hidden=True, type=click.Path(path_ty
 def install(invocation: Invocation, container_runtime: str, root: Path) -> None:
     """Start the runtime of VM pods and its proxy, and write the RuntimeClass `virtbus`.
 
-    It changes nothing of kubelet and of the container runtime. The output names the remaining
-    steps.
+    It changes neither kubelet nor the container runtime. The output names the remaining steps.
     """
     host = HostFiles(root)
     _refuse(_hindrances(host, container_runtime, root))
@@ -84,7 +83,7 @@ def uninstall(invocation: Invocation, root: Path) -> None:
 
 # --- conditions --------------------------------------------------------------------------------
 def _hindrances(host: HostFiles, container_runtime: str, root: Path) -> list[tuple[str, str]]:
-    """Return the problems of an install, each with its next step."""
+    """Return the problems that prevent an install, each with its next step."""
     found = _not_root(root)
     if missing := host.missing_units():
         found.append((f"units are missing: {' '.join(missing)}", "run deploy/install"))
@@ -165,7 +164,7 @@ def _numbered(steps: Sequence[str]) -> list[str]:
 
 
 def _run(argv: list[str]) -> None:
-    """Run systemctl; raises CliError with its text."""
+    """Run systemctl; raises CliError with its output if it fails."""
     program = shutil.which(argv[0])
     if program is None:
         raise CliError(Exit.UNAVAILABLE, "no_systemctl", "systemctl is not in PATH")
