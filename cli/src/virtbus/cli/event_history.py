@@ -93,7 +93,7 @@ class _HistoryPrinter:
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:
-    """Return the Unix time in ns from which events are shown."""
+    """Return the Unix time in ns of the oldest event to show."""
     if since is None and follow:
         return time.time_ns() - units.NS
     try:

@@ -11,13 +11,13 @@ _WIDTHS = (12, 10, 18, 14, 10, 8, 0)
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    """Return an event's kind, from its data or its subject. An item is an `EventItem` as a map."""
+    """Return the kind of an event (`EventItem` as a map), from its data or its subject."""
     data = item.get("data") or {}
     return str(data.get("kind") or ".".join(str(item.get("subject", "")).split(".")[4:]))
 
 
 def at_ns(item: Mapping[str, Any]) -> int:
-    """Return an event's Unix time in ns by the sender's clock, or by the stream's without that."""
+    """Return an event's Unix time in ns by the sender's clock, otherwise by the stream's clock."""
     return int((item.get("data") or {}).get("at_ns") or item.get("time_ns") or 0)
 
 

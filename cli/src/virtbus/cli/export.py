@@ -28,7 +28,7 @@ ATTEMPTS = 5
     cls=LazyGroup,
     verbs={
         "download": (f"{_HERE}:download", "Copy the file of an export to this machine."),
-        "link": (f"{_HERE}:link", "Make a link, by which anybody can fetch the file over HTTP."),
+        "link": (f"{_HERE}:link", "Make a link with which anybody can fetch the file over HTTP."),
     },
     epilog=examples("virtbus export download 0192f0c1-2d3e-7abc-8def-0123456789ab -f web.qcow2"),
 )
@@ -77,7 +77,8 @@ def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
 def link(invocation: Invocation, *, id_: str, expires: int) -> None:
     """Print a link to the file of the export ID. With it, anybody can read the file.
 
-    The node serves it, if imaged's setting download_address says so. `operation delete` ends it.
+    The node serves the link if its imaged has the setting download_address. `virtbus operation
+    delete` ends the link.
     """
     view = _ended(invocation, id_)
     subject = f"virtbus.node.{view.get('node')}.rpc.imaged.export-link"
@@ -90,8 +91,13 @@ def link(invocation: Invocation, *, id_: str, expires: int) -> None:
 def _options(function: Any) -> Any:
     for option in (
         click.option("-f", "--file", metavar="FILE", help="Wait, then download to FILE."),
-        click.option("--wait/--no-wait", default=False, help="Wait for the end."),
-        click.option("--id", "id_", metavar="UUID", help="An id of your choice, to repeat this."),
+        click.option("--wait/--no-wait", default=False, help="Wait until the export has ended."),
+        click.option(
+            "--id",
+            "id_",
+            metavar="UUID",
+            help="An id of your choice: the same command may be repeated.",
+        ),
         click.option(
             "--format",
             "format_",
@@ -121,7 +127,7 @@ def _options(function: Any) -> Any:
 def of_vm(
     invocation: Invocation, *, name: str, namespace: str, disk: str | None, **flags: Any
 ) -> None:
-    """Write a disk of the VM NAME, which must be off, to a file on its node."""
+    """Write a disk of the VM NAME to a file on its node. The VM must be off."""
     asked = {"vm": name, "namespace": namespace}
     _export(invocation, asked | ({"disk": disk} if disk else {}), **flags)
 
@@ -139,7 +145,7 @@ def of_vm(
 @target.namespace_option
 @verb
 def of_volume(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Write the volume NAME, which no VM may hold, to a file on its node."""
+    """Write the volume NAME to a file on its node. No VM may hold the volume."""
     _export(invocation, {"volume": name, "namespace": namespace}, **flags)
 
 

@@ -13,8 +13,18 @@ from virtbus.cli.vm import target
 
 def _options(function: Any) -> Any:
     for option in (
-        click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end."),
-        click.option("--id", "id_", metavar="UUID", help="An id of your choice, to repeat this."),
+        click.option(
+            "--wait/--no-wait",
+            default=True,
+            show_default=True,
+            help="Wait until the work has ended.",
+        ),
+        click.option(
+            "--id",
+            "id_",
+            metavar="UUID",
+            help="An id of your choice: the same command may be repeated.",
+        ),
     ):
         function = option(function)
     return function
@@ -26,9 +36,10 @@ def _options(function: Any) -> Any:
 @target.namespace_option
 @verb
 def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the disks of the VM NAME into them. Its guest may run.
+    """Copy the layers below the disks of the VM NAME into the disks. Its guest may run.
 
-    Then a clone depends on no snapshot, and reads are faster. Disks still rest on their images.
+    Afterwards a clone depends on no snapshot, and reads are faster. Disks still rest on their
+    images.
     """
     _flatten(invocation, {"vm": name, "namespace": namespace}, **flags)
 
@@ -39,7 +50,7 @@ def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) ->
 @target.namespace_option
 @verb
 def of_volume(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the volume NAME into it. A VM that holds it must be off."""
+    """Copy the layers below the volume NAME into it. A VM that holds the volume must be off."""
     _flatten(invocation, {"volume": name, "namespace": namespace}, **flags)
 
 

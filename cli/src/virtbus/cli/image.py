@@ -78,8 +78,8 @@ def pull(
 ) -> None:
     """Pull the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
 
-    A docker:// URL names a container image with a disk in its folder /disk. Append `#/path/in/it`
-    for another file.
+    A docker:// URL names a container image with a disk in its folder /disk. For another file of the
+    container image, append `#/path/in/it`.
     """
     query: dict[str, Any] = {"ref": ref} | ({"node": node} if node else {})
     query |= {"namespace": namespace} if namespace else {}
@@ -124,7 +124,7 @@ def fetched(invocation: Invocation, query: dict[str, Any], timeout_s: float) -> 
 def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
     """Remove the image REF (a name, URL or digest) from the nodes' stores.
 
-    VMs that use it keep running; the file is removed with the last of their disks.
+    VMs that use the image keep running. A node removes the file with the last disk that uses it.
     """
     query = {"ref": ref} | ({"node": node} if node else {})
     answer = invocation.call("image", "delete", query)
@@ -178,7 +178,7 @@ def raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
 
 
 def row(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the row of HEADER for an image with its `nodes`."""
+    """Return an image's row, in the order of HEADER. `item` also names the image's `nodes`."""
     names = ", ".join(item.get("names") or ()) or "-"
     more = item.get("more_names")
     return (

@@ -1,4 +1,4 @@
-"""Fetches an image onto many nodes at once, each with a request and a progress of its own."""
+"""Fetches an image onto many nodes at once, with one request and one progress for each node."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.wire import validate
 
 AT_ONCE = 32
-"""Nodes that fetch at one time; a controller sends 256 such requests for all clients."""
+"""Number of nodes that fetch at one time. A controller handles 256 such requests of all clients."""
 ANSWER_S = 30.0
-"""Time for one answer; a node that needs longer says so after 20 s."""
+"""Time limit for one answer. A node that needs longer says so after 20 s, and is asked again."""
 _CONTINUES = "not there in time; the node continues, repeat the command to wait for it"
 WAITING, FETCHING, READY, FAILED = "waiting", "fetching", "ready", "failed"
 
@@ -35,7 +35,7 @@ class NodePull:
     image: ImageInfo | None = None
     message: str = ""
     job: str = field(default_factory=uuid7)
-    """The uid in the subject of its progress."""
+    """The uid in the subject of the pull's progress messages."""
 
 
 class Fetching:
@@ -55,7 +55,7 @@ class Fetching:
         self.pulls = [NodePull(node) for node in nodes]
 
     async def run(self, timeout_s: float) -> list[NodePull]:
-        """Return all pulls once each is ready or has failed; none raises."""
+        """Return all pulls once each is ready or has failed. A pull that fails raises nothing."""
         end_s = asyncio.get_running_loop().time() + timeout_s
         async with asyncio.TaskGroup() as group:
             for pull in self.pulls:

@@ -19,7 +19,7 @@ def nodes_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen(invocation: Invocation, names: Sequence[str], label_texts: Sequence[str]) -> list[str]:
-    """Return the named nodes, or the ready ones with the labels; without both, all ready ones.
+    """Return the named nodes, or the ready nodes with the labels; without both, all ready nodes.
 
     Raises:
         CliError: a named node is unknown, or no node is left.
@@ -51,7 +51,7 @@ _NODE = click.option(
     multiple=True,
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="Only onto this node; repeatable.  [default: every ready one]",
+    help="Only onto this node; repeatable.  [default: every ready node]",
 )
 _LABEL = click.option(
     "-l",

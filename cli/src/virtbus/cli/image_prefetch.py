@@ -43,7 +43,7 @@ def command(
     """Fetch the image REF onto nodes in advance, and show each node's progress.
 
     A node that has the current image fetches nothing. If some nodes fail, the others keep the
-    image; the exit code is 1, and each failure is listed. Repeat the command to try those again.
+    image, the exit code is 1, and each failure is listed. A repeat tries the failed nodes again.
     """
     _check(ref)
     targets = chosen(invocation, nodes, label_texts)
@@ -90,7 +90,7 @@ async def _fetch(
 
 
 _MOVING = ("fetching", "failed")
-"""States of nodes that a screen shows first."""
+"""Nodes in these states are first in the table, because a small screen cuts its end."""
 
 
 def _row(pull: "NodePull") -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _row(pull: "NodePull") -> tuple[str, ...]:
 
 
 def _fetched(pull: "NodePull") -> str:
-    """Return `12MiB of 30MiB (40 %)`, or as much of it as is known."""
+    """Return `12MiB of 30MiB (40 %)`, or less if not all of this is known."""
     done = units.size(pull.done_bytes)
     if pull.image is not None or not pull.total_bytes:
         return done if pull.done_bytes else "-"

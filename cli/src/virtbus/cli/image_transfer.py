@@ -27,7 +27,7 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LocalImage:
-    """A file that was read once."""
+    """A local file, with the digest and size that one reading found."""
 
     path: Path
     name: str
@@ -76,8 +76,9 @@ class _Upload:
         """Return the image once the node has it.
 
         Raises:
-            VirtbusError: imaged refused the upload.
-            BusError: no byte was stored for PATIENCE_S.
+            VirtbusError: imaged refused the upload, also after retries for PATIENCE_S;
+                `file_changed`.
+            BusError: no first answer came in PIECE_S, or no byte was stored for PATIENCE_S.
         """
         clock = asyncio.get_running_loop().time
         best, end_s = -1, clock() + PIECE_S
@@ -127,7 +128,7 @@ class _Upload:
             answer = await self._ask(at, data)
             self._stored = max(self._stored, answer.offset_bytes)
             if answer.offset_bytes < at + len(data):
-                self._next = size_bytes  # an earlier piece was lost: the others end as well
+                self._next = size_bytes  # an earlier piece was lost: the other tasks end, too
                 return
             self._next = max(self._next, answer.offset_bytes)  # another client may be ahead
             self._moved(self._stored)

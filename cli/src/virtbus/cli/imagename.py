@@ -32,11 +32,11 @@ FLEET = "_"
     ),
 )
 def command() -> None:
-    """Manage image names: each gives a name such as debian/12 a URL, for all nodes.
+    """Manage image names: each maps a name such as debian/12 to a URL, for all nodes.
 
-    A name belongs to a namespace, or to the whole fleet. A VM's create looks for its image's name
-    in its namespace, then in the fleet, then in the files images.d of its node. The VM keeps that
-    meaning. So a changed name affects new VMs only.
+    A name belongs to a namespace, or to the whole fleet. When a VM is created, its image's name is
+    looked up in the VM's namespace, then in the fleet, then in images.d of its node. The VM keeps
+    the result (its image target), so a changed name affects new VMs only.
 
     `virtbus image` manages the images themselves, in the nodes' stores.
     """
@@ -46,7 +46,7 @@ def _scoped(function: Any) -> Any:
     fleet = click.option(
         "--fleet",
         is_flag=True,
-        help="A name of the whole fleet; to change it, use the credentials admin (--creds).",
+        help="The name is of the whole fleet. Only the credentials of admin change it (--creds).",
     )
     return fleet(namespace_option(function))
 
@@ -84,13 +84,13 @@ def _asked(name: str, namespace: str, *, fleet: bool) -> dict[str, Any]:
     type=click.Choice(["Always", "IfNotPresent", "Never"]),
     default="IfNotPresent",
     show_default=True,
-    help="Each create asks the server, or only if the node lacks the image, or never.",
+    help="Ask the server at each create, only if the node lacks the image, or never.",
 )
 @click.option(
     "--revision",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Refuse if the name has another revision by now; 0: if it exists.",
+    help="Change only if the name still has this revision; 0: only if it does not exist.",
 )
 @_scoped
 @verb
@@ -100,7 +100,7 @@ def set_name(
     """Let NAME stand for URL (https://, http://, docker:// or file://) from now on.
 
     The command may be repeated. It replaces all fields of an existing name. Existing VMs keep their
-    disks. A URL must have no query, because it may be a secret.
+    disks. A URL must have no query, because a query may be a secret.
     """
     spec = {"url": url, "pull_policy": flags["pull_policy"]}
     spec |= {word: flags[word] for word in ("digest", "transport") if flags[word]}
@@ -125,7 +125,7 @@ def set_name(
 @click.option("--fleet", is_flag=True, help="Only names of the whole fleet.")
 @verb
 def listing(invocation: Invocation, *, namespace: str | None, fleet: bool) -> None:
-    """List the image names on the bus. Names in images.d of nodes are not among them."""
+    """List the image names on the bus. Names in images.d of nodes are not listed."""
     query: dict[str, Any] = {"limit": PAGE}
     if fleet or namespace:
         query["namespace"] = FLEET if fleet else namespace
@@ -152,7 +152,7 @@ def get(invocation: Invocation, *, name: str, namespace: str, fleet: bool) -> No
 def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str, fleet: bool) -> None:
     """Remove image names. VMs, their disks and stored images stay.
 
-    Afterwards the name may stand for something else: a name of the fleet, or of a node's images.d.
+    Afterwards the name may have another meaning, which the fleet or images.d of a node gives it.
     """
     gone = [
         invocation.call("imagename", "delete", _asked(name, namespace, fleet=fleet))

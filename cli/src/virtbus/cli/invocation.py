@@ -188,5 +188,5 @@ _SERVER = click.option(
 _CREDS = click.option(
     "--creds",
     metavar="FILE",
-    help="Credentials file. [env: VIRTBUS_CREDS; default: what `virtbus up` wrote]",
+    help="Credentials file. [env: VIRTBUS_CREDS; default: the file of `virtbus up`]",
 )

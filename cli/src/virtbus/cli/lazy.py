@@ -52,7 +52,10 @@ class LazyGroup(click.Group):
 
 
 def examples(text: str) -> str:
-    """Return an epilog that shows `text` unchanged."""
+    """Return an epilog that shows the lines of `text` without their indentation.
+
+    A `|` at the beginning of a line keeps the spaces after it.
+    """
     lines = [line.strip().removeprefix("|") for line in text.strip().splitlines()]
     # \b keeps click from wrapping a paragraph; each paragraph needs its own \b
     body = "\n".join(f"  {line}" if line else "\n\b" for line in lines)

@@ -14,9 +14,9 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 class LiveEvents:
-    """Subscribes to new events when it is made; make it before the history is read.
+    """Subscribes to new events when it is made.
 
-    So no event is missed between the history and the new events.
+    Make it before you read the history, so that no event between the two is missed.
     """
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:

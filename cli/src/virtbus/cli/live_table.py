@@ -45,7 +45,7 @@ class LiveTable:
 
     def _draw(self, rows: list[Sequence[str]]) -> None:
         columns, lines = self._screen()
-        room = lines - 3  # the header, the line of the others, and the cursor's
+        room = lines - 3  # lines of the header, of "and N more", and of the cursor
         text = output.table(self._header, rows[:room], self._stream).split("\n")
         if len(rows) > room:
             text.append(f"and {len(rows) - room} more")

@@ -20,7 +20,7 @@ def delete_named(
     wait_s: float | None,
     check: Callable[[View], None] = lambda _: None,
 ) -> None:
-    """Delete the objects that `asked` names and show them; `wait_s` None: do not wait.
+    """Delete the objects that `asked` names, and show them. With `wait_s` None, do not wait.
 
     `check` gets each view while an object exists, and may raise CliError. Raises CliError `unknown`
     at the time limit.

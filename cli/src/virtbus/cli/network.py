@@ -85,7 +85,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--subnet",
     metavar="CIDR",
-    help="The guests' addresses. For bridge and macvtap: the segment's, without its DHCP.",
+    help="The guests' addresses. For bridge and macvtap: used instead of the segment's DHCP.",
 )
 @click.option(
     "--on",
@@ -102,7 +102,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option(
     "--subnet6",
     metavar="CIDR",
-    help="As --subnet, for IPv6. Guests get both addresses; a LAN may have IPv6 alone.",
+    help="As --subnet, for IPv6. Guests get both; bridge and macvtap may have IPv6 alone.",
 )
 @click.option(
     "--gateway6",
@@ -129,24 +129,27 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     help="For nat and isolated: addresses are unique on a host or in the fleet.  [default: host]",
 )
 @click.option(
-    "--dns", multiple=True, metavar="IP", help="Name server for names that no VM has; repeatable."
+    "--dns",
+    multiple=True,
+    metavar="IP",
+    help="Name server for names that no VM has; repeatable.",
 )
 @click.option(
     "--share-names",
     is_flag=True,
-    help="Guests resolve the names of this network's VMs in all namespaces.",
+    help="Guests resolve the names of all VMs on this network, of any namespace.",
 )
 @click.option(
     "--mtu",
     type=int,
     metavar="BYTES",
-    help="[default: 1500, less in tunnels; that of the link or the plugins]",
+    help="[default: 1500; overlay: less; bridge, macvtap, cni: that of the link or plugins]",
 )
 @click.option(
     "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
 )
 @click.option("--vlan", type=int, metavar="ID", help="For bridge: the VLAN of the guests.")
-@click.option("--mode", type=click.Choice(MODES), help="Of macvtap.  [default: bridge]")
+@click.option("--mode", type=click.Choice(MODES), help="The mode of macvtap.  [default: bridge]")
 @click.option("--conflist", metavar="NAME", help="For cni: a conflist that nodes have.")
 @click.option(
     "--config",
@@ -179,7 +182,7 @@ def create(
     gives them addresses, unless the network has a --subnet. With macvtap, guests are on the segment
     of an interface of their host, and do not reach the host itself. With cni, plugins decide.
 
-    A host accepts only bridges and interfaces of --link that its netd's setting links_allowed has.
+    A host accepts only the values of --link that are in its netd's setting links_allowed.
     """
     wanted = {
         **_asked(name, namespace, everywhere=all_namespaces),
@@ -297,7 +300,9 @@ def update(
 
 @click.command(epilog=examples("virtbus network delete blue\nvirtbus network delete a b --no-wait"))
 @click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.networks)
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is gone.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the network is gone."
+)
 @click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Time limit.")
 @_scoped
 @verb
@@ -310,7 +315,7 @@ def delete(
     namespace: str,
     all_namespaces: bool,
 ) -> None:
-    """Remove networks. It is refused while VMs use the network, or while it is protected.
+    """Remove networks. A network that VMs use, or that is protected, is refused.
 
     A network is removed some seconds later, so that creates of VMs in progress can end first.
     """
@@ -350,7 +355,7 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _elsewhere(spec: Mapping[str, Any]) -> str:
-    """Return who gives the addresses of a network without a subnet."""
+    """Return the source of the addresses in a network without a subnet."""
     return f"DHCP on {spec['link']}" if spec.get("link") else "set by its plugins"
 
 

@@ -22,8 +22,11 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
         "list": ("virtbus.cli.node:listing", "List the hosts, their size and allocations."),
         "get": ("virtbus.cli.nodes.cordon:get", "Show a host, its desired state and its VMs."),
         "cordon": ("virtbus.cli.nodes.cordon:cordon", "Place no new VM on a host."),
-        "uncordon": ("virtbus.cli.nodes.cordon:uncordon", "Place VMs on it again; ends a drain."),
-        "audit": ("virtbus.cli.nodes.audit", "Find objects on hosts without a record; --repair."),
+        "uncordon": (
+            "virtbus.cli.nodes.cordon:uncordon",
+            "Place VMs on a host again; ends a drain.",
+        ),
+        "audit": ("virtbus.cli.nodes.audit", "Find objects on hosts that no record accounts for."),
         "quarantine": (
             "virtbus.cli.nodes.quarantine",
             "List, adopt, keep or purge VMs and disks without a record.",

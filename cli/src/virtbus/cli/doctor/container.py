@@ -1,4 +1,4 @@
-"""Adapts findings in a compose container, which cannot see the host's or others' resources."""
+"""Adapts findings in a container of compose, which hides the resources of the host and others."""
 
 import os
 from collections.abc import Mapping
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from virtbus.cli.doctor.finding import OK, CheckResult, ok, unknown
 
 COMPOSE = "VIRTBUS_COMPOSE"
-"""Variable that docker-compose.yml sets. /.dockerenv also exists in containers used as hosts."""
+"""Variable that docker-compose.yml sets. /.dockerenv is no sign of compose: it also exists in
+containers that serve as hosts."""
 
 OWN = frozenset({"root", "python", "nats-server", "bus", "credentials", "container"})
-"""Names of checks that are valid in a container: they concern itself or shared resources."""
+"""Names of checks that are valid in a container: they concern the container or shared resources."""
 SERVICES = {
     "qemu": "libvirt",
     "kvm": "libvirt",
@@ -23,13 +24,13 @@ SERVICES = {
     "image tiny": "imaged",
     "image conversion": "imaged",
 }
-"""The service of docker-compose.yml that has a check's resource, by check."""
+"""By check: the service of docker-compose.yml whose container has the resource."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""The command that does a check in the right container, by check. Default: the service's state."""
+"""By check: the command that checks in the right container. Default: shows the service's state."""
 
 
 def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Checks QEMU, KVM, and the vmwrapper program that libvirt runs."""
+"""Checks QEMU, KVM, image conversion, and the vmwrapper program that libvirt runs."""
 
 import ctypes
 import errno
@@ -70,7 +70,7 @@ def _kvm_answers() -> int:
 
 
 def conversion() -> CheckResult:
-    """Check that imaged can convert images: qemu-img, and Landlock of the kernel."""
+    """Check that imaged can convert images, which needs qemu-img and Landlock in the kernel."""
     name = "image conversion"
     if shutil.which("qemu-img") is None:
         return warn(name, "qemu-img is missing", "apt-get install qemu-utils")

@@ -9,7 +9,7 @@ OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 
 
 class CheckResult(NamedTuple):
-    """The result of a check: level, name, text, and in `mend` the command that repairs it.
+    """The result of a check. `what` is its text, `mend` the command that repairs the problem.
 
     `level` is ok, warn (VMs can run, with a drawback), fail (no VM can run) or unknown (not visible
     from here).

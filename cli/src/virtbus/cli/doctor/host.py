@@ -89,7 +89,7 @@ def cgroups() -> CheckResult:
 
 
 def clock() -> CheckResult:
-    """Check for a time service; controllers raise an alarm if clocks differ by more than 2 s."""
+    """Check for a time service; `virtbus status` shows an alarm if clocks differ by over 2 s."""
     code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
     if code == 0 and text == "yes":
         return ok("clock", "synchronized")

@@ -28,7 +28,7 @@ def nftables() -> CheckResult:
 
 
 def cni() -> CheckResult:
-    """Check that CNI plugins are installed; all networks except the built-in one need them."""
+    """Check that CNI plugins are installed; only networks of the kind cni need them."""
     found = next((d for d in CNI_DIRS if all((Path(d) / p).exists() for p in _CNI_PLUGINS)), None)
     if found is None:
         return warn(
@@ -64,7 +64,7 @@ def bridge_filter() -> CheckResult:
 
 
 def forward_policy() -> CheckResult:
-    """Check that no other firewall drops forwarded packets, because it would drop guests' too."""
+    """Check that no other firewall drops forwarded packets, since guests' packets are forwarded."""
     code, text = run(("nft", "list", "ruleset"))
     if code != 0:
         why = first_line(text)
@@ -84,7 +84,7 @@ def forward_policy() -> CheckResult:
 
 
 def _dropping(ruleset: str) -> list[str]:
-    """Return the tables of others that drop forwarded packets without an exception for guests."""
+    """Return other programs' tables that drop forwarded packets, with no exception for guests."""
     pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
     return [
         part.split(" {", 1)[0]
