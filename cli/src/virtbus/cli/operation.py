@@ -18,7 +18,7 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between two questions: a snapshot by layers takes no longer."""
+"""The first pause between two requests for the state: a snapshot by layers takes no longer."""
 
 
 @click.group(
@@ -27,7 +27,10 @@ SOON_S = 0.05
         "list": (f"{_HERE}:listing", "List operations."),
         "get": (f"{_HERE}:get", "Show one operation."),
         "watch": (f"{_HERE}:watch", "Show the progress of an operation until its end."),
-        "cancel": (f"{_HERE}:cancel", "End operations without effect."),
+        "cancel": (
+            f"{_HERE}:cancel",
+            "Cancel operations; their VMs and volumes stay as they were.",
+        ),
         "delete": (f"{_HERE}:delete", "Remove ended operations and their files."),
     },
     epilog=examples(
@@ -40,8 +43,9 @@ SOON_S = 0.05
 def command() -> None:
     """Manage operations: long work on VMs and volumes, such as exports.
 
-    An operation runs on the node of its VM or volume, one at a time for each. It needs no client:
-    it continues when this command is interrupted. It is kept for a day after its end.
+    An operation runs on the node of its VM or volume, which has one running operation at a time.
+    An operation needs no client: it continues when this command is interrupted. After its end it is
+    kept for a day, or for less if the controllers' settings say so or there are too many.
     """
 
 
@@ -90,7 +94,7 @@ def watch(invocation: Invocation, *, id_: str) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @verb
 def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
-    """End operations. Their VMs and volumes stay as they were.
+    """Cancel operations. Their VMs and volumes stay as they were.
 
     A cancel is refused once the final step of the operation has begun.
     """
@@ -102,7 +106,7 @@ def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @verb
 def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
-    """Remove operations that have ended, with the files of exports on their nodes."""
+    """Remove operations that have ended, and the files of exports on their nodes."""
     views = [invocation.call("operation", "delete", {"id": id_}) for id_ in dict.fromkeys(ids)]
     items = [{"id": view.get("id"), "deleted": True} for view in views]
     lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)
@@ -133,7 +137,7 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield the pauses between questions about an end: short at first, then POLL_S."""
+    """Yield the pauses between requests for a state: SOON_S, then longer ones up to POLL_S."""
     pause_s = SOON_S
     while True:
         yield pause_s

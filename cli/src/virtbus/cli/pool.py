@@ -33,7 +33,7 @@ HEADER = ("NODE", "POOL", "KIND", "STATE", "SIZE", "FREE", "PROMISED", "VOLUMES"
 def command() -> None:
     """Show the pools that hold the data of volumes.
 
-    Each node has the pool `local`. Others are in the file pools.toml of the node.
+    Each node has the pool `local`. The file pools.toml of a node defines its other pools.
     """
 
 
@@ -48,7 +48,7 @@ def command() -> None:
 )
 @verb
 def listing(invocation: Invocation) -> None:
-    """List pools: SIZE, FREE, and what their volumes were PROMISED of what they may be."""
+    """List pools. PROMISED is the total size of their volumes, with its limit after the slash."""
     items = _pools(invocation)
     if not items:
         invocation.note("no node has reported a pool")
@@ -62,7 +62,7 @@ def listing(invocation: Invocation) -> None:
 @click.argument("name")
 @verb
 def get(invocation: Invocation, *, name: str) -> None:
-    """Show the pool NAME on each node that has it, with the sizes of its assigned places."""
+    """Show the pool NAME on each node, and the places that its operator assigned to volumes."""
     items = [item for item in _pools(invocation) if item.get("name") == name]
     if not items:
         message = f"no node has a pool {name}"
@@ -89,7 +89,7 @@ def table(items: list[dict[str, Any]]) -> str:
 
 
 def places(items: list[dict[str, Any]]) -> list[str]:
-    """Return a table with a row for each assigned place of each node; none without places."""
+    """Return a table with a row for each assigned place of each node; empty without places."""
     rows = [
         (str(item.get("node", "")), volume, _place(item, volume))
         for item in items
@@ -121,7 +121,7 @@ def _size(item: Mapping[str, Any]) -> str:
 
 
 def _free(item: Mapping[str, Any]) -> str:
-    """Return the free space. A server may have some, but does not report it; a device has none."""
+    """Return the free space: `unknown` for a server, which does not report it; `-` for devices."""
     abilities = item.get("abilities", {})
     if abilities.get("shared"):
         return UNKNOWN

@@ -43,8 +43,9 @@ def command() -> None:
     """Manage security groups: rules about the connections of VMs with certain labels.
 
     A VM without a group is open. A VM in a group with ingress rules accepts only the connections
-    that some rule allows; egress rules limit what it opens. Answers always pass. Rules apply to
-    running VMs within a second, and a removed rule ends the connections that only it allowed.
+    that some rule allows. Egress rules limit the connections that it opens. Answers in an allowed
+    connection always pass. Rules apply to running VMs within a second. The removal of a rule ends
+    the connections that only this rule allowed.
     """
 
 
@@ -70,7 +71,7 @@ def _rules_options(function: Any) -> Any:
                 "isolates",
                 multiple=True,
                 type=click.Choice(DIRECTIONS),
-                help="Allow only what a rule allows; repeatable.  [default: directions with rules]",
+                help="Deny what no rule allows; repeatable.  [default: each direction with rules]",
             ),
             click.option(
                 "--file",
@@ -188,7 +189,7 @@ def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple
 @namespace_option
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str) -> None:
-    """Show the security group NAME, its rules one a line, and the first VMs that it selects."""
+    """Show the security group NAME, each rule on a line, and the first VMs that it selects."""
     view = invocation.call(RESOURCE, "get", {"name": name, "namespace": namespace})
     _shown(invocation, view)
 
@@ -218,7 +219,8 @@ def _shown(invocation: Invocation, view: Mapping[str, Any]) -> None:
 def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
     """Change the security group NAME.
 
-    Each given option replaces its former values: --ingress and --egress together replace all rules.
+    A given option replaces all its former values. --ingress and --egress share one list of rules:
+    either of them replaces the rules of both directions.
     """
     asked = {"name": name, "namespace": namespace}
     given = _spec(flags)

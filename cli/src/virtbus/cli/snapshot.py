@@ -26,9 +26,9 @@ STORED_S = 30.0
         "create": (f"{_HERE}:create", "Freeze the disks of a VM, or a volume."),
         "list": (f"{_HERE}:listing", "List snapshots."),
         "get": (f"{_HERE}:get", "Show one snapshot."),
-        "update": (f"{_HERE}:update", "Protect a snapshot, or clear that."),
-        "restore": (f"{_HERE}:restore", "Replace the disks by those of a snapshot."),
-        "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
+        "update": (f"{_HERE}:update", "Protect a snapshot, or end its protection."),
+        "restore": (f"{_HERE}:restore", "Replace disks with the disks of a snapshot."),
+        "adopt": (f"{_HERE}:adopt", "Write the lost record of a snapshot from its node."),
         "delete": (f"{_HERE}:delete", "Remove snapshots with their data."),
     },
     epilog=examples(
@@ -43,9 +43,9 @@ STORED_S = 30.0
 def command() -> None:
     """Manage snapshots: frozen copies of the disks of a VM or of a volume.
 
-    A snapshot outlives its VM or volume. Its data is on their node. That of a running guest is not
-    copied: its disks continue in new files. Disks of a VM that is off are copied, and shared on
-    file systems with reflinks (XFS, btrfs).
+    A snapshot outlives its VM or volume. Its data is on the node of that VM or volume. Disks of a
+    running guest are not copied: they continue in new files. Disks of a VM that is off are copied;
+    on file systems with reflinks (XFS, btrfs), the copy shares their space.
     """
 
 
@@ -55,7 +55,7 @@ def _name(function: Any) -> Any:
 
 def _wait(function: Any) -> Any:
     return click.option(
-        "--wait/--no-wait", default=True, show_default=True, help="Wait for the end."
+        "--wait/--no-wait", default=True, show_default=True, help="Wait until the work has ended."
     )(function)
 
 
@@ -68,13 +68,15 @@ def _wait(function: Any) -> Any:
     )
 )
 @click.argument("name")
-@click.option("--vm", metavar="VM", shell_complete=completion_sources.vms, help="Its source.")
+@click.option("--vm", metavar="VM", shell_complete=completion_sources.vms, help="The source.")
 @click.option(
-    "--volume", metavar="VOLUME", shell_complete=completion_sources.volumes, help="Its source."
+    "--volume", metavar="VOLUME", shell_complete=completion_sources.volumes, help="The source."
 )
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
-@click.option("--layered", is_flag=True, help="Copy nothing, also if the VM is off.")
-@click.option("--uid", metavar="UUID", help="A uid of your choice, to repeat this.")
+@click.option("--layered", is_flag=True, help="Copy nothing, even if the VM is off.")
+@click.option(
+    "--uid", metavar="UUID", help="A uid of your choice: the same command may be repeated."
+)
 @_wait
 @namespace_option
 @verb
@@ -101,8 +103,12 @@ def create(invocation: Invocation, *, name: str, namespace: str, wait: bool, **f
 )
 @_name
 @click.option("--to", metavar="NAME", help="Another VM or volume, which gets the disks instead.")
-@click.option("--keep", metavar="NAME", help="The snapshot of the disks that are replaced.")
-@click.option("--uid", metavar="UUID", help="The uid of that snapshot, to repeat this.")
+@click.option(
+    "--keep", metavar="NAME", help="Name of the new snapshot that gets the replaced disks."
+)
+@click.option(
+    "--uid", metavar="UUID", help="Uid of the new snapshot: the same command may be repeated."
+)
 @_wait
 @namespace_option
 @verb
@@ -115,9 +121,9 @@ def restore(
     wait: bool,
     **flags: str | None,
 ) -> None:
-    """Replace the disks of a VM that is off, or a volume, by those of the snapshot NAME.
+    """Replace the disks of a VM that is off, or a volume, with those of the snapshot NAME.
 
-    The replaced disks become a further snapshot, which is shown. Restore that to undo this.
+    The replaced disks become a new snapshot, which is shown. Restore it to undo this command.
     """
     asked = {"name": name, "namespace": namespace, "keep_uid": uid or uuid7()}
     asked |= {key: value for key, value in flags.items() if value}
@@ -125,7 +131,7 @@ def restore(
 
 
 def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wait: bool) -> None:
-    """Send a request with an operation; show the snapshot that it makes."""
+    """Send a request that begins an operation; show the snapshot that the operation makes."""
     view = invocation.call("snapshot", action, asked)
     if not wait:
         invocation.show(view, lambda: table([view]))
@@ -136,7 +142,7 @@ def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wai
 
 
 def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a snapshot after the end of its operation, once a controller has stored that.
+    """Return a snapshot after its operation. Wait up to STORED_S until the end is stored in it.
 
     Raises:
         CliError: the operation failed.
@@ -219,7 +225,7 @@ def update(invocation: Invocation, *, name: str, protected: bool, namespace: str
 @namespace_option
 @verb
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
-    """Write the record of the snapshot NAME, whose data is on a node without a record."""
+    """Write a record for the snapshot NAME, which a node has and no record describes."""
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
     invocation.call_and_show("snapshot", "adopt", asked, table)
 

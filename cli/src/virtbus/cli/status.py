@@ -16,10 +16,10 @@ from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
 
 GATHER_S = 0.4
-"""Time for services to answer $SRV.INFO (ADR-32), which has no last answer."""
+"""Time for services to answer $SRV.INFO (ADR-32). No answer is marked as the last one."""
 SKEW_ALARM_S = 2.0
 FILL_ALARM = 0.8
-"""Fill of a bucket from which controllers refuse to create VMs."""
+"""Controllers refuse to create VMs while a stream is filled to this part or more."""
 AGE_ALARM_S = 60.0
 
 

@@ -60,7 +60,7 @@ def seconds_of(text: str) -> float:
     """Parse a time such as 90, 90s, 10m, 2h or 1d; return seconds.
 
     Raises:
-        ValueError: the text has another form, or is not below 1e9 s.
+        ValueError: the text has another form, or its number is negative or not below 1e9.
     """
     factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     number = float(text[:-1] if factor else text)

@@ -27,7 +27,7 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
     )
 )
 @click.argument("name", required=False, shell_complete=completion_sources.nodes)
-@click.option("--repair", is_flag=True, help="Remove orphans, restore missing resources.")
+@click.option("--repair", is_flag=True, help="Remove orphans, and restore missing resources.")
 @click.option("--adopt", is_flag=True, help="Write records for volumes and snapshots without one.")
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bool) -> None:
@@ -41,12 +41,12 @@ def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bo
     quarantine`). Resources that virtbus did not make are ignored.
 
     --adopt writes a record for the data of each volume and snapshot without one, as the host
-    describes it. `virtbus volume adopt` and `virtbus snapshot adopt` do it for one.
+    describes it. `virtbus volume adopt` and `virtbus snapshot adopt` write the record of one.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)
     tried: set[str] = set()
-    while adopt and _adopt(invocation, answer, tried):  # an answer has a part of the findings
+    while adopt and _adopt(invocation, answer, tried):  # an answer has only some of the findings
         answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)
     rows = _rows(answer)
     table = output.table(HEADER, rows) if rows else "all is well: nothing is left over"

@@ -16,7 +16,7 @@ from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5
 _STILL = 3
-"""Number of consecutive checks without a leaving VM after which the drain counts as ended."""
+"""The drain counts as ended after this number of consecutive checks without a leaving VM."""
 
 
 @click.command(
@@ -33,7 +33,7 @@ _STILL = 3
 @click.option(
     "--discard-local-disks",
     is_flag=True,
-    help="Evacuate VMs without an eviction strategy too; their written disks are lost.",
+    help="Also evacuate VMs without eviction_strategy; the disks that they wrote are lost.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all have left.")
 @click.option("--timeout", default=600.0, show_default=True, metavar="S", help="Time limit.")
@@ -44,9 +44,10 @@ def command(
     """Place no new VMs on the host NAME, and evacuate its VMs.
 
     Each VM is stopped with its grace, and started on another host from its images: a running guest
-    is not migrated. A VM with writable disks stays, unless its spec says eviction_strategy None or
-    you say --discard-local-disks. VMs that stay keep running and are listed with the reason (exit
-    code 1). The controllers continue whether or not this command waits; repeat it to check.
+    is not migrated. A VM with writable disks stays, unless its spec has eviction_strategy None, or
+    none and you give --discard-local-disks. A VM with volumes, or with the eviction_strategy
+    External or LiveMigrate, always stays. VMs that stay keep running and are listed with the reason
+    (exit code 1). The controllers continue whether or not this command waits; repeat it to check.
     """
     asked = {"node": name, "discard_local_disks": discard_local_disks}
     detail: Mapping[str, Any] = invocation.call("node", "drain", asked)

@@ -52,7 +52,7 @@ def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str |
     "labels",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Approve only these labels; repeatable. Default: the reported ones.",
+    help="Approve only these labels; repeatable.  [default: the reported labels]",
 )
 @verb
 def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> None:
@@ -91,16 +91,16 @@ def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> No
 @click.option(
     "--discard-local-disks",
     is_flag=True,
-    help="Start VMs without an eviction strategy elsewhere too; their disks are lost.",
+    help="Also start VMs without eviction_strategy elsewhere; their disks are lost.",
 )
 @verb
 def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disks: bool) -> None:
     """Declare the silent host NAME off, so that its VMs may start elsewhere.
 
-    Do so only when no guest can run there any more: its power, not only its network, is off. VMs
-    with eviction_strategy None in their spec start on other hosts from their images. The others
-    wait for the host. When the host is back, it starts nothing and removes VMs that were moved to
-    other hosts; then unfence it.
+    Do so only when no guest can run there any more: its power, not only its network, is off. The
+    VMs that a drain would evacuate (`virtbus node drain --help`) start on other hosts from their
+    images. The others wait for the host. When the host is back, it starts nothing and removes VMs
+    that were moved to other hosts; then unfence it.
     """
     asked = {"node": name, "confirm": confirm, "discard_local_disks": discard_local_disks}
     show(invocation, invocation.call("node", "fence", asked))
@@ -119,7 +119,7 @@ def unfence(invocation: Invocation, *, name: str) -> None:
     """End the fence of the host NAME, which is back, so that it runs VMs again.
 
     This is refused until the host answers, has compared itself with its records, and has released
-    the VMs that were moved while it was off. The VMs that waited for it start there again.
+    the VMs that were moved while it was off. The VMs that waited for the host start there again.
     """
     show(invocation, invocation.call("node", "unfence", {"node": name}))
 

@@ -19,7 +19,7 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
 @click.group(
     cls=LazyGroup,
     verbs={
-        "list": (f"{_HERE}:listing", "VMs and disks of a host that no record accounts for."),
+        "list": (f"{_HERE}:listing", "List the VMs and disks of a host that have no record."),
         "adopt": (f"{_HERE}:adopt", "Turn an entry back into a VM."),
         "keep": (f"{_HERE}:keep", "End a VM without a record; its disks stay in quarantine."),
         "purge": (f"{_HERE}:purge", "Remove the disks of an entry for good."),
@@ -32,9 +32,9 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
     ),
 )
 def command() -> None:
-    """Manage VMs and disks on a host without a record on the bus.
+    """Manage the VMs and disks of a host that have no record on the bus.
 
-    The services never end or remove them; only these commands do.
+    The services never end these VMs or remove these disks; only these commands do.
     """
 
 
@@ -54,7 +54,7 @@ def _entry(function: Any) -> Any:
 @node_argument
 @verb
 def listing(invocation: Invocation, *, name: str) -> None:
-    """List VMs and disks without a record on the host NAME.
+    """List the VMs and disks on the host NAME that have no record.
 
     A `held` VM is in place, and its guest may be running. A `kept` entry has only disks.
     """
@@ -76,7 +76,7 @@ def listing(invocation: Invocation, *, name: str) -> None:
 )
 @node_argument
 @_entry
-@click.option("--name", "new_name", metavar="NEW", help="Adopt it as a new VM of this name.")
+@click.option("--name", "new_name", metavar="NEW", help="Adopt the entry as a new VM of this name.")
 @verb
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
     """Turn the entry UID on the host NAME back into a VM.

@@ -1,7 +1,8 @@
 """Watches the disk of the bus, and restarts a stalled server once there is space.
 
-After a write failed because the disk was full, nats-server 2.15 answers no write to that stream
-until it is restarted. VMs run without the server, so a restart does not affect them.
+If a write to a stream fails because the disk is full, nats-server 2.15 answers no more writes to
+this stream until the server is restarted. VMs run without the server, so a restart does not affect
+them.
 """
 
 import asyncio

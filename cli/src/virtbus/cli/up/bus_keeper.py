@@ -140,7 +140,7 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """Run a bus with streams, which this node has joined, while the context is open.
+    """Run a bus with its streams while the context is open; a node of this `up` has joined it.
 
     In a cluster, `keep` creates the streams later, because they need the other members.
 

@@ -38,14 +38,14 @@ LOCALHOST = "127.0.0.1"
     type=click.IntRange(-1, 65535),
     default=DEFAULT_PORT,
     show_default=True,
-    help="The bus' port, if free; -1: any free one.",
+    help="The bus's port. If the default is taken, another one is used; -1: any free port.",
 )
 @click.option(
     "--listen",
     metavar="ADDRESS",
     default=LOCALHOST,
     show_default=True,
-    help="The bus' address; it must be reachable for other hosts.",
+    help="The address of the bus. Other hosts, if any, must reach it.",
 )
 @click.option(
     "--nodes",
@@ -57,9 +57,11 @@ LOCALHOST = "127.0.0.1"
 @click.option(
     "--cluster",
     metavar="ADDRESS:PORT",
-    help="Be one of three NATS servers; the others reach this one here.",
+    help="Run one of three NATS servers. The others reach this one at ADDRESS:PORT.",
 )
-@click.option("--routes", metavar="ADDRESS:PORT,…", help="The --cluster of each of the three.")
+@click.option(
+    "--routes", metavar="ADDRESS:PORT,…", help="The --cluster addresses of all three servers."
+)
 @click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
 @click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
 @click.option("--force", is_flag=True, help="Start although the preflight fails.")

@@ -32,7 +32,7 @@ from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose
 @click.option(
     "--nats",
     metavar="URL,…",
-    help="The bus' servers; unreachable ones are skipped.  [default: from --creds]",
+    help="The bus's servers; unreachable ones are skipped.  [default: from --creds]",
 )
 @click.option(
     "--creds",
@@ -71,8 +71,8 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     """Run this host's services on a remote bus, whose controllers then place VMs here too.
 
     A controller adds the node as soon as it reports itself. Ctrl-C stops the services and
-    leaves VMs running; the next `virtbus node up` adopts them. A service that dies is restarted,
-    and an unreachable bus is awaited.
+    leaves VMs running; the next `virtbus node up` adopts them. A service that dies is restarted.
+    While the bus is unreachable, the services wait for it.
     """
     if count > 1:
         fleet(simulate=simulate, name=name, nats=nats, creds=creds, count=count)

@@ -44,7 +44,8 @@ class Place:
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that exist before a service starts.
 
-        The last one is that of deploy/systemd/tmpfiles.conf, from virtbus-cri to imaged.
+        In image-names, virtbus-cri leaves files for imaged. On hosts with systemd,
+        deploy/systemd/tmpfiles.conf makes this folder.
         """
         names = (self.run_dir / "image-names",) if "imaged" in self.services else ()
         return (self.state_dir, self.run_dir, *names)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 class ReadySocket:
     """An abstract unix datagram socket for one service's notifications.
 
-    It needs no file, so a long path of the run directory does not matter.
+    It needs no file, so the limit on the length of a socket's path does not matter.
     """
 
     def __init__(self, name: str) -> None:

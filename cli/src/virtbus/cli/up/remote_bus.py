@@ -29,7 +29,7 @@ class RemoteBus:
         await asyncio.get_running_loop().create_future()
 
     async def vms_here(self) -> int | None:
-        """Count the record copies on this host, because a node may not call the API."""
+        """Count the record copies on this host, because a node is not allowed to call the API."""
         return sum(1 for _ in (self._place.state_dir / "vms").glob("*/record"))
 
 

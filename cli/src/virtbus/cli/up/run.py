@@ -31,7 +31,7 @@ class Keeper(Protocol):
     def url(self) -> str: ...
 
     async def keep(self) -> None:
-        """Do the bus' background work; never returns by itself."""
+        """Do the bus's background work; never returns by itself."""
 
     async def vms_here(self) -> int | None:
         """Return how many VMs this node has; None if unknown."""
