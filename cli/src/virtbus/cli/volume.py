@@ -29,7 +29,7 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
-        "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
+        "adopt": (f"{_HERE}:adopt", "Write the lost record of a volume from its node."),
         "attach": (f"{_HERE}:attach", "Add a volume to a VM, also to one that runs."),
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "move": ("virtbus.cli.volume_move", "Move the data of a volume to another node."),
@@ -50,9 +50,9 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
 def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
-    One VM at a time holds a volume, from its create or an attach to its delete or a detach; several
-    hold one with `--access shared`. The data is on one node, and VMs that use the volume are placed
-    there.
+    One VM at a time holds a volume: from the VM's create, or an attach, to the VM's delete, or a
+    detach. Several VMs may hold a volume with `--access shared`. The data is on one node, and VMs
+    that use the volume are placed there. Several nodes may reach a volume in a pool on a server.
     """
 
 
@@ -108,7 +108,7 @@ def get(invocation: Invocation, *, name: str, namespace: str) -> None:
 @click.option(
     "--retention",
     type=click.Choice([str(one) for one in Retention]),
-    help="Its fate when the VM that made it is deleted and still holds it.",
+    help="The volume's fate when the VM that made it is deleted and still holds it.",
 )
 @click.option(
     "--label", "label_texts", multiple=True, metavar="K=V", help="Replaces all labels; repeatable."
@@ -123,7 +123,10 @@ def update(
     namespace: str,
     **flags: Any,
 ) -> None:
-    """Change the volume NAME. A running guest sees the new size, if the disk's bus can tell it."""
+    """Change the volume NAME.
+
+    A running guest sees the new size at once, if the disk's bus can report it.
+    """
     given = {**flags, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
@@ -152,9 +155,9 @@ def update(
 @namespace_option
 @verb
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
-    """Write the record of the volume NAME, whose data is on a node without a record.
+    """Write a record for the volume NAME, which a node has and no record describes.
 
-    `virtbus volume delete` then removes it, or a VM uses it.
+    Then a VM can use the volume, or `virtbus volume delete` can remove it.
     """
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
     invocation.call_and_show("volume", "adopt", asked, table)
@@ -176,7 +179,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @namespace_option
 @verb
 def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
-    """Add the volume NAME to the VM. A running guest gets it at once, if the bus can."""
+    """Add the volume NAME to the VM. A running guest gets it at once, if the disk's bus can."""
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
     invocation.call_and_show("volume", "attach", asked, table)
@@ -198,11 +201,14 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
 @click.option(
     "--gone",
     metavar="UUID",
-    help="The holder, if it has no record, and you know that no guest of it runs.",
+    help="The uid of a holder without a record, if you know that no guest of it runs.",
 )
-@click.option("--force", is_flag=True, help="Also if it is mounted in the guest.")
+@click.option("--force", is_flag=True, help="Also if the guest has mounted the volume.")
 @click.option(
-    "--wait/--no-wait", default=True, show_default=True, help="Wait until the guest released it."
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Wait until the guest has released it.",
 )
 @click.option("--timeout", default=30.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
@@ -218,8 +224,8 @@ def detach(
 ) -> None:
     """Take the volume NAME from the VM that holds it. The data stays.
 
-    Unmount it in the guest first. A running guest must release the disk. Until then the volume is
-    Detaching, and the request is repeated.
+    Unmount the volume in the guest first. A running guest must release the disk. Until then the
+    volume is Detaching, and the guest is asked again.
     """
     given = {key: value for key, value in flags.items() if value}
     asked = {"name": name, "namespace": namespace}
@@ -238,7 +244,7 @@ def detach(
 
 
 def _leaves(view: Mapping[str, Any], vm: str | bool | None) -> bool:
-    """Return True until the guest of the VM, or of any VM, has released the volume."""
+    """Return True until the guest of `vm` has released the volume; without `vm`, every guest."""
     leaving = {one.get("name") for one in view.get("holders") or () if one.get("detaching")}
     return view.get("state") == "Detaching" and (vm is None or not leaving or vm in leaving)
 
@@ -263,7 +269,7 @@ def delete(
 ) -> None:
     """Remove volumes with their data. This cannot be undone.
 
-    It is refused while a VM holds the volume, or while it is protected.
+    A volume that a VM holds, or that is protected, is refused.
     """
     asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
     delete_named(invocation, "volume", asked, wait_s=timeout if wait else None)
@@ -291,7 +297,7 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _holders(view: Mapping[str, Any]) -> str:
-    """Return the names of the VMs that hold a volume; the uid of one without a record."""
+    """Return the names of the VMs that hold a volume, or the uid of a VM without a record."""
     first = {"name": view.get("holder_name"), "uid": view.get("holder")}
     holders = view.get("holders") or (first,)
     return ",".join(str(one.get("name") or one.get("uid") or "-") for one in holders)

@@ -23,7 +23,7 @@ POLL_S = 0.5
 CONTAINER_SCHEME = "docker://"
 SOURCES = ("image", "volume", "vm", "snapshot", "url", "container")
 UPLOADS = "volumes"
-"""The first part of the image names of `--from-file`. Each exists until its volume has its copy."""
+"""The first part of image names for `--from-file`. Such an image is removed after its copy."""
 _WAIT = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait for the end of a copy."
 )
@@ -53,15 +53,17 @@ _WAIT = click.option(
     "image",
     metavar="REF",
     shell_complete=completion_sources.images,
-    help="Begin with an image. The first VM makes the disk, which rests on the image.",
+    help="Begin with an image. The disk is made for the first VM, and rests on the image.",
 )
-@click.option("--full", is_flag=True, help="Copy the image now; the disk does not need it then.")
+@click.option(
+    "--full", is_flag=True, help="Copy the image now, so that the disk does not rest on it."
+)
 @click.option(
     "--from-volume",
     "volume",
     metavar="NAME",
     shell_complete=completion_sources.volumes,
-    help="Copy another volume, which no running VM has.",
+    help="Copy another volume. No running VM may hold it.",
 )
 @click.option(
     "--from-vm",
@@ -75,7 +77,7 @@ _WAIT = click.option(
     "snapshot",
     metavar="SNAPSHOT[:DISK]",
     shell_complete=completion_sources.snapshots,
-    help="Copy a disk of a snapshot, whose VM may run.  [default: its first]",
+    help="Copy a disk of a snapshot; its VM may run.  [default: its first]",
 )
 @click.option(
     "--from-file",
@@ -96,17 +98,17 @@ _WAIT = click.option(
     "--node",
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="The node of its data.  [default: the node of its first VM; a copy gets a node now]",
+    help="The node of the data.  [default: the first VM's node; for a copy, chosen now]",
 )
 @click.option(
     "--pool",
     metavar="POOL",
-    help="The pool of its data, see `virtbus pool list`.  [default: local]",
+    help="The pool of the data, see `virtbus pool list`.  [default: local]",
 )
 @click.option(
     "--access",
     type=click.Choice([str(one) for one in Access]),
-    help="The VMs that hold it; `shared` needs a cluster file system.  [default: one]",
+    help="With shared, several VMs with a cluster file system may hold it.  [default: one]",
 )
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
@@ -127,8 +129,9 @@ def command(
 ) -> None:
     """Make the volume NAME: empty, on an image, or as a copy.
 
-    The node makes the copy. It continues if this command is interrupted. A VM that has the volume
-    waits for it.
+    The node makes the copy, and continues if this command is interrupted. With
+    --from-file, a repeat of the command continues an interrupted upload. A VM that holds the
+    volume waits for the copy.
     """
     source = _source(file, flags, wait=wait)
     spec: dict[str, Any] = {"size": flags["size"] or 0}
@@ -228,7 +231,7 @@ def _make_of_file(
 def fill(invocation: Invocation, *, name: str, namespace: str, wait: bool) -> None:
     """Copy the content of the volume NAME again, after a failure or a cancel.
 
-    A volume that has content is never written.
+    A volume that has content is never overwritten.
     """
     view = invocation.call("volume", "fill", {"name": name, "namespace": namespace})
     _show(invocation, view, wait=wait)
@@ -250,7 +253,7 @@ def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]
     """Return the volume after the end of its copy; show the progress meanwhile.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts this; the copy continues.
+        CliError: as `Invocation.call`; `unknown` if a person interrupts. The copy continues.
     """
     asked = {"name": view.get("name"), "namespace": view.get("namespace"), "uid": view.get("uid")}
     id_, steps = str(view.get("fill_operation")), Steps(shown=invocation.for_eyes)
@@ -268,7 +271,7 @@ def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]
 
 
 def _tell(invocation: Invocation, steps: Steps, id_: str) -> None:
-    """Show the progress of an operation. A controller may not have written it yet."""
+    """Show an operation's progress; nothing if no controller has written the operation yet."""
     try:
         operation.show_progress(steps, invocation.call("operation", "get", {"id": id_}))
     except CliError as error:

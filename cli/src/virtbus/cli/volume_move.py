@@ -36,7 +36,9 @@ POLL_S = 0.5
 @click.option(
     "--pool", metavar="POOL", help="The pool that gets the data.  [default: that of NAME]"
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the move has ended."
+)
 @namespace_option
 @verb
 def command(
@@ -48,13 +50,13 @@ def command(
     wait: bool,
     namespace: str,
 ) -> None:
-    """Move the data of the volume NAME, whose VM is off or which no VM holds.
+    """Move the data of the volume NAME to another node or pool. A VM that holds it must be off.
 
-    It goes to another node or pool. A VM that is off goes to another node with all of its volumes,
-    or stays with all of them. It cannot start meanwhile.
+    To another node, the VM moves with all of its volumes, or stays with all of them. The VM cannot
+    start meanwhile.
 
     The volume is in its new place once all of its data is there; then the former data is removed.
-    After a failure it is where it was. The work continues without this command.
+    After a failure the volume is where it was. The work continues without this command.
     """
     goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}
     if not goal:
@@ -93,10 +95,10 @@ def copy(
     pool: str | None,
     namespace: str,
 ) -> None:
-    """Copy the volume NAME, which no running VM has, to the volume NEW.
+    """Copy the volume NAME to the volume NEW. No running VM may hold NAME.
 
     The copy is made on the node of NAME. With --node it is then moved, and --pool is a pool of that
-    node. If this is interrupted, the copy continues, and `volume move` moves it.
+    node. If this command is interrupted, the copy continues, and `virtbus volume move` can move it.
     """
     spec: dict[str, Any] = {"size": 0, "source": {"volume": name}}
     goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}

@@ -42,14 +42,14 @@ _TAIL_BYTES = 4096
     default=_DRAIN_S,
     show_default=True,
     metavar="S",
-    help="With piped input: how long to continue reading after its end.",
+    help="With piped input: seconds to show the console after the input ends.",
 )
 @click.option("--view", is_flag=True, help="Only view; other clients can type.")
 @click.option(
     "--tail-bytes",
     type=click.IntRange(0, 1024 * 1024),
     metavar="N",
-    help="Number of earlier bytes to show first.  [default: a terminal 4096, else 0]",
+    help="Number of earlier bytes to show first.  [default: 4096 on a terminal, otherwise 0]",
 )
 @namespace_option
 @verb
@@ -65,7 +65,7 @@ def command(
     """Open the serial console of the VM NAME.
 
     Keys go to the guest unchanged, except ^], which closes the console. Any number of people can
-    see a console at once; of those without --view, the last one to open it types.
+    see a console at once. Among those without --view, only the last one who opened it can type.
     """
     vm = fetch(invocation, name, namespace)
     subject = node_subject(vm, "console")

@@ -52,7 +52,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "--image",
     metavar="REF",
     shell_complete=completion_sources.images,
-    help="Image name or URL, may end in @sha256:<digest>.",
+    help="An image name or URL. It may end in @sha256:<digest>.",
 )
 @click.option(
     "--volume",
@@ -60,7 +60,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     multiple=True,
     metavar="VOLUME[=DISK]",
     shell_complete=completion_sources.volumes,
-    help="A volume that the VM holds until a detach or its delete; repeatable.",
+    help="A volume that the VM holds until a detach or the VM's delete; repeatable.",
 )
 @click.option(
     "--new-volume",
@@ -77,7 +77,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
 @click.option(
     "--access",
     type=click.Choice(["one", "shared"]),
-    help="The VMs that hold the volumes of --new-volume, as for `volume create`.  [default: one]",
+    help="With shared, several VMs may hold the volumes of --new-volume.  [default: one]",
 )
 @click.option(
     "--directory",
@@ -94,7 +94,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "keys",
     multiple=True,
     metavar="FILE|KEY",
-    help="Public key; repeatable. It lets root into tiny, and the user debian into debian.",
+    help="Public key; repeatable. It is for root in the image tiny, for debian in debian.",
 )
 @click.option("--user-data", metavar="FILE", help="cloud-init user data; - is standard input.")
 @click.option(

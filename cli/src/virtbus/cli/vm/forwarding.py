@@ -27,7 +27,7 @@ Address = tuple[str | int, ...]
 
 
 class ForwardTarget(NamedTuple):
-    """A VM, and its node's subject for requests that open a port."""
+    """A VM, and its node's subject for requests that open a stream."""
 
     bus: Bus
     subject: str
@@ -52,7 +52,7 @@ async def reaching(
 async def listen_tcp(
     target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Forward each connection to the address `local` until `tasks` ends; return the bound port.
+    """Listen on `local`, and forward each connection until `tasks` ends; return the bound port.
 
     Raises:
         OSError: `local` cannot be bound.
@@ -66,7 +66,7 @@ async def listen_tcp(
 async def listen_unix(
     target: ForwardTarget, tasks: Background, path: Path, want: StreamOpen, say: Say
 ) -> None:
-    """Forward each connection to the new socket `path` until `tasks` ends.
+    """Listen on the new socket `path`, and forward each connection until `tasks` ends.
 
     Only the user of this process can connect.
 
@@ -157,7 +157,7 @@ async def _send(queue: asyncio.Queue[bytes], stream: ByteStream) -> None:
 async def listen_udp(
     target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Forward each datagram to the address `local` until `tasks` ends; return the bound port.
+    """Listen on `local`, and forward each datagram until `tasks` ends; return the bound port.
 
     Raises:
         OSError: `local` cannot be bound.

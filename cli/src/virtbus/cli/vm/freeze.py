@@ -34,8 +34,8 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 def freeze(invocation: Invocation, *, name: str, timeout_s: int, namespace: str) -> None:
     """Freeze the file systems of the VM NAME's guest, by its QEMU guest agent.
 
-    All data that its programs wrote is on disk then, and further writes wait. The guest is thawed
-    after the timeout, also if this command, the bus or an agent dies. If the guest is frozen
+    All data that the guest's programs wrote is then on disk, and further writes wait. The guest is
+    thawed after the timeout, also if this command, the bus or an agent dies. If the guest is frozen
     already, the command sets a new deadline.
     """
     press(invocation, "freeze", ref(name, namespace), timeout_s=timeout_s)

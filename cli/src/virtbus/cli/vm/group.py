@@ -14,7 +14,10 @@ _HERE = "virtbus.cli.vm"
         "list": (f"{_HERE}.listing", "List VMs, or watch them change."),
         "get": (f"{_HERE}.get", "Show one VM."),
         "update": (f"{_HERE}.update", "Change a VM: CPUs, memory, labels, protection."),
-        "clone": ("virtbus.cli.clone:command", "Make a VM whose disks rest on those of another."),
+        "clone": (
+            "virtbus.cli.clone:command",
+            "Make a VM whose disks begin as those of another VM.",
+        ),
         "delete": (f"{_HERE}.delete", "Delete VMs with their disks."),
         "start": (f"{_HERE}.power:start", "Start a stopped VM."),
         "stop": (f"{_HERE}.power:stop", "Stop a VM; it keeps its disks and node."),

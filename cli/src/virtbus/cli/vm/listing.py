@@ -28,7 +28,14 @@ _TICK_S = 1.0
     )
 )
 @namespace_filter
-@click.option("-l", "--label", "label_texts", multiple=True, metavar="K=V", help="Only with label.")
+@click.option(
+    "-l",
+    "--label",
+    "label_texts",
+    multiple=True,
+    metavar="K=V",
+    help="Only VMs with this label; repeatable.",
+)
 @click.option("-w", "--watch", is_flag=True, help="Continue with every change.")
 @verb
 def command(
@@ -36,7 +43,7 @@ def command(
 ) -> None:
     """List VMs.
 
-    With -w, it prints one line for each change; with -o json, that line is a JSON object.
+    With -w, the command prints one line for each change; with -o json, the line is a JSON object.
     """
     query: dict[str, Any] = {}
     if namespace:

@@ -29,7 +29,11 @@ _KEPT = frozenset(b"\n\t")
 @name_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue with new output.")
 @click.option(
-    "--tail-bytes", default=65_536, show_default=True, metavar="N", help=("Number of bytes.")
+    "--tail-bytes",
+    default=65_536,
+    show_default=True,
+    metavar="N",
+    help=("Number of bytes at the log's end to print first."),
 )
 @click.option("--raw", is_flag=True, help="Print control characters unchanged.")
 @namespace_option

@@ -17,7 +17,7 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 
 
 def _set_tray(invocation: Invocation, view: dict[str, Any], drive: str, tray: str | None) -> None:
-    """Request the tray of a drive by `vm.update`, and print the VM."""
+    """Request the position of a drive's tray by `vm.update`, and print the VM."""
     spec = view["spec"]
     disks = spec["domain"]["devices"]["disks"]
     found = [disk for disk in disks if disk["name"] == drive and disk["device"] == "cdrom"]
@@ -67,7 +67,9 @@ def eject(invocation: Invocation, *, name: str, drive: str, force: bool, namespa
 @name_argument
 @click.argument("drive")
 @click.argument("image", required=False, shell_complete=completion_sources.images)
-@click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time to fetch it.")
+@click.option(
+    "--timeout", default=3600.0, show_default=True, metavar="S", help="Time limit to fetch IMAGE."
+)
 @namespace_option
 @verb
 def insert(
@@ -81,8 +83,8 @@ def insert(
 ) -> None:
     """Insert a medium into the CD-ROM drive DRIVE of the VM NAME, now and for its next starts.
 
-    Without IMAGE it is the drive's present medium. IMAGE is fetched to the VM's node first. The VM
-    keeps its digest, so it has this very medium from now on.
+    Without IMAGE, the drive's present medium is inserted again. With IMAGE, the VM's node fetches
+    the image first. The VM keeps the image's digest, so its later starts have the same content.
     """
     view: dict[str, Any] = fetch(invocation, name, namespace)
     if image is not None:

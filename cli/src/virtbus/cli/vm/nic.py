@@ -34,8 +34,8 @@ _HERE = "virtbus.cli.vm.nic"
 def command() -> None:
     """Change the network interfaces of a VM.
 
-    A running guest gets the device at once, and its address by DHCP. It must release a device
-    before it is removed.
+    A running guest gets the device at once, and its address by DHCP. A device is removed after the
+    running guest has released it.
     """
 
 
@@ -56,7 +56,9 @@ def command() -> None:
     shell_complete=completion_sources.networks,
     metavar="NETWORK",
 )
-@click.option("--name", "nic", metavar="NIC", help="Its name.  [default: the network's]")
+@click.option(
+    "--name", "nic", metavar="NIC", help="The interface's name.  [default: the network's]"
+)
 @click.option("--mac", metavar="MAC", help="[default: made from the VM's uid]")
 @click.option(
     "--address",
@@ -75,8 +77,8 @@ def command() -> None:
 def add(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
     """Add an interface on NETWORK to the VM NAME.
 
-    While a guest runs, it is plugged in. Until then the VM shows NicChangePending or, without a
-    free slot, RestartRequired.
+    A running guest gets the interface by hot-plug. Until then the VM shows NicChangePending or,
+    without a free slot, RestartRequired.
     """
     view = fetch(invocation, name, namespace)
     spec = _spec(view)

@@ -20,7 +20,7 @@ _HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
 def waits_until(what: str) -> Callable[[Function], Function]:
     """Add `--wait/--no-wait` and `--timeout` to a verb, as the parameter `timeout_s`.
 
-    It is None with --no-wait. The help text of --wait is "Wait until it <what>."
+    `timeout_s` is None with --no-wait. The help text of --wait is "Wait until it <what>."
     """
 
     def decorate(function: Function) -> Function:
@@ -50,7 +50,7 @@ def grace_option(function: Function) -> Function:
         "--grace",
         type=int,
         metavar="S",
-        help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
+        help="Seconds that the guest gets to shut down.  [default: the VM's termination grace, 30]",
     )(force(function))
 
 
@@ -91,10 +91,10 @@ def _reached(
     generation = int(view.get("generation") or 0)
 
     def reached(seen: Mapping[str, Any]) -> bool:
-        # until the node has seen this request, the state is that before the request
+        # until the node has seen this request, the state is the one before the request
         if int(seen.get("observed_generation") or 0) < generation:
             return False
-        # A guest that failed can never be paused, so that ends the wait. For other actions,
+        # A guest that failed can never be paused, so its failure ends the wait. For other actions,
         # Failed may be the state before the action.
         fails = views.state(seen) == "Failed" and action in {"pause", "unpause"}
         if seen.get("power_observed") is False and not fails:
@@ -122,7 +122,7 @@ def _reached(
     ),
 )
 @name_argument
-@click.option("--paused", is_flag=True, help="Leave it paused before its first instruction.")
+@click.option("--paused", is_flag=True, help="Leave the guest paused before its first instruction.")
 @waits_until("runs")
 @namespace_option
 @verb
@@ -192,7 +192,7 @@ def restart(
 ) -> None:
     """End the guest of the VM NAME, and start it again on the same host with its disk.
 
-    It applies pending changes of its spec (the condition RestartRequired).
+    A restart applies pending changes of the VM's spec (the condition RestartRequired).
     """
     query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
     switch(invocation, "restart", query, None, timeout_s)

@@ -16,7 +16,7 @@ _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 def from_file(name: str, has: str = "name, image", command: str = "vm create") -> dict[str, Any]:
     """Return the map in a YAML or JSON file; `-` is standard input.
 
-    `has` names some of its keys, and `command` the command that reads it, for the error message.
+    For the error message, `has` names some of the map's keys, and `command` names the command.
 
     Raises:
         CliError: the file cannot be read or is malformed; the message names the line.
@@ -76,7 +76,7 @@ def published(values: Sequence[str]) -> list[dict[str, Any]]:
     """Return `[ADDRESS:]HOST_PORT:GUEST_PORT[/PROTOCOL]` texts as maps (a `PublishedPort` each).
 
     Raises:
-        CliError: another form, or a port that is no number.
+        CliError: a text has another form, or a port is no number.
     """
     found = []
     for value in values:
@@ -100,8 +100,8 @@ def published(values: Sequence[str]) -> list[dict[str, Any]]:
 def with_nic(wanted: dict[str, Any], **lists: Sequence[Any]) -> None:
     """Add published ports or addresses to the first interface of a `VmCreate` map.
 
-    It may have no interface yet. An interface needs its network in the request, so the shorthand
-    `network` becomes an entry. Empty lists change nothing.
+    The map may have no interface yet. An interface needs an entry in the spec's `networks`, so the
+    shorthand `network` becomes such an entry. Empty lists change nothing.
     """
     if not any(lists.values()):
         return
@@ -161,7 +161,7 @@ def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> di
 
 
 def _held(value: str) -> dict[str, Any]:
-    """Return the disk of `VOLUME[=DISK]`; the disk's default is the volume's name."""
+    """Return the disk of `VOLUME[=DISK]`; by default the disk has the volume's name."""
     name, equals, disk = value.partition("=")
     if not name or (equals and not disk):
         raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
@@ -169,7 +169,7 @@ def _held(value: str) -> dict[str, Any]:
 
 
 def _made(value: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the disk of `VOLUME=SIZE[:IMAGE]`, whose volume the create of the VM makes."""
+    """Return the disk of `VOLUME=SIZE[:IMAGE]`. The create of the VM makes this volume."""
     name, _, rest = value.partition("=")
     size, colon, image = rest.partition(":")
     if not name or not size or (colon and not image):

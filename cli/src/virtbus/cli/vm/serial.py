@@ -1,4 +1,4 @@
-"""Reads a VM's console or log as a stream (ADR 0023), with the CLI's own NATS client.
+"""Opens streams of a node: console, log, picture, export (ADR 0023), by the CLI's NATS client.
 
 `virtbus.bus.client.streams` implements the same protocol for programs with an event loop.
 """
@@ -27,10 +27,10 @@ _STREAM_MS = 3_600_000
 
 
 class SerialStream:
-    """A stream of one VM. `write` is called with its bytes, `note` with its texts for people.
+    """A stream of one VM or export. `write` gets its bytes, `note` gets its remarks for people.
 
     While `write` blocks, the agent sends at most the window. `closed` is empty while the stream is
-    open, then the reason for its end.
+    open, and has the reason after its end.
     """
 
     def __init__(

@@ -47,9 +47,9 @@ def command(
 ) -> None:
     """Change the VM NAME.
 
-    A change that needs a new start waits for it, and the VM shows RestartRequired until then:
-    `virtbus vm restart NAME`. A field that cannot change is refused with its path. If the VM has
-    changed since FILE was written, FILE is refused.
+    A change that a running guest cannot take waits for the next start. Until then the VM shows
+    RestartRequired; `virtbus vm restart NAME` applies the change. A field that cannot change is
+    refused with its path. If the VM has changed since FILE was written, FILE is refused.
     """
     given = request.from_file(file) if file else {}
     if label_texts:

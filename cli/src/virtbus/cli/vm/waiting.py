@@ -84,8 +84,8 @@ class WaitProgress(WatchObserver):
         """Wait until `reached` returns True for the VM's view; return that view. Close the steps.
 
         Raises:
-            CliError: the VM was deleted, `reached` raised it, or the time limit was reached; that
-                message begins with the VM's name and `missed`.
+            CliError: the VM was deleted, `reached` raised it, or the time limit was reached. The
+                message for the time limit begins with the VM's name and `missed`.
         """
         name = view.get("name")
 

@@ -13,7 +13,8 @@ from virtbus.cli.wire.protocol import Line, Reader, WireMessage, connect_line, i
 
 CONNECT_TIMEOUT_S = 3.0
 ONE_OF_MANY_S = 0.7
-"""Time limit per server in the first round over several. The second uses CONNECT_TIMEOUT_S."""
+"""Time limit per server in the first round, if there are several servers. The second round uses
+CONNECT_TIMEOUT_S."""
 SEND_TIMEOUT_S = 10.0
 PAYLOAD_BYTES = 1024 * 1024
 """The largest message for a server that does not announce its own limit."""
@@ -75,7 +76,7 @@ class Connection:
         """Publish a message.
 
         Raises:
-            FullError: it is larger than the server accepts.
+            FullError: the message is larger than the server accepts.
             MalformedError: a subject cannot be sent.
         """
         most_bytes = int(self.server.get("max_payload") or PAYLOAD_BYTES)

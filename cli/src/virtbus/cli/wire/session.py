@@ -59,7 +59,7 @@ class Session:
         self._connection.close()
 
     def on_reconnect(self, call: Callable[[], None]) -> None:
-        """Run `call` after each new connection."""
+        """Run `call` after each reconnect."""
         self._reconnected.append(call)
 
     def subscribe(self, subject: str, receive: Receive) -> None:
@@ -127,8 +127,8 @@ class Session:
     ) -> dict[str, Any]:
         """Send a request and return its answer, a map.
 
-        The request is repeated with the same id while its outcome is unknown, or its error permits
-        it.
+        The request is repeated with the same id while its outcome is unknown, or if its error
+        permits a repeat.
 
         Raises:
             CliError: refused; unavailable (nothing happened); outcome unknown (the time limit was
@@ -217,7 +217,7 @@ class _Asking:
     def _attempt(self) -> WireMessage | None:
         """Send the request once and return its first answer.
 
-        Return None if the connection was lost or the time was over first.
+        Return None if the connection was lost, or the time was over, before an answer came.
         """
         session = self._session
         left_s = self._deadline - time.monotonic()
