@@ -82,7 +82,10 @@ def _wait(function: Any) -> Any:
     help="Fail if only a full backup is possible.",
 )
 @click.option(
-    "--chain", type=int, metavar="N", help="Backups from one full backup to the next.  [default: 8]"
+    "--chain",
+    type=int,
+    metavar="N",
+    help="Length of a chain: a full backup and its increments.  [default: 8]",
 )
 @click.option(
     "--id", "id_", metavar="UUID", help="An id of your choice: the same command may be repeated."
@@ -95,7 +98,7 @@ def create(
 ) -> None:
     """Copy all disks of the VM, which may run, to the backup directory of its node.
 
-    By default the backup is an increment: it has only what was written since the last backup. If
+    By default the backup is an increment: it has only what was written since an earlier one. If
     an increment is impossible, the backup is full, and MESSAGE says why. If the guest has a guest
     agent, its file systems are frozen for the instant of the backup.
     """

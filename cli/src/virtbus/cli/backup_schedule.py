@@ -56,7 +56,7 @@ def _time(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 
 def _numbers(function: Any) -> Any:
-    chain = "Backups from one full backup to the next.  [default: 8]"
+    chain = "Length of a chain: a full backup and its increments.  [default: 8]"
     for option in (
         click.option("--keep", type=int, metavar="N", help="Number of backups to keep."),
         click.option("--chain", type=int, metavar="N", help=chain),

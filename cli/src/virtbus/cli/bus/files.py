@@ -30,15 +30,20 @@ T = TypeVar("T")
     )
 )
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--without-secrets", is_flag=True, help="Leave cloud-init user data out.")
+@click.option(
+    "--without-secrets",
+    is_flag=True,
+    help="Leave out the VMs' secrets, and the keys that sign records.",
+)
 @verb
 def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None:
-    """Write the bus's records of VMs and hosts to FILE while the bus is running.
+    """Write the desired state of the bus to FILE while the bus is running.
 
-    Run it on the host with the bus's admin credentials. The file contains the VMs, their names,
-    recent deletes, the desired state of hosts, and the VMs' secrets (cloud-init user data) in plain
-    text. Only the owner of FILE can read it; keep its mode. An existing FILE is replaced at the
-    end.
+    Run it on the host with the bus's admin credentials. FILE has the VMs and their names, volumes,
+    snapshots, networks, security groups, image names, backup schedules, recent deletes and the
+    desired state of hosts. It also has the VMs' secrets (such as cloud-init user data) in plain
+    text, and the keys by which controllers sign records. Only the owner of FILE can read it; keep
+    its mode. An existing FILE is replaced at the end.
     """
     from virtbus.bus.provisioning.backup import take
 

@@ -24,7 +24,7 @@ _HERE = "virtbus.cli.bus"
         ),
         "add-cri": (f"{_HERE}.nodes:add_cri", "Give a node's container runtime its credentials."),
         "check": (f"{_HERE}.check:check", "Find problems in a bus's files."),
-        "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
+        "backup": (f"{_HERE}.files:backup", "Write the desired state of the bus to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),
         "specs": (f"{_HERE}.specs", "Write the VMs of a backup as files for `vm create -f`."),
         "rebuild": (f"{_HERE}.rebuild", "Restore lost records from the hosts."),

@@ -44,10 +44,12 @@ def command(
     """Place no new VMs on the host NAME, and evacuate its VMs.
 
     Each VM is stopped with its grace, and started on another host from its images: a running guest
-    is not migrated. A VM with writable disks stays, unless its spec has eviction_strategy None, or
-    none and you give --discard-local-disks. A VM with volumes, or with the eviction_strategy
-    External or LiveMigrate, always stays. VMs that stay keep running and are listed with the reason
-    (exit code 1). The controllers continue whether or not this command waits; repeat it to check.
+    is not migrated. A VM stays if its volumes are on this host, or if its eviction_strategy is
+    External or LiveMigrate. A VM with writable disks also stays, unless its eviction_strategy is
+    None or LiveMigrateIfPossible, or it has no eviction_strategy and you give
+    --discard-local-disks. VMs that stay keep running and are listed with the reason (exit code 1).
+
+    The controllers continue whether or not this command waits; repeat it to check.
     """
     asked = {"node": name, "discard_local_disks": discard_local_disks}
     detail: Mapping[str, Any] = invocation.call("node", "drain", asked)

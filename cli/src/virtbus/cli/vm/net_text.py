@@ -165,7 +165,7 @@ def _given(nic: Map, tap: object) -> str:
 
 
 def _versions(addresses: Any) -> str:
-    """Return the protocols that pass. A guest without an address has those to ask for one by IPv4."""
+    """Return the protocols that pass. Without an address, a guest may ask for one by IPv4."""
     six = [":" in str(one) for one in addresses]
     if six and all(six):
         return "IPv6"
