@@ -26,10 +26,10 @@ _HERE = "virtbus.cli"
             f"{_HERE}.security_group",
             "Make, list and change rules about connections of VMs.",
         ),
-        "node": (f"{_HERE}.node", "List the hosts that run VMs."),
+        "node": (f"{_HERE}.node", "List, drain and fence the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
         "cri": (f"{_HERE}.cri.group", "Set up a Kubernetes node for pods that are VMs."),
-        "events": (f"{_HERE}.event_history", "Follow the events of all VMs."),
+        "events": (f"{_HERE}.event_history", "Show or follow the events of all VMs and nodes."),
         "doctor": (
             f"{_HERE}.doctor.command",
             "Find problems of this host, and show the repairs.",
@@ -55,7 +55,7 @@ _HERE = "virtbus.cli"
 def virtbus(server: str | None, creds: str | None) -> None:
     """Virtual machines over a NATS bus.
 
-    `virtbus up` starts a bus and all services on this host; every other verb is a client of that
+    `virtbus up` starts a bus and all services on this host; most other verbs are clients of that
     bus. Each verb's --help shows examples. Exit codes: 0 ok, 1 refused, 2 usage, 3 not found, 4
     outcome unknown (repeat the same command), 5 unavailable.
     """

@@ -35,7 +35,7 @@ _NAME_WIDTH = 16
 )
 @verb
 def command(invocation: Invocation, *, follow: bool, since: str | None, kind: str) -> None:
-    """Show the stored events of all VMs."""
+    """Show the stored events of all VMs and nodes."""
     oldest_ns = _oldest(since, follow=follow)
     names = _Names()
     live = LiveEvents(
@@ -72,7 +72,7 @@ class _Names:
             self._by_uid[str(data.get("uid"))] = str(data["name"])
 
     def of(self, item: Mapping[str, Any]) -> str:
-        """Return the VM's name, or its uid if the name is not known."""
+        """Return the VM's name, its uid if the name is not known, or an empty text without a VM."""
         uid = str((item.get("data") or {}).get("uid") or "")
         return self._by_uid.get(uid, uid)
 

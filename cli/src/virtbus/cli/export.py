@@ -1,4 +1,4 @@
-"""Implements `virtbus export download`, `virtbus vm export` and `virtbus volume export`."""
+"""Implements `virtbus export download|link`, `virtbus vm export` and `virtbus volume export`."""
 
 import hashlib
 from collections.abc import Callable

@@ -62,7 +62,7 @@ def listing(invocation: Invocation) -> None:
     "--node",
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="Only onto this node.  [default: every ready one]",
+    help="Only onto this node.  [default: every ready node]",
 )
 @click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time limit.")
 @click.option(

@@ -76,7 +76,7 @@ def _asked(name: str, namespace: str, *, fleet: bool) -> dict[str, Any]:
 @click.option(
     "--transport",
     metavar="NAME",
-    help="A transport in images.d of the nodes, which lists the URL's server in "
+    help="A transport in images.d of the nodes. It must list the URL's server in "
     "image_name_servers.",
 )
 @click.option(

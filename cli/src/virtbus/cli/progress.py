@@ -1,7 +1,7 @@
 """Prints steps and a status line to stderr while a command waits.
 
-On a terminal, the last line shows the current state and is redrawn. Without a terminal, only steps
-are printed.
+On a terminal, the last line shows the current state and is redrawn. Without a terminal, steps,
+reasons of waits and the progress of transfers are printed as lines.
 """
 
 import os

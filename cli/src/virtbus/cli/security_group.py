@@ -42,10 +42,10 @@ _RULE = """A rule: PROTOCOL[:PORTS][@PEERS], such as tcp:80,8000-8080@10.0.0.0/8
 def command() -> None:
     """Manage security groups: rules about the connections of VMs with certain labels.
 
-    A VM without a group is open. A VM in a group with ingress rules accepts only the connections
-    that some rule allows. Egress rules limit the connections that it opens. Answers in an allowed
-    connection always pass. Rules apply to running VMs within a second. The removal of a rule ends
-    the connections that only this rule allowed.
+    A VM without a group is open, except on networks with --default-deny. A VM in a group with
+    ingress rules accepts only the connections that some rule allows. Egress rules limit the
+    connections that it opens. Answers in an allowed connection always pass. Rules apply to running
+    VMs within a second. The removal of a rule ends the connections that only this rule allowed.
     """
 
 

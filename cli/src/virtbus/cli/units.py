@@ -13,7 +13,7 @@ def ago(then_ns: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a rounded duration, for example 850ms, 5s, 3m12s, 4h, 12d."""
+    """Return a duration in one or two units, for example 850ms, 5s, 3m12s, 4h, 12d."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     whole = int(seconds)

@@ -125,7 +125,7 @@ def update(
 ) -> None:
     """Change the volume NAME.
 
-    A running guest sees the new size at once, if the disk's bus can report it.
+    A running guest sees a new size at once. If the disk's bus cannot report it, the VM must be off.
     """
     given = {**flags, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
@@ -179,7 +179,10 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @namespace_option
 @verb
 def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
-    """Add the volume NAME to the VM. A running guest gets it at once, if the disk's bus can."""
+    """Add the volume NAME to the VM.
+
+    A running guest gets it at once. If the disk's bus has no hot-plug, the VM must be off.
+    """
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
     invocation.call_and_show("volume", "attach", asked, table)
@@ -225,7 +228,8 @@ def detach(
     """Take the volume NAME from the VM that holds it. The data stays.
 
     Unmount the volume in the guest first. A running guest must release the disk. Until then the
-    volume is Detaching, and the guest is asked again.
+    volume is Detaching, and the guest is asked again. If the disk's bus has no hot-plug, the VM
+    must be off.
     """
     given = {key: value for key, value in flags.items() if value}
     asked = {"name": name, "namespace": namespace}
@@ -304,7 +308,7 @@ def _holders(view: Mapping[str, Any]) -> str:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty`."""
+    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty` for others."""
     for kind in ("volume", "vm"):
         if source.get(kind):
             return f"{kind}/{source[kind]}"

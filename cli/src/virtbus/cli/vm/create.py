@@ -128,7 +128,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "--wait",
     "goal",
     type=click.Choice(("running", "ready")),
-    help="Wait until the domain runs, or until the guest reports that it is up.",
+    help="Wait until the domain runs, or until the guest answers pings or reports that it is up.",
 )
 @click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option

@@ -25,8 +25,10 @@ RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
-"""Longest pause that a request waits before a repeat. An error with retry `later` and a longer
-`after_ms` is raised instead, so that a person decides."""
+"""Longest `after_ms` of an error with retry `later` after which a request is repeated.
+
+An error with a longer one is raised, so that a person decides.
+"""
 Receive = Callable[[WireMessage], None]
 
 
