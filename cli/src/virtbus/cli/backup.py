@@ -96,7 +96,7 @@ def _wait(function: Any) -> Any:
 def create(
     invocation: Invocation, *, vm: str, namespace: str, id_: str | None, wait: bool, **flags: Any
 ) -> None:
-    """Copy all disks of the VM, which may run, to the backup directory of its node.
+    """Copy all disks of the VM to the backup directory of its node. The VM may be running.
 
     By default the backup is an increment: it has only what was written since an earlier one. If
     an increment is impossible, the backup is full, and MESSAGE says why. If the guest has a guest

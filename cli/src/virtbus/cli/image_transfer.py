@@ -1,4 +1,4 @@
-"""Sends a local file to the imaged of nodes, and continues after each interruption (ADR 0047)."""
+"""Sends a local file to imaged on nodes, and continues after each interruption (ADR 0047)."""
 
 import asyncio
 import os

@@ -29,7 +29,7 @@ SOON_S = 0.05
         "watch": (f"{_HERE}:watch", "Show the progress of an operation until its end."),
         "cancel": (
             f"{_HERE}:cancel",
-            "Cancel operations; their VMs and volumes stay as they were.",
+            "Cancel operations; the content of disks stays as it was.",
         ),
         "delete": (f"{_HERE}:delete", "Remove ended operations and their files."),
     },
@@ -45,7 +45,8 @@ def command() -> None:
 
     An operation runs on the node of its VM or volume, which has one running operation at a time.
     An operation needs no client: it continues when this command is interrupted. After its end it is
-    kept for a day, or for less if the controllers' settings say so or there are too many.
+    kept for a day, or less: the controllers' settings operation_keep_s and operations_per_namespace
+    limit this.
     """
 
 
@@ -94,7 +95,7 @@ def watch(invocation: Invocation, *, id_: str) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @verb
 def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
-    """Cancel operations. Their VMs and volumes stay as they were.
+    """Cancel operations. The content of disks stays as it was.
 
     A cancel is refused once the final step of the operation has begun.
     """

@@ -28,7 +28,10 @@ STORED_S = 30.0
         "get": (f"{_HERE}:get", "Show one snapshot."),
         "update": (f"{_HERE}:update", "Protect a snapshot, or end its protection."),
         "restore": (f"{_HERE}:restore", "Replace disks with the disks of a snapshot."),
-        "adopt": (f"{_HERE}:adopt", "Write the lost record of a snapshot from its node."),
+        "adopt": (
+            f"{_HERE}:adopt",
+            "Write the missing record of a snapshot whose data is on a node.",
+        ),
         "delete": (f"{_HERE}:delete", "Remove snapshots with their data."),
     },
     epilog=examples(
@@ -225,7 +228,7 @@ def update(invocation: Invocation, *, name: str, protected: bool, namespace: str
 @namespace_option
 @verb
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
-    """Write a record for the snapshot NAME, which a node has and no record describes."""
+    """Write the missing record of the snapshot NAME, whose data is on a node."""
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
     invocation.call_and_show("snapshot", "adopt", asked, table)
 

@@ -29,7 +29,10 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
-        "adopt": (f"{_HERE}:adopt", "Write the lost record of a volume from its node."),
+        "adopt": (
+            f"{_HERE}:adopt",
+            "Write the missing record of a volume whose data is on a node.",
+        ),
         "attach": (f"{_HERE}:attach", "Add a volume to a VM, also to one that runs."),
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "move": ("virtbus.cli.volume_move", "Move the data of a volume to another node."),
@@ -155,7 +158,7 @@ def update(
 @namespace_option
 @verb
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
-    """Write a record for the volume NAME, which a node has and no record describes.
+    """Write the missing record of the volume NAME, whose data is on a node.
 
     Then a VM can use the volume, or `virtbus volume delete` can remove it.
     """

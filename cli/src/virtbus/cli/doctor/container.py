@@ -24,13 +24,14 @@ SERVICES = {
     "image tiny": "imaged",
     "image conversion": "imaged",
 }
-"""By check: the service of docker-compose.yml whose container has the resource."""
+"""Maps a check to the service of docker-compose.yml whose container has the check's resource."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""By check: the command that checks in the right container. Default: shows the service's state."""
+"""Maps a check to the command that checks in the right container. The default command shows the
+service's state."""
 
 
 def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:

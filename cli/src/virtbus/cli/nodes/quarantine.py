@@ -76,7 +76,12 @@ def listing(invocation: Invocation, *, name: str) -> None:
 )
 @node_argument
 @_entry
-@click.option("--name", "new_name", metavar="NEW", help="Adopt the entry as a new VM of this name.")
+@click.option(
+    "--name",
+    "new_name",
+    metavar="NEW",
+    help="Adopt kept disks as a new VM of this name, or rename a held VM.",
+)
 @verb
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
     """Turn the entry UID on the host NAME back into a VM.

@@ -64,9 +64,9 @@ def _environment(place: Place) -> list[str]:
 
 
 def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
-    """Return the lines in frames of at most `columns`. Wider lines stay unframed, to be copied.
+    """Return the lines in frames of at most `columns`; without `drawn`, without frames.
 
-    Without `drawn`, there are no frames.
+    Wider lines stay unframed, so that they can be copied.
     """
     if not drawn:
         return "\n".join(text)

@@ -104,7 +104,7 @@ class BusKeeper:
                     self._terminal.say(f"the bus {again}")
 
     async def keep_running(self) -> None:
-        """Start the server again on the same port whenever it ends."""
+        """Start the server again whenever it ends, on the same port if possible."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:

@@ -7,6 +7,6 @@ _OF_ONE_VM = ("mac_address", "publish", "addresses")
 
 
 def copied_nics(devices: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the NICs of a VM's devices, without what only one VM can have."""
+    """Return the NICs of a VM's devices without the fields that only one VM can have."""
     nics = devices.get("interfaces") or ()
     return [{key: value for key, value in nic.items() if key not in _OF_ONE_VM} for nic in nics]

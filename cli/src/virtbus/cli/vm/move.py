@@ -52,7 +52,8 @@ def command(  # noqa: PLR0913  one parameter for each option
 ) -> None:
     """Stop the VM NAME, and start it on another host from its images.
 
-    The guest is not migrated while it runs. A stopped VM stays stopped.
+    The guest is not migrated while it runs. A stopped VM stays stopped. A VM with volumes on its
+    host is refused.
     """
     asked: dict[str, Any] = ref(name, namespace) | {"discard_local_disks": discard_local_disks}
     view: Mapping[str, Any] = invocation.call("vm", "move", asked | ({"to": to} if to else {}))

@@ -27,7 +27,7 @@ class RootSpan:
         return {TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-01"}
 
     def finish(self, session: Session, *, ok: bool, attributes: Mapping[str, str]) -> None:
-        """Publish the span (`schemas.events.Span`) as a core message; ignore errors."""
+        """Publish the span (`schemas.events.Span`) as a core NATS message; ignore errors."""
         span = {
             "trace_id": self.trace_id,
             "span_id": self.span_id,
