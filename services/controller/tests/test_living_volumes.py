@@ -28,9 +28,15 @@ class Asked(list[str]):
 
 @asynccontextmanager
 async def hosts(
-    made: World, *known: VmRecord, data: Mapping[str, tuple[str, ...]] | None = None
+    made: World,
+    *known: VmRecord,
+    data: Mapping[str, tuple[str, ...]] | None = None,
+    unread: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Asked]:
-    """Two nodes with these records, and with the data of volumes by node and folder."""
+    """Two nodes with these records, and with the data of volumes by node and folder.
+
+    `unread` is a pool by node that the node cannot read.
+    """
     asked = Asked()
 
     def of_node(node: str) -> list[Endpoint]:
@@ -42,8 +48,11 @@ async def hosts(
             asked.append(f"{node} inspect")
             after = validate(Inspect, request.data).volumes_after or ""
             rest = [one for one in sorted((data or {}).get(node, ())) if one > after]
+            gone = (unread or {}).get(node)
             return HeldResources(
-                volumes=tuple(HeldVolume(folder=one) for one in rest[:1]), more=len(rest) > 1
+                volumes=tuple(HeldVolume(folder=one) for one in rest[:1]),
+                more=len(rest) > 1,
+                unread_pools=(gone,) if gone else (),
             )
 
         return [
@@ -168,3 +177,17 @@ async def test_hosts_are_asked_once_and_a_silent_one_is_waited_for(made: World) 
         assert sorted(asked) == ["n1 inspect", "n2 inspect", "n2 records"]
         await vm(made, 2, "more")
         assert len(asked) == 3
+
+
+@played(nodes=2)
+async def test_a_pool_that_does_not_answer_holds_up_its_own_volumes_only(made: World) -> None:
+    await make(made)
+    async with hosts(made, unread={"n2": "nfs"}):
+        assert (await vm(made, 1, "data")).uid == uid(1)
+    await make(made, "more", uid=uid(5))
+    async with hosts(made, unread={"n1": "local", "n2": "local"}):
+        error = await refused(vm(made, 2, "more"))
+        assert (error.code, error.reason) == (503, "volumes_unheard")
+        assert "cannot read its pool local" in str(error)
+    async with hosts(made):
+        assert (await vm(made, 2, "more")).uid == uid(2)

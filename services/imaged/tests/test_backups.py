@@ -377,6 +377,18 @@ async def test_damage_is_found_before_a_restore(
         assert (await held(made, 11)).check is not None
 
 
+async def test_a_backup_is_verified_again_if_the_last_result_cannot_be_read(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        await pushed(made, node, 10)
+        (store(node) / uid(10) / "verified.json").write_bytes(b"{")
+        assert (await held(made)).check is None
+        assert (await verified(made)).state == "done"
+        assert (await held(made)).check is not None
+
+
 async def test_a_parent_that_is_gone_is_found(
     make_node: NodeMaker, threads: DiskThreads, vm: Any
 ) -> None:

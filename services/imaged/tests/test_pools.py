@@ -110,6 +110,7 @@ async def test_a_pool_that_is_not_mounted_is_gone_and_never_written(make_node: N
             await ensure(node, in_fast(8 * MIB))
         assert list(root.iterdir()) == []
         assert node.disks.pools.measure("fast").state is PoolState.GONE
+        assert (await node.disks.held_volumes("")).unread_pools == ("fast",)
 
 
 @pytest.mark.integration
@@ -304,6 +305,7 @@ async def test_a_pool_that_hangs_becomes_slow_then_gone_and_delays_no_other(
                 assert {one.name: one.state for one in probes.reports}["local"] is PoolState.READY
                 with pytest.raises(VirtbusError, match="does not answer"):
                     pools.of(in_fast(MIB))
+                assert pools.page("").unread_pools == ("fast",)
                 pools.hangs = False
                 await answers.wait()
                 pools.of(in_fast(MIB))

@@ -179,7 +179,8 @@ class HeldResources(LenientModel):
     """A service's resources on the host, by uid, for audits and orphan sweeps.
 
     `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
-    Linux bridge, nftables, forwarding). `more` is set if another page follows.
+    Linux bridge, nftables, forwarding). `more` is set if another page follows. `unread_pools` are
+    the pools whose volumes the list lacks, because they do not answer.
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -187,6 +188,7 @@ class HeldResources(LenientModel):
     volumes: tuple[HeldVolume, ...] = ()
     snapshots: tuple[HeldSnapshot, ...] = ()
     more: bool = False
+    unread_pools: tuple[str, ...] = ()
 
 
 class MadeDisk(LenientModel):

@@ -54,7 +54,7 @@ class LivingVolumes:
             await self._refuse_elsewhere(ref, home)
 
     async def _refuse_elsewhere(self, ref: VolumeRef, home: str) -> None:
-        silent = await self._hear()
+        silent = await self._hear(ref.pool)
         there = [node for node, found in self._found.items() if ref.folder in found]
         if not there and not silent:
             return
@@ -70,23 +70,31 @@ class LivingVolumes:
         for node, why in silent.items():
             raise unheard(node, "volumes", why)
 
-    async def _hear(self) -> dict[str, str]:
-        """Ask the hosts not asked since the last list; return those without an answer, and why."""
+    async def _hear(self, pool: str) -> dict[str, str]:
+        """Ask the hosts not asked since the last list; return those without an answer, and why.
+
+        A host that cannot read this `pool` has given no answer. One that cannot read any pool is
+        asked again each time.
+        """
         now_s = asyncio.get_running_loop().time()
         silent: dict[str, str] = {}
 
         async def ask(node: str) -> None:
+            found, unread = set[str](), set[str]()
             try:
-                found = [
-                    held.folder
-                    async for held in self._orphans.held(node, "")
-                    if node not in (data_nodes(self._fleet.volumes, held.folder) or ())
-                ]
+                async for page in self._orphans.pages(node, ""):
+                    found.update(held.folder for held in page.volumes)
+                    unread.update(page.unread_pools)
             except (BusError, VirtbusError) as error:
                 silent[node] = str(error)
                 return
-            self._found[node] = set(found[:VOLUMES_PER_HOST])
-            self._asked_s[node] = now_s
+            known = self._fleet.volumes
+            lost = sorted(one for one in found if node not in (data_nodes(known, one) or ()))
+            self._found[node] = set(lost[:VOLUMES_PER_HOST])
+            if pool in unread:
+                silent[node] = f"it cannot read its pool {pool}"
+            elif not unread:
+                self._asked_s[node] = now_s
 
         async with asyncio.TaskGroup() as group:
             for node in self._fleet.nodes:

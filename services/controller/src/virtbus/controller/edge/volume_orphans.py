@@ -14,6 +14,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
 
 ASK_S = 10.0
+AFTER_MS = 5_000
 PAGES = 100
 """Limit of pages that are read from a node."""
 KIND = "volume"
@@ -75,14 +76,30 @@ class VolumeOrphans:
             raise VirtbusError(Code.CONFLICT, "held_on_node", message)
 
     async def has(self, node: str, ref: VolumeRef) -> bool:
-        """Return True if a node has the data of a volume; raises BusError, VirtbusError."""
-        start = ref.folder[:-1]
-        async for held in self.held(node, start):
-            if held.folder >= ref.folder:
-                return held.folder == ref.folder
+        """Return True if a node has the data of a volume.
+
+        Raises:
+            VirtbusError: 503 `pool_gone`: the node cannot read the volume's pool now.
+            BusError: the node does not answer.
+        """
+        async for page in self.pages(node, ref.folder[:-1]):
+            folders = [held.folder for held in page.volumes]
+            if ref.folder in folders:
+                return True
+            if ref.pool in page.unread_pools:
+                message = f"{node} cannot read its pool {ref.pool}; see `virtbus pool list`"
+                raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
+            if folders and folders[-1] > ref.folder:
+                return False
         return False
 
     async def held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
+        """Yield the volumes on a node that `pages` has. Raises BusError, VirtbusError."""
+        async for page in self.pages(node, after):
+            for held in page.volumes:
+                yield _checked(held)
+
+    async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
         """Yield the volumes on a node whose folder is greater than `after`, in order.
 
         Raises BusError, VirtbusError.
@@ -91,8 +108,7 @@ class VolumeOrphans:
         for _ in range(PAGES):
             ask = Inspect(volumes_after=after)
             page = validate(HeldResources, await self._bus.request(subject, ask, timeout_s=ASK_S))
-            for held in page.volumes:
-                yield _checked(held)
+            yield page
             if not page.more or not page.volumes:
                 return
             after = page.volumes[-1].folder

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from virtbus.imaged.core.overlay import build
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.backup_notes import BACKUPS, DRAFT, MANIFEST, PART, BackupNotes
+from virtbus.imaged.edge.backup_notes import (
+    BACKUPS,
+    DRAFT,
+    MANIFEST,
+    PART,
+    UNREADABLE,
+    BackupNotes,
+)
 from virtbus.imaged.edge.backup_staging import (
     NEW,
     BackupStaging,
@@ -140,8 +147,13 @@ class BackupFiles:
         return HeldBackup(id=backup, manifest=manifest, check=check, children=below)
 
     def check_of(self, backup: str) -> BackupCheck | None:
-        """Return the result of the last verification; None if there is none."""
-        return self.notes.note(BackupCheck, check_uid(backup), CHECK)
+        """Return the result of the last verification; None if none can be read."""
+        try:
+            return self.notes.note(BackupCheck, check_uid(backup), CHECK)
+        except VirtbusError as error:
+            if error.reason != UNREADABLE:
+                raise
+            return None
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, draft: BackupManifest) -> None:

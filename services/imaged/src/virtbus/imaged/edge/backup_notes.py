@@ -17,6 +17,7 @@ Note = TypeVar("Note", bound=Model)
 MANIFEST, DRAFT = "backup.json", "draft.json"
 PART = ".part-"
 BACKUPS = "the backup directory"
+UNREADABLE = "backup_unreadable"
 MAX_NOTE_BYTES = 4 * 1024**2
 MAX_BRIEFS = 8192
 """Limit of manifests in memory; further ones are read each time."""
@@ -151,4 +152,4 @@ class BackupNotes:
 
 def _unreadable(backup: str, why: str) -> VirtbusError:
     message = f"the description of the backup {backup} cannot be read: {why}"
-    return VirtbusError(Code.UNSUPPORTED, "backup_unreadable", message)
+    return VirtbusError(Code.UNSUPPORTED, UNREADABLE, message)

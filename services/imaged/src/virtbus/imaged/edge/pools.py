@@ -153,17 +153,32 @@ class Pools:
             )
 
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes of all pools whose folder is greater than `after`."""
+        """Return the first volumes whose folder is greater than `after`, of pools that answer."""
+        unread: set[str] = set()
         pages = [
-            (one.volumes, one.more) for one in (of.page(after) for of in self._folders.values())
+            *(self._page_of(name, after, unread) for name in self._folders),
+            *(self._logical_page(name, after, unread) for name in self._groups),
+            *((self._marked(name, one, after, unread), False) for name, one in self._block.items()),
         ]
-        pages += [self._logical_page(name, after) for name in self._groups]
-        pages += [(self._marked(name, one, after), False) for name, one in self._block.items()]
         found = sorted((one for page, _ in pages for one in page), key=lambda one: one.folder)
         more = len(found) > PAGE or any(more for _, more in pages)
-        return HeldResources(volumes=tuple(found[:PAGE]), more=more)
+        return HeldResources(
+            volumes=tuple(found[:PAGE]), more=more, unread_pools=tuple(sorted(unread))
+        )
 
-    def _marked(self, name: str, pool: BlockPool, after: str) -> tuple[HeldVolume, ...]:
+    def _page_of(
+        self, name: str, after: str, unread: set[str]
+    ) -> tuple[tuple[HeldVolume, ...], bool]:
+        """Return the volumes in a pool's folder. A read of one that is Gone could last for ever."""
+        if self._is_gone(name):
+            unread.add(name)
+            return (), False
+        one = self._folders[name].page(after)
+        return one.volumes, one.more
+
+    def _marked(
+        self, name: str, pool: BlockPool, after: str, unread: set[str]
+    ) -> tuple[HeldVolume, ...]:
         """Return the volumes on devices of a pool; none of a device that cannot be opened."""
         found = []
         for key in pool.volumes:
@@ -174,18 +189,22 @@ class Pools:
             except OSError as error:
                 extra = {"code": "device_unlisted"}
                 log.warning("the device of %s in pool %s: %s", key, name, error, extra=extra)
+                unread.add(name)
                 continue
             if held is not None and held.folder > after:
                 found.append(held)
         return tuple(found)
 
-    def _logical_page(self, name: str, after: str) -> tuple[tuple[HeldVolume, ...], bool]:
+    def _logical_page(
+        self, name: str, after: str, unread: set[str]
+    ) -> tuple[tuple[HeldVolume, ...], bool]:
         """Return the volumes of a volume group; none if they cannot be listed."""
         try:
             return self._logical_volumes.page(name, after)
         except OSError as error:
             extra = {"code": "pool_unlisted"}
             log.warning("the volumes of pool %s are unknown: %s", name, error, extra=extra)
+            unread.add(name)
             return (), False
 
     # --- measures ---------------------------------------------------------------------------
@@ -241,6 +260,12 @@ class Pools:
                 sizes[folder] = found
         self._sizes[name] = sizes
         return sizes
+
+    def _is_gone(self, name: str) -> bool:
+        last = self.states.get(name)
+        if last is not None and last.state is PoolState.GONE:
+            return True
+        return name != LOCAL and bool(self._missing(name))
 
     def _missing(self, name: str) -> str:
         """Return why a pool's folder cannot be used; empty if it can."""
