@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+import pytest
+
 from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
@@ -116,3 +118,25 @@ async def test_parked_requests_keep_slots_and_run_no_handler() -> None:
         assert await begun(client) == "begun"
         for one in parked:
             one.cancel()
+
+
+async def test_the_requester_hears_that_parked_work_was_abandoned() -> None:
+    parked: list[asyncio.Future[None]] = []
+
+    async def handler(request: Request) -> asyncio.Future[None]:
+        await request.stream({"begun": True})
+        parked.append(asyncio.get_running_loop().create_future())
+        return parked[-1]
+
+    server = MemoryServer()
+    service, client = MemoryBus(server, "service"), MemoryBus(server, "client")
+    endpoint = Endpoint("try", "virtbus.try", handler)
+    async with service.serve(ServiceInfo("a", "1.0.0"), [endpoint]):
+        async with client.request_stream("virtbus.try", {}, idle_timeout_s=5) as replies:
+            await anext(replies)
+            while not parked:
+                await asyncio.sleep(0)
+            parked[0].cancel()
+            with pytest.raises(VirtbusError) as refused:
+                await anext(replies)
+        assert refused.value.reason == "given_up"

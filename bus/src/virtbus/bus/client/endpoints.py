@@ -7,7 +7,7 @@ this module uses plain subscriptions.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,6 +78,12 @@ def _late() -> VirtbusError:
     return VirtbusError(
         Code.DEADLINE, "deadline", "the time limit passed before the request was done; try again"
     )
+
+
+def _given_up() -> VirtbusError:
+    """Return the error for shared work that was cancelled, for example because its VM is deleted."""
+    message = "the work that the request waited for was abandoned; repeat it"
+    return VirtbusError(Code.UNAVAILABLE, "given_up", message)
 
 
 _INBOXES = ("_INBOX", "_R_.")
@@ -219,10 +225,7 @@ class EndpointServer:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Shared work was cancelled, for example because its VM is deleted.
-            message = "the work that the request waited for was abandoned; repeat it"
-            given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
-            failure = await self._failed(answers, given_up)
+            failure = await self._failed(answers, _given_up())
         except Exception as error:  # noqa: BLE001  boundary: answered or logged
             failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
@@ -234,14 +237,15 @@ class EndpointServer:
         """End a parked request: free its slot, report its error, start a waiting request."""
         self._release(asked)
         took_s = asyncio.get_running_loop().time() - started_s
-        error = None if parked.cancelled() else parked.exception()
+        error = _given_up() if parked.cancelled() else parked.exception()
         if error is None:
             self.tally.done(took_s, "")
-        elif isinstance(error, Exception):
-            self._tasks.start(self._unparked(answers, error, took_s))
-        waiting = self._next()
-        if waiting is not None:
-            self._start(waiting)
+        with suppress(RuntimeError):  # the server has ended: requesters repeat their requests
+            if isinstance(error, Exception):
+                self._tasks.start(self._unparked(answers, error, took_s))
+            waiting = self._next()
+            if waiting is not None:
+                self._start(waiting)
 
     async def _unparked(self, answers: Answers, error: Exception, took_s: float) -> None:
         self.tally.done(took_s, await self._failed(answers, error))

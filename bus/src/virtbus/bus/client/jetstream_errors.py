@@ -17,10 +17,9 @@ CONSUMER_DIFFERS = 10012
 """A consumer cannot be created; the text says if an existing one has another storage."""
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
-_FULL = frozenset({10023, 10047, 10054, 10122})
-"""Codes of: no resources, no storage, message over max_msg_size, stream over the account limit."""
-
-
+_FULL = frozenset({10023, 10028, 10047, 10054, 10122})
+"""Codes of: no resources, no memory, no storage, message over max_msg_size, stream over the
+account's limit."""
 _IN_FLIGHT = frozenset({10158, 10164})
 """The cluster has not committed this message id yet, or another write of the same subject."""
 _NOBODY = "nobody answers for this stream: its servers elect a leader, or it does not exist"
