@@ -91,7 +91,7 @@ async def test_an_exit_says_how_the_guest_ended(
     assert (status.exit_code, status.reason) == (exit_code, reason)
     assert at_ns is not None
     assert status.finished_at == at_ns.at_ns
-    while fleet.vm.powered:  # otherwise a reboot of the host would start it behind kubelet's back
+    while fleet.vm.powered:  # the VM's record says what kubelet knows: the container has exited
         await kubelet.call("Version")
 
 

@@ -48,11 +48,6 @@ class Sandboxes:
             for earlier in pod.sandboxes:
                 _refuse_ready(earlier)
             timeout_s = NETWORK_S if left_s is None else min(NETWORK_S, max(0.0, left_s - 1))
-            try:
-                await self._machines.networks.hold(key, config, timeout_s)
-            except BaseException:
-                await self._undo(key)
-                raise
             sources = self._pods.sources
             sandbox = Sandbox(
                 id=sources.secret(ID_BYTES).hex(),
@@ -60,7 +55,12 @@ class Sandboxes:
                 runtime_handler=handler,
                 created_ns=sources.time_ns(),
             )
-            await self._pods.put(self._pods.all[key].with_sandbox(sandbox))
+            try:
+                await self._machines.networks.hold(key, config, timeout_s)
+                await self._pods.put(self._pods.all[key].with_sandbox(sandbox))
+            except BaseException:
+                await self._undo(key)
+                raise
             return sandbox.id
 
     async def _undo(self, key: str) -> None:

@@ -23,7 +23,7 @@ PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together. The limit bounds the CPU time that the resolver takes."""
 CROWDED = 512
-"""When all guests together have so many open queries, each guest may have only a few."""
+"""A number of open queries of all guests; from it on, each guest may have only a few."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024

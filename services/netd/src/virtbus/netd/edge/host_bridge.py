@@ -99,9 +99,9 @@ class HostBridge:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use` if another netd has the bridge. 409 `subnet_taken` if
-                another link has an address in the subnet, or if the subnet of a network object
-                has an address of a host of the fleet or of the bus. 500 `bridge_lost`.
+            VirtbusError: 409 `bridge_in_use` if another netd has the bridge; 500 `bridge_lost`.
+                409 `subnet_taken` if another link has an address in the subnet. The same if a host
+                of the fleet or the bus has an address in the subnet of a network object.
         """
         with self._lock:
             link = links.find(host, self.name)

@@ -101,7 +101,7 @@ def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
 
 
 def _settings(nic: Nic) -> Iterator[tuple[str, str]]:
-    """Yield the namespace's settings, by key. They work whatever the host's settings are."""
+    """Yield the namespace's settings, by key. They need no setting of the host."""
     for link in (nic.eth, nic.bridge):
         yield f"net/ipv4/conf/{link}/forwarding", "1"
         yield f"net/ipv4/conf/{link}/arp_ignore", "1"

@@ -107,8 +107,8 @@ def disk_sources(
     """Return the sources of all disks of the record, by volume name, except for ISO volumes.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small, or only one
-            of the spec and imaged's report names an image, or the record does not name the volume;
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or made it too small. Only one of
+            the spec and imaged's report names an image. The record does not name the volume.
             409 `pool_unknown`: the node's pool has nothing for the volume.
     """
     sources = {}
