@@ -81,7 +81,7 @@ def _late() -> VirtbusError:
 
 
 def _given_up() -> VirtbusError:
-    """Return the error for shared work that was cancelled, for example because its VM is deleted."""
+    """Return the error for shared work that was cancelled, for example with its VM."""
     message = "the work that the request waited for was abandoned; repeat it"
     return VirtbusError(Code.UNAVAILABLE, "given_up", message)
 
