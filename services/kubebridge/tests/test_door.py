@@ -1,6 +1,7 @@
 """The port's certificate and its client CA change while it is open."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,6 +27,22 @@ class Visitors:
         self.door = door
         self._port = port
         self.old, self.new = Authority(folder, "old"), Authority(folder, "new")
+
+    def resumes(self, showing: Pair, highest: ssl.TLSVersion) -> bool:
+        """Return True if the session of a first connection is used by a second one."""
+        context = ssl.create_default_context(cafile=str(self.old.certificate))
+        context.maximum_version = highest
+        context.load_cert_chain(*showing)
+        session: ssl.SSLSession | None = None
+        reused: bool | None = None
+        for _ in range(2):
+            plain = socket.create_connection(("127.0.0.1", self._port), 10)
+            made = context.wrap_socket(plain, server_hostname="localhost", session=session)
+            with made:
+                made.sendall(b"GET /who HTTP/1.0\r\n\r\n")
+                assert made.recv(4096).startswith(b"HTTP")
+                session, reused = made.session, made.session_reused
+        return bool(reused)
 
     async def ask(self, trusting: Authority, showing: Pair | None = None) -> str:
         context = ssl.create_default_context(cafile=str(trusting.certificate))
@@ -68,6 +85,15 @@ async def test_certificate_and_client_ca_can_be_replaced(visitors: Visitors) -> 
     for trusting, showing in ((new, ann), (old, None)):
         with pytest.raises(aiohttp.ClientError):
             await visitors.ask(trusting, showing)
+
+
+async def test_no_session_outlives_the_check_of_its_certificate(visitors: Visitors) -> None:
+    ann = visitors.old.sign("ann", "ann")
+    visitors.door.show(*visitors.old.sign("one", "one", hosts=["localhost"]))
+    visitors.door.trust(visitors.old.certificate.read_text())
+    assert not await asyncio.to_thread(visitors.resumes, ann, ssl.TLSVersion.TLSv1_3)
+    with pytest.raises(ssl.SSLError):  # it could resume one
+        await asyncio.to_thread(visitors.resumes, ann, ssl.TLSVersion.TLSv1_2)
 
 
 async def test_an_invalid_certificate_changes_nothing(visitors: Visitors, tmp_path: Path) -> None:

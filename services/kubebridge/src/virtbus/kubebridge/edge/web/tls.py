@@ -32,8 +32,9 @@ class TlsListener:
         self._now: ssl.SSLContext | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.verify_mode = ssl.CERT_OPTIONAL
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A resumed session would bring a client's certificate that is not verified again.
+        # A resumed session has a client's certificate that is not verified again, also after the CA
+        # was replaced. Clients of TLS 1.2 can resume one without a ticket.
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.options |= ssl.OP_NO_TICKET
         self.context.num_tickets = 0
         self.context.sni_callback = self._choose
