@@ -82,6 +82,12 @@ def test_virtlets_cases(name: str) -> None:
         assert url_of(names, name) == VIRTLET[name]
 
 
+def test_a_mistyped_name_among_thousands_gets_the_names_next_to_it() -> None:
+    rules = "".join(rule(f"http://h/{n}", name=f"debian-{n:05}-amd64") for n in range(3_000))
+    with pytest.raises(VirtbusError, match="debian-01234-amd64"):
+        table(a=rules).resolve("debian-01234-adm64")
+
+
 def test_exact_names_then_the_longest_prefix_then_files_and_entries_in_order() -> None:
     names = table(
         a=rule("http://h/a1", regexp=".*") + rule("http://h/a2", regexp="prod/x/.*"),

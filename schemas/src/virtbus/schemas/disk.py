@@ -171,11 +171,11 @@ class Disk(StrictModel):
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
     """None: the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
     error_policy: ErrorPolicy | None = None
-    """None: enospace."""
+    """None: enospace; for a disk on a server, stop."""
     read_error_policy: ReadErrorPolicy | None = None
     """None: the same as `error_policy`, but `report` instead of `enospace`."""
     cache: CacheMode | None = None
-    """None: writeback."""
+    """None: writeback; for a shared volume, none."""
     io: IoMode | None = None
     """None: threads."""
     discard: Discard | None = None

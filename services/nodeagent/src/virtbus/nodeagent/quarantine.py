@@ -187,7 +187,8 @@ def _stopped_here(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord
 
 def _no_record(kept: QuarantineEntry, node: str) -> VirtbusError:
     message = (
-        f"no record was saved with {kept.entry}; create the VM with `--uid {kept.uid}` on {node}, "
-        "switched off, then adopt it again: its disks take the place of the new ones"
+        f"no record was saved with {kept.entry}; create the VM, switched off, on {node} with "
+        f"`virtbus vm create -f FILE --uid {kept.uid}`, then adopt it again: its disks take the "
+        "place of the new ones"
     )
     return VirtbusError(Code.CONFLICT, "no_record_saved", message)

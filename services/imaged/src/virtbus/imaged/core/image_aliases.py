@@ -8,6 +8,7 @@ problem: their names are refused. Image names on the bus are not translated here
 the URLs into the VMs' records (ADR 0046), and this table only has transports for these URLs.
 """
 
+import bisect
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,11 @@ from virtbus.schemas.image import ImageSource, parse_image_ref
 
 MAX_REGEXPS = 500
 """Limit of the regular expressions of all files; each one has its own limit of memory."""
+_SORTED, _BESIDE, _COMPARED = 20_000, 50, 64
+"""An unknown name is compared with so many neighbours on each side, by its first characters.
+
+Nodes with more than the first number of names suggest none: the event loop waits for this.
+"""
 
 
 class Target(NamedTuple):
@@ -100,8 +106,10 @@ class ImageAliases:
         return (*mine, *(one for one in self.problems if one not in mine))
 
     def _unknown(self, name: str) -> VirtbusError:
-        known = sorted(self.exact)
-        near = difflib.get_close_matches(name, known, n=5, cutoff=0.5) or known[:5]
+        known = sorted(self.exact) if len(self.exact) <= _SORTED else []
+        at = bisect.bisect(known, name)
+        beside = known[max(0, at - _BESIDE) : at + _BESIDE]
+        near = difflib.get_close_matches(name[:_COMPARED], beside, n=5, cutoff=0.5) or known[:5]
         return VirtbusError(
             Code.NOT_FOUND,
             "image_unknown",
