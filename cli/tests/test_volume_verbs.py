@@ -11,7 +11,7 @@ from virtbus.schemas.api import NodeForgotten, VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.volume import VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeCreated, VolumeHolder, VolumePage, VolumeView
-from virtbus.schemas.volume_spec import Access
+from virtbus.schemas.volume_spec import Access, VolumeSource
 
 pytestmark = pytest.mark.integration
 
@@ -82,6 +82,25 @@ async def test_a_detach_from_one_vm_waits_for_that_guest_only(script: Script, cl
     assert script.data("volume.detach")[0]["vm"] == "db"
     ended = await cli("volume", "detach", "data-1", "web", "--timeout", "0.1")
     assert "is still being detached" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (VolumeSource(), "empty"),
+        (VolumeSource(image="tiny"), "tiny"),
+        (VolumeSource(volume="data-0"), "volume/data-0"),
+        (VolumeSource(vm="web"), "vm/web"),
+        (VolumeSource(snapshot="before"), "snapshot/before"),
+        (VolumeSource(backup=UID, disk="root"), f"backup/{UID}"),
+    ],
+)
+async def test_get_shows_the_source(
+    script: Script, cli: Cli, source: VolumeSource, shown: str
+) -> None:
+    script.answer("volume", "get", view(spec=VolumeSpec(size=10 * 1024**3, source=source)))
+    ended = await cli("volume", "get", "data-1")
+    assert ended.out.splitlines()[1].split()[-1] == shown
 
 
 async def test_list_and_get_show_holders(script: Script, cli: Cli) -> None:

@@ -311,8 +311,8 @@ def _holders(view: Mapping[str, Any]) -> str:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty` for others."""
-    for kind in ("volume", "vm"):
+    """Return the source of a volume: an image, `empty`, or such as `vm/NAME` or `backup/ID`."""
+    for kind in ("volume", "vm", "snapshot", "backup"):
         if source.get(kind):
             return f"{kind}/{source[kind]}"
     return str(source.get("image") or "empty")
