@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
+from virtbus.schemas.cpu import CpuFeature
 from virtbus.schemas.vm import Cpu, Domain, VmSpec
 
 pytestmark = pytest.mark.integration
@@ -27,6 +28,23 @@ async def test_flags_change_only_what_they_name(script: Script, cli: Cli) -> Non
     assert (await cli("vm", "update", "web", "--label", "tier=front")).code == 0
     sent = script.data("vm.update")[-1]
     assert (sent["labels"], "spec" in sent) == ({"tier": "front"}, False)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "sockets", "cores", "threads"),
+    [("8", 2, 2, 2), ("4", 2, 1, 2), ("6", 1, 6, 1), ("1", 1, 1, 1)],
+)
+async def test_cpus_keep_the_model_its_features_and_a_topology_that_fits(
+    script: Script, cli: Cli, cpus: str, sockets: int, cores: int, threads: int
+) -> None:
+    cpu = Cpu(sockets=2, threads=2, model="Nehalem", features=(CpuFeature(name="pdpe1gb"),))
+    script.answer("vm", "get", vm_view(spec=VmSpec(domain=Domain(cpu=cpu))))
+    script.answer("vm", "update", vm_view())
+    ended = await cli("vm", "update", "web", "--cpus", cpus)
+    assert ended.code == 0, ended.err
+    after = VmSpec.model_validate(script.data("vm.update")[-1]["spec"]).domain.cpu
+    topology = {"sockets": sockets, "cores": cores, "threads": threads}
+    assert after == cpu.model_copy(update=topology)
 
 
 async def test_a_file_written_by_get_is_sent_with_its_revision(

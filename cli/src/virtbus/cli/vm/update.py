@@ -25,7 +25,9 @@ from virtbus.cli.vm.target import name_argument, namespace_option
     )
 )
 @name_argument
-@click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.")
+@click.option(
+    "--cpus", type=int, metavar="N", help="Virtual CPUs. Sockets and threads stay if they divide N."
+)
 @click.option("--memory", metavar="SIZE", help="Such as 512MiB or 2GiB.")
 @click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
 @click.option(
@@ -73,12 +75,21 @@ def _with(
     memory: str | None = None,
     protected: bool | None = None,
 ) -> dict[str, Any]:
-    """Return a spec with the values that are not None. `cpus` are cores of one socket."""
+    """Return a spec with the values that are not None."""
     domain = dict(spec.get("domain") or {})
     if cpus is not None:
-        model = (domain.get("cpu") or {}).get("model")
-        domain["cpu"] = {"cores": cpus} | ({"model": model} if model else {})
+        domain["cpu"] = _with_cpus(domain.get("cpu") or {}, cpus)
     if memory is not None:
         domain["memory"] = {**(domain.get("memory") or {}), "guest": memory}
     kept = {} if protected is None else {"protected": protected}
     return {**spec, "domain": domain, **kept}
+
+
+def _with_cpus(cpu: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a CPU with `count` vCPUs. Its sockets and threads stay if they divide `count`."""
+    known = [cpu.get("sockets", 1), cpu.get("threads", 1)]
+    sockets, threads = (one if isinstance(one, int) and one > 0 else 1 for one in known)
+    cores, rest = divmod(count, sockets * threads)
+    if rest:
+        return {**cpu, "sockets": 1, "cores": count, "threads": 1}
+    return {**cpu, "cores": cores}
