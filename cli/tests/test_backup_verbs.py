@@ -117,6 +117,34 @@ async def test_a_schedule_is_made_changed_and_ended(script: Script, cli: Cli) ->
     assert ended.out.splitlines() == ["nightly deleted"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(("backup", "create", "web", "--chain", number) for number in ("0", "-1")),
+        *(
+            ("backup", "schedule", verb, "nightly", *more, option, "0")
+            for verb, more in (("create", ("--vm", "web")), ("update", ()))
+            for option in ("--keep", "--chain")
+        ),
+    ],
+)
+async def test_a_number_below_one_is_refused_before_it_is_sent(
+    script: Script, cli: Cli, wrong: tuple[str, ...]
+) -> None:
+    ended = await cli(*wrong)
+    assert ended.code == 2, ended.err
+    assert wrong[-2] in ended.err
+    assert not script.asked
+
+
+async def test_a_time_of_zero_is_sent_and_not_replaced(script: Script, cli: Cli) -> None:
+    script.answer("backup-schedule", "create", schedule())
+    await cli("backup", "schedule", "create", "nightly", "--vm", "web", "--every", "0s")
+    assert script.data("backup-schedule.create")[0]["spec"]["every_s"] == 0
+    await cli("backup", "serve", "web", "--for", "0s")
+    assert script.data("backup.serve")[0]["within_s"] == 0
+
+
 async def test_schedules_are_listed(script: Script, cli: Cli) -> None:
     script.answer("backup-schedule", "list", BackupSchedulePage(items=(schedule(),)))
     ended = await cli("backup", "schedule", "list")

@@ -125,3 +125,13 @@ async def test_delete_waits_for_the_end_or_the_reason(script: Script, cli: Cli) 
     assert (ended.code, ended.out) == (0, "blue deleted\n")
     stays = await cli("network", "delete", "blue")
     assert (stays.code, "default/web use it" in stays.err) == (1, True)
+
+
+@pytest.mark.parametrize("option", ["--mtu", "--vlan"])
+async def test_a_number_below_one_is_refused_before_it_is_sent(
+    script: Script, cli: Cli, option: str
+) -> None:
+    ended = await cli("network", "create", "blue", "--kind", "bridge", option, "0")
+    assert ended.code == 2, ended.err
+    assert option in ended.err
+    assert not script.asked

@@ -83,7 +83,7 @@ def _wait(function: Any) -> Any:
 )
 @click.option(
     "--chain",
-    type=int,
+    type=click.IntRange(min=1),
     metavar="N",
     help="Length of a chain: a full backup and its increments.  [default: 8]",
 )

@@ -58,8 +58,10 @@ def _time(context: click.Context, option: click.Parameter, text: str | None) -> 
 def _numbers(function: Any) -> Any:
     chain = "Length of a chain: a full backup and its increments.  [default: 8]"
     for option in (
-        click.option("--keep", type=int, metavar="N", help="Number of backups to keep."),
-        click.option("--chain", type=int, metavar="N", help=chain),
+        click.option(
+            "--keep", type=click.IntRange(min=1), metavar="N", help="Number of backups to keep."
+        ),
+        click.option("--chain", type=click.IntRange(min=1), metavar="N", help=chain),
         click.option("--verify/--no-verify", default=None, help="Verify each new backup."),
     ):
         function = option(function)
@@ -85,8 +87,9 @@ def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
 
     Each backup is an increment if that is possible. --every is 24h and --keep is 7 by default.
     """
-    spec = {"vm": flags["vm"], "every_s": flags["every"] or 86_400, "keep": flags["keep"] or 7}
-    spec |= {key: flags[key] for key in ("chain", "verify") if flags[key] is not None}
+    given = {"every_s": flags["every"], **{key: flags[key] for key in ("keep", "chain", "verify")}}
+    spec = {"vm": flags["vm"], "every_s": 86_400, "keep": 7}
+    spec |= {key: value for key, value in given.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "spec": spec, "uid": flags["uid"] or uuid7()}
     invocation.call_and_show(RESOURCE, "create", asked, table)
 

@@ -82,7 +82,7 @@ def serve(
     and backups wait.
     """
     asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
-    asked |= {name: value for name, value in flags.items() if value}
+    asked |= {name: value for name, value in flags.items() if value is not None}
     until_s = time.monotonic() + flags["within_s"]
     with _cancelled_unless_done(invocation, str(asked["id"])), ExitStack() as undo:
         view = _until_served(invocation, invocation.call("backup", "serve", asked))

@@ -141,14 +141,19 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 )
 @click.option(
     "--mtu",
-    type=int,
+    type=click.IntRange(min=1),
     metavar="BYTES",
     help="[default: 1500; overlay: less; bridge, macvtap, cni: that of the link or plugins]",
 )
 @click.option(
     "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
 )
-@click.option("--vlan", type=int, metavar="ID", help="For bridge: the VLAN of the guests.")
+@click.option(
+    "--vlan",
+    type=click.IntRange(min=1),
+    metavar="ID",
+    help="For bridge: the VLAN of the guests.",
+)
 @click.option("--mode", type=click.Choice(MODES), help="The mode of macvtap.  [default: bridge]")
 @click.option("--conflist", metavar="NAME", help="For cni: a conflist that nodes have.")
 @click.option(
