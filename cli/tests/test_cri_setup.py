@@ -1,6 +1,7 @@
 """`virtbus cri install` sets up a Kubernetes node, and `uninstall` undoes it."""
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -154,6 +155,38 @@ def test_a_repeated_install_changes_nothing(host: Host, capsys: pytest.CaptureFi
     call(host, "install")
     assert json.loads(capsys.readouterr().out)["changed"] == []
     assert host.files() == before
+
+
+def test_a_repeated_install_makes_the_driver_executable(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(host, "install")
+    driver = host.root / DRIVER / "flexvolume_driver"
+    driver.chmod(0o644)
+    capsys.readouterr()
+    call(host, "install")
+    assert json.loads(capsys.readouterr().out)["changed"] == [str(driver)]
+    assert driven(host, "init")[0] == 0
+
+
+def test_an_install_that_is_killed_leaves_no_driver_that_cannot_run(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host.files()
+
+    def killed(path: Path, mode: int) -> None:
+        if "flexvolume" in path.name:
+            raise KeyboardInterrupt
+        os.chmod(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", killed)
+        call(host, "install", code=130)
+    assert not (host.root / DRIVER / "flexvolume_driver").exists()
+    call(host, "uninstall")
+    assert host.files() == before
+    call(host, "install")
+    assert driven(host, "init")[0] == 0
 
 
 def test_uninstall_leaves_the_host_as_it_was(host: Host) -> None:

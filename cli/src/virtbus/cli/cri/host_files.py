@@ -1,6 +1,7 @@
 """Reads and writes the files of a Kubernetes node for `virtbus cri`."""
 
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.resources import files
@@ -98,16 +99,15 @@ class HostFiles:
     def _write_driver(self) -> bool:
         """Write the flexvolume driver, if its folder is writable; return True if it changed."""
         with suppress(OSError):  # some hosts have a read-only /usr
-            if _write(self.driver, _DRIVER):
-                self.driver.chmod(0o755)
-                return True
+            return _write(self.driver, _DRIVER, mode=0o755)
         return False
 
     def remove(self) -> list[Path]:
         """Remove what `write` wrote, and the proxy's stored answers; return the removed files."""
         stored = [path for path in sorted(self._answers.rglob("*")) if not path.is_dir()]
         written = (self.runtime_class, self.driver, self.drop_in)
-        removed = [path for path in (*written, *stored) if _remove(path)]
+        parts = map(_part, written)
+        removed = [path for path in (*written, *parts, *stored) if _remove(path)]
         folders = [path for path in sorted(self._answers.rglob("*")) if path.is_dir()]
         for folder in (*reversed(folders), self._answers, self.drop_in.parent, self.driver.parent):
             if folder.is_dir() and not any(folder.iterdir()):
@@ -151,12 +151,21 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _write(path: Path, text: str) -> bool:
-    if _text(path) == text:
+def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
+    """Replace a file atomically; return False if it has this text and mode."""
+    if _text(path) == text and stat.S_IMODE(path.stat().st_mode) == mode:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    part = _part(path)
+    part.write_text(text, encoding="utf-8")
+    part.chmod(mode)
+    part.replace(path)
     return True
+
+
+def _part(path: Path) -> Path:
+    """Return the path of a file that is being written. A repeat replaces it."""
+    return path.with_name(f".{path.name}.part")
 
 
 def _remove(path: Path) -> bool:
