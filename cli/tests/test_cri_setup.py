@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,6 +96,33 @@ def test_install_starts_both_services_and_names_the_next_steps(
         "unix:///run/virtbus/criproxy.sock",
         "systemctl restart kubelet",
     ]
+
+
+def test_install_waits_for_both_services(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    (host.root / "run/virtbus/cri.sock").unlink()
+    late = threading.Timer(0.5, host.listen, ("run/virtbus/cri.sock",))
+    late.start()
+    try:
+        call(host, "install")
+    finally:
+        late.join()
+    assert not [step for step in json.loads(capsys.readouterr().out)["next"] if "answer" in step]
+
+
+def test_install_takes_the_sockets_from_the_settings_of_the_services(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for socket_file in ("run/virtbus/cri.sock", PROXY):
+        (host.root / socket_file).unlink()
+    host.write("etc/virtbus/cri.toml", 'listen = "/run/own.sock"\n')
+    host.write("etc/virtbus/criproxy.toml", 'run_dir = "/run/own"\n')
+    host.listen("run/own.sock")
+    host.listen("run/own/criproxy.sock")
+    call(host, "install")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["socket"] == "/run/own/criproxy.sock"
+    assert not [step for step in answer["next"] if "answer" in step]
+    assert any("unix:///run/own/criproxy.sock" in step for step in answer["next"])
 
 
 DRIVER = "usr/libexec/kubernetes/kubelet-plugins/volume/exec/virtlet~flexvolume_driver"

@@ -2,13 +2,14 @@
 
 import socket
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 CONTAINERD = "/run/containerd/containerd.sock"
-PROXY = "/run/virtbus/criproxy.sock"
 UNITS = ("virtbus-cri", "virtbus-criproxy")
 NODE_LABEL = "virtbus.io/vm-pods"
 
@@ -70,6 +71,20 @@ class HostFiles:
         """Return the file of a unit."""
         return self._root / "etc/systemd/system" / f"{name}.service"
 
+    @property
+    def proxy(self) -> str:
+        """Return the path of the proxy's socket."""
+        return self.socket_of("virtbus-criproxy")
+
+    def socket_of(self, unit: str) -> str:
+        """Return the path of a service's socket, as its settings file says."""
+        service = unit.removeprefix("virtbus-")
+        given: dict[str, Any] = {}
+        with suppress(tomllib.TOMLDecodeError):  # the service's log names the line
+            given = tomllib.loads(_text(self._root / "etc/virtbus" / f"{service}.toml"))
+        folder = Path(str(given.get("run_dir") or "/run/virtbus"))
+        return str(given.get("listen") or folder / f"{service}.sock")
+
     def answers(self, path: str) -> bool:
         """Return True if a process accepts connections on a UNIX socket."""
         with socket.socket(socket.AF_UNIX) as sock:
@@ -121,7 +136,7 @@ class HostFiles:
     def naming_proxy(self) -> list[str]:
         """Return the files and running kubelets that name the proxy as kubelet's runtime."""
         names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
-        named = [str(path) for path in names if PROXY in _text(path)]
+        named = [str(path) for path in names if self.proxy in _text(path)]
         running = [f"the running kubelet (pid {pid})" for pid in self._kubelets()]
         return named + running
 
@@ -135,7 +150,7 @@ class HostFiles:
     def _kubelets(self) -> Iterator[str]:
         for path in (self._root / "proc").glob("[0-9]*/cmdline"):
             words = _text(path).split("\0")
-            if words[0].endswith("kubelet") and any(PROXY in word for word in words):
+            if words[0].endswith("kubelet") and any(self.proxy in word for word in words):
                 yield path.parent.name
 
 

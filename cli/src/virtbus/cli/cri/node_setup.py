@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from virtbus.cli.cri.host_files import CONTAINERD, NODE_LABEL, PROXY, UNITS, HostFiles
+from virtbus.cli.cri.host_files import CONTAINERD, NODE_LABEL, UNITS, HostFiles
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
@@ -50,8 +50,8 @@ def install(invocation: Invocation, container_runtime: str, root: Path) -> None:
     changed = host.write(container_runtime)
     todo = _started(host, restart=host.drop_in in changed)
     steps = [*todo, *_next_steps(host)]
-    value: dict[str, Any] = {"changed": [str(path) for path in changed], "socket": PROXY}
-    lines = [*(f"written: {path}" for path in changed), f"socket: {PROXY}", *_numbered(steps)]
+    value: dict[str, Any] = {"changed": [str(path) for path in changed], "socket": host.proxy}
+    lines = [*(f"written: {path}" for path in changed), f"socket: {host.proxy}", *_numbered(steps)]
     invocation.show({**value, "next": steps}, lambda: "\n".join(lines))
 
 
@@ -104,7 +104,7 @@ def _users(host: HostFiles) -> list[tuple[str, str]]:
         found.append((f"{pods} VM pods are left on this node", step))
     if named := host.naming_proxy():
         step = f"set its endpoint to unix://{CONTAINERD}, and restart kubelet"
-        found.append((f"kubelet uses {PROXY}: {', '.join(named)}", step))
+        found.append((f"kubelet uses {host.proxy}: {', '.join(named)}", step))
     return found
 
 
@@ -133,17 +133,18 @@ def _started(host: HostFiles, *, restart: bool) -> list[str]:
     if restart:
         _run(["systemctl", "restart", "virtbus-criproxy"])
     deadline = time.monotonic() + READY_S
-    while not host.answers(PROXY) and time.monotonic() < deadline:
+    while (silent := _silent(host)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    waiting = [unit for unit, path in _SOCKETS.items() if not host.answers(path)]
-    return [f"{unit} does not answer yet; see: journalctl -u {unit}" for unit in waiting]
+    return [f"{unit} does not answer yet; see: journalctl -u {unit}" for unit in silent]
 
 
-_SOCKETS = {"virtbus-cri": "/run/virtbus/cri.sock", "virtbus-criproxy": PROXY}
+def _silent(host: HostFiles) -> list[str]:
+    """Return the services whose sockets accept no connection."""
+    return [unit for unit in UNITS if not host.answers(host.socket_of(unit))]
 
 
 def _next_steps(host: HostFiles) -> list[str]:
-    endpoint = f"unix://{PROXY}"
+    endpoint = f"unix://{host.proxy}"
     steps = [
         f"once for the cluster: kubectl apply -f {host.runtime_class}",
         f"for this node: kubectl label node NODE {NODE_LABEL}=true",
