@@ -7,7 +7,7 @@ caller calls `pump`, which passes each message to the callback of its subscripti
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON
 from virtbus.bus.client.nats_protocol import MalformedError
@@ -30,6 +30,7 @@ _REPEAT_AFTER_MS = 2000
 An error with a longer one is raised, so that a person decides.
 """
 Receive = Callable[[WireMessage], None]
+T = TypeVar("T")
 
 
 class _Subscription:
@@ -65,8 +66,12 @@ class Session:
         self._reconnected.append(call)
 
     def subscribe(self, subject: str, receive: Receive) -> None:
-        """Pass every message of `subject` to `receive` from now on, also after reconnects."""
-        sid = self._connection.subscribe(subject)
+        """Pass every message of `subject` to `receive` from now on, also after reconnects.
+
+        Raises:
+            CliError: the connection was lost, and reconnecting failed.
+        """
+        sid = self._sent(lambda: self._connection.subscribe(subject))
         self._subscriptions[sid] = _Subscription(subject, receive)
 
     def inbox(self, receive: Receive) -> str:
@@ -93,10 +98,9 @@ class Session:
             CliError: there is no connection, or the message cannot be sent.
         """
         try:
-            self._connection.publish(subject, body, reply=reply, headers=headers)
-        except LinkError:
-            self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
-            self._connection.publish(subject, body, reply=reply, headers=headers)
+            self._sent(
+                lambda: self._connection.publish(subject, body, reply=reply, headers=headers)
+            )
         except (FullError, MalformedError) as error:
             raise CliError(Exit.REFUSED, "unsendable", str(error)) from None
 
@@ -144,30 +148,53 @@ class Session:
         try:
             return Connection.open(self._access)
         except LinkError as error:
-            raise unavailable(
-                f"the bus does not answer: {error}",
-                f"is `virtbus up` running? (the address is from {self._access.address_source})",
-            ) from None
+            raise self._lost(error) from None
         except LoginDeniedError as error:
             raise denied(error, self._access) from None
+
+    def _lost(self, error: LinkError) -> CliError:
+        return unavailable(
+            f"the bus does not answer: {error}",
+            f"is `virtbus up` running? (the address is from {self._access.address_source})",
+        )
+
+    def _sent(self, send: Callable[[], T]) -> T:
+        """Return the result of `send`; if the connection is lost, reconnect and call it again."""
+        try:
+            return send()
+        except LinkError:
+            self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
+        try:
+            return send()
+        except LinkError as error:
+            raise self._lost(error) from None
 
     def _reconnect(self, deadline: float) -> None:
         self._connection.close()
         pause_s = _REPEAT_FIRST_S
         while True:
             try:
-                self._connection = self._connect()
+                self._connection = self._connected_again()
                 break
             except CliError:
                 if time.monotonic() + pause_s > deadline:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(_REPEAT_MOST_S, pause_s * 2)
-        old, self._subscriptions = self._subscriptions, {}
-        for subscription in old.values():
-            self.subscribe(subscription.subject, subscription.receive)
         for call in self._reconnected:
             call()
+
+    def _connected_again(self) -> Connection:
+        """Return a new connection with all subscriptions."""
+        connection = self._connect()
+        try:
+            self._subscriptions = {
+                connection.subscribe(one.subject): one for one in self._subscriptions.values()
+            }
+        except LinkError as error:
+            connection.close()
+            raise self._lost(error) from None
+        return connection
 
     @property
     def connection_id(self) -> int:
