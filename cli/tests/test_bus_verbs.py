@@ -15,7 +15,7 @@ from virtbus.schemas.audit import AuditFinding
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.group_rebuild import RebuiltGroup
 from virtbus.schemas.security_group import GroupSpec
-from virtbus.schemas.subjects import vm_record, vm_secret
+from virtbus.schemas.subjects import signing_key, vm_record, vm_secret
 from virtbus.schemas.wire import encode, validate
 
 pytestmark = pytest.mark.integration
@@ -75,6 +75,20 @@ async def test_a_backup_is_for_its_owner_only_and_goes_back_into_an_empty_bus(
         assert entry is not None
         assert entry.value == encode({"uid": UID})
     assert (await cli("bus", "restore", str(file), "--creds", "/none")).code == 5
+
+
+async def test_a_backup_with_signing_keys_only_is_secret(
+    script: Script, cli: Cli, tmp_path: Path
+) -> None:
+    admin = ("--creds", str(script.files.creds("admin")))
+    async with connect(BusSettings(creds=script.files.creds("admin")), name="test") as bus:
+        await ensure(bus)
+        await bus.put(signing_key("k1"), b"seed")
+    done = await cli("bus", "backup", str(tmp_path / "kept"), *admin)
+    assert "0 VM(s), 0 secret(s)" in done.out
+    assert "secrets in the clear" in done.err
+    done = await cli("bus", "backup", "--without-secrets", str(tmp_path / "bare"), *admin)
+    assert (done.code, done.err) == (0, "")
 
 
 async def test_a_dry_run_only_requests_a_dry_run(script: Script, cli: Cli) -> None:

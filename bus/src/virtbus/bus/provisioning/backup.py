@@ -43,6 +43,7 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
+_SECRETS = "$KV.sec."
 _NAMED = (
     *(VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS, SECURITY_GROUP_KEYS),
     BACKUP_SCHEDULE_KEYS,
@@ -69,7 +70,12 @@ class Backup:
     @property
     def secrets(self) -> list[str]:
         """The keys of VMs' secrets, without signing keys."""
-        return [key for key in self.values if key.startswith("$KV.sec.") and not _signs(key)]
+        return [key for key in self.values if key.startswith(_SECRETS) and not _signs(key)]
+
+    @property
+    def is_secret(self) -> bool:
+        """Return True if it has secrets or signing keys."""
+        return any(key.startswith(_SECRETS) for key in self.values)
 
 
 @dataclass(slots=True)
@@ -99,7 +105,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
         if entry.kind is EntryKind.PURGE and _is_record(key) and _uid(key) not in uids
     )
     if secrets:
-        found = await _listed(bus, "$KV.sec.>")
+        found = await _listed(bus, f"{_SECRETS}>")
         values |= {
             key: entry.value
             for key, entry in found.items()
@@ -280,7 +286,7 @@ def _head(item: Mapping[str, int], oldest: int) -> int:
 
 def _key(item: Mapping[str, str]) -> str:
     key = item["key"]
-    if not key.startswith(("$KV.vm.", "$KV.sec.")) or set(key) & set("*> \r\n"):
+    if not key.startswith(("$KV.vm.", _SECRETS)) or set(key) & set("*> \r\n"):
         message = f"{key!r} is no key of a backup"
         raise ValueError(message)
     return key
@@ -299,7 +305,7 @@ def _is_record(key: str) -> bool:
 
 def _signs(key: str) -> bool:
     """Return True for a key by which controllers sign records."""
-    return key.startswith(f"$KV.sec.{SIGNING}.")
+    return key.startswith(f"{_SECRETS}{SIGNING}.")
 
 
 def _lasts(entry: Entry) -> bool:
@@ -320,6 +326,6 @@ def _lasts(entry: Entry) -> bool:
 
 
 def _order(key: str) -> tuple[int, str]:
-    if key.startswith("$KV.sec."):
+    if key.startswith(_SECRETS):
         return 0, key
     return (2 if _is_record(key) else 1), key

@@ -58,7 +58,7 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
             f"{file}"
         ),
     )
-    if taken.secrets:
+    if taken.is_secret:
         invocation.note("the file holds secrets in the clear; it is readable by its owner only")
 
 
