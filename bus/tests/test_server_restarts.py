@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from bus.tests.test_nats_server import INFO, KEY, SUBJECT, UID
 
+from virtbus.bus.client import probes
 from virtbus.bus.client.connection import NatsLink, connect
 from virtbus.bus.client.link import LinkLostError, Raw
 from virtbus.bus.client.nats_bus import NatsBus
@@ -228,3 +230,52 @@ async def test_facts_emitted_while_the_server_is_away_are_stored_later(
                 pass
             await asyncio.sleep(0.05)
     assert node.dropped_events == 0
+
+
+@pytest.fixture
+def default_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The port from which a first start may move, free now."""
+    port = probes.any_port("127.0.0.1")
+    monkeypatch.setattr(server, "DEFAULT_PORT", port)
+    return port
+
+
+def listener(port: int) -> socket.socket:
+    """Return another program's socket, which has the port."""
+    return socket.create_server(("127.0.0.1", port))
+
+
+async def test_only_a_first_start_moves_from_a_port_that_is_taken(
+    files: server.ServerFiles, default_port: int
+) -> None:
+    with listener(default_port):
+        async with server.running(files, port=default_port) as moved:
+            assert moved.port not in {-1, default_port}
+    async with server.running(files, port=default_port) as running:
+        assert running.port == default_port
+        await running.stop()
+        with listener(default_port), pytest.raises(BusError, match=f"{default_port} is taken"):
+            await running.start(server.binary(), running.port)
+        await running.start(server.binary(), running.port)
+        assert running.port == default_port
+
+
+async def test_a_start_that_fails_for_another_cause_keeps_the_port(
+    files: server.ServerFiles, default_port: int
+) -> None:
+    async with server.running(files, port=default_port) as running:
+        await running.stop()
+        with pytest.raises(BusError, match=f"did not start on port {default_port}"):
+            await running.start(Path("/bin/false"), running.port)
+        await running.start(server.binary(), running.port)
+        assert running.port == default_port
+    first = server.Server(files, [], "127.0.0.1")
+    with pytest.raises(BusError, match=f"did not start on port {default_port}"):
+        await first.start(Path("/bin/false"), default_port)
+
+
+async def test_an_address_that_the_host_lacks_is_named(
+    files: server.ServerFiles, default_port: int
+) -> None:
+    with pytest.raises(BusError, match=f"198.51.100.77:{default_port}: Cannot assign"):
+        await server.Server(files, [], "198.51.100.77").start(server.binary(), default_port)

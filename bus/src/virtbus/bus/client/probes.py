@@ -1,6 +1,7 @@
 """Checks if a TCP port is free, and if its NATS server answers, takes a login, has a responder."""
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -58,12 +59,18 @@ async def _accepted(host: str, port: int, user: str, password: str, asked: str =
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return True if a server could listen on this port."""
+    """Return False if another server listens on this port.
+
+    Raises:
+        OSError: no server can listen there, for example because the host lacks the address.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
             return False
     return True
 

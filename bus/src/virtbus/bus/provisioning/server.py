@@ -257,22 +257,29 @@ class Server:
     async def start(self, program: Path, port: int) -> None:
         """Start the server and wait until it accepts connections.
 
-        If DEFAULT_PORT is taken, a server outside a cluster uses another port.
+        If DEFAULT_PORT is taken at its first start, a server outside a cluster uses another port.
+        Later starts keep the port, which clients know.
+
+        Raises:
+            BusError: it did not start, or its port is taken.
         """
+        may_move = self.port < 0 and port == DEFAULT_PORT and self._cluster is None
         self.port = port if port > 0 else probes.any_port(self._host)
-        if not await self._started(program):
-            if port != DEFAULT_PORT or self._cluster is not None:
-                raise BusError(self._why(f"nats-server did not start on port {self.port}"))
+        try:
+            free = probes.is_free(self._host, self.port)
+        except OSError as error:
+            raise BusError(f"nats-server cannot listen at {self.url}: {error.strerror}") from None
+        if not free:
+            if not may_move:
+                raise BusError(f"nats-server did not start: port {self.port} is taken")
             self.port = probes.any_port(self._host)
             log.warning("port %d is taken, using %d", port, self.port, extra={"code": "bus_port"})
-            if not await self._started(program):
-                raise BusError(self._why("nats-server did not start"))
+        if not await self._started(program):
+            raise BusError(self._why(f"nats-server did not start on port {self.port}"))
         self._write_creds()
         log.info("nats-server listens at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
-        if not probes.is_free(self._host, self.port):
-            return False
         self._write_config()
         self._process = process = await create_subprocess_exec(
             *_dies_with_us(),
