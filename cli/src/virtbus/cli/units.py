@@ -60,11 +60,11 @@ def seconds_of(text: str) -> float:
     """Parse a time such as 90, 90s, 10m, 2h or 1d; return seconds.
 
     Raises:
-        ValueError: the text has another form, or its number is negative or not below 1e9.
+        ValueError: the text has another form, or the time is negative or not below 1e9 seconds.
     """
     factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    number = float(text[:-1] if factor else text)
-    if not 0 <= number < 1e9:
+    seconds = float(text[:-1] if factor else text) * (factor or 1)
+    if not 0 <= seconds < 1e9:
         msg = "out of range"
         raise ValueError(msg)
-    return number * (factor or 1)
+    return seconds
