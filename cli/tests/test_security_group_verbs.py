@@ -91,6 +91,18 @@ async def test_a_spec_comes_from_a_file_or_from_options(
         assert (await cli("security-group", "create", "web", *wrong)).code == 2, wrong
 
 
+async def test_no_rules_and_rules_exclude_each_other(
+    script: Script, cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text("rules: []\n")
+    for words in (("--ingress", "tcp:80"), ("--egress", "icmp"), ("--file", file)):
+        ended = await cli("security-group", "update", "web", "--no-rules", *words)
+        assert ended.code == 2, ended.err
+        assert "--no-rules removes all rules" in ended.err
+    assert not script.asked
+
+
 async def test_update_replaces_what_is_given_at_the_revision_that_was_read(
     script: Script, cli: Cli
 ) -> None:

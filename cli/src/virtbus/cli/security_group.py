@@ -225,7 +225,9 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
     asked = {"name": name, "namespace": namespace}
     given = _spec(flags)
     if flags["no_rules"]:
-        given["rules"] = given.get("rules", [])
+        if "rules" in given:
+            raise usage("--no-rules removes all rules", "leave out the rules, or --no-rules")
+        given["rules"] = []
     labels = request.labels(flags["label_texts"])
     if not given and not labels:
         raise usage("nothing to change", "give --ingress, --egress, --select or --label")
