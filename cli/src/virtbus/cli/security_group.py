@@ -219,8 +219,9 @@ def _shown(invocation: Invocation, view: Mapping[str, Any]) -> None:
 def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
     """Change the security group NAME.
 
-    A given option replaces all its former values. --ingress and --egress share one list of rules:
-    either of them replaces the rules of both directions.
+    A given option replaces all its former values. So --ingress replaces the rules of that direction
+    only, and those of --egress stay. To remove the rules of one direction, give the other ones in
+    a --file.
     """
     asked = {"name": name, "namespace": namespace}
     given = _spec(flags)
@@ -234,7 +235,11 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
     changes: dict[str, Any] = {"labels": labels} if labels else {}
     if given:
         there = invocation.call(RESOURCE, "get", asked)
-        changes |= {"spec": (there.get("spec") or {}) | given, "revision": there.get("revision")}
+        spec = there.get("spec") or {}
+        if replaced := [direction for direction in DIRECTIONS if flags[direction]]:
+            rules = spec.get("rules") or ()
+            given["rules"] += [one for one in rules if one.get("direction") not in replaced]
+        changes |= {"spec": spec | given, "revision": there.get("revision")}
     _shown(invocation, invocation.call(RESOURCE, "update", asked | changes))
 
 
