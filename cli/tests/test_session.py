@@ -9,6 +9,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.wire import session as wire_session
 from virtbus.cli.wire.access import Access
 from virtbus.cli.wire.connection import Connection, LinkError
+from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
 
 
@@ -27,6 +28,9 @@ class Link:
         if len(self.sent) == self._sends:
             raise LinkError("reset by peer")
         self.sent.append(subject)
+
+    def messages(self, *_: object) -> list[WireMessage]:
+        raise LinkError("closed by the server")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -83,6 +87,23 @@ def test_no_connection_that_takes_all_subscriptions_is_unavailable(connected: li
         session().publish("a", b"")
     refuse(raised.value)
     assert time.monotonic() - begun_s < 5
+
+
+@pytest.mark.parametrize("sends", [(2,), (2, 1)])
+def test_a_request_that_was_sent_before_the_loss_may_have_happened(
+    connected: list[Link], sends: tuple[int, ...]
+) -> None:
+    connected += [Link(number) for number in sends]
+    with pytest.raises(CliError, match=r"vm\.get may or may not have happened") as raised:
+        session().request("vm.get", {})
+    assert raised.value.exit_code is Exit.UNKNOWN
+
+
+def test_a_request_that_was_never_sent_has_not_happened(connected: list[Link]) -> None:
+    connected += [Link(1)]
+    with pytest.raises(CliError) as raised:
+        session().request("vm.get", {})
+    refuse(raised.value)
 
 
 def test_a_first_connection_that_breaks_at_once_is_replaced(connected: list[Link]) -> None:

@@ -225,6 +225,15 @@ class _Asking:
         self._refused: CliError | None = None
 
     def answer(self) -> dict[str, Any]:
+        try:
+            return self._answer()
+        except CliError as error:
+            nobody_answered = error.exit_code is Exit.UNAVAILABLE and not error.code
+            if nobody_answered and self._may_have_happened:
+                raise self._unknown(error.message) from None
+            raise
+
+    def _answer(self) -> dict[str, Any]:
         pause_s = _REPEAT_FIRST_S
         while True:
             item = self._attempt()
@@ -262,7 +271,11 @@ class _Asking:
                 left_s = self._deadline - time.monotonic()
                 if left_s <= 0 or session.connection_id != connection:
                     return None
-                session.pump(left_s)
+                try:
+                    session.pump(left_s)
+                except CliError:
+                    self._may_have_happened = True
+                    raise
             return self._got[0]
         finally:
             session.forget(reply)
@@ -279,8 +292,11 @@ class _Asking:
     def _out_of_time(self) -> CliError:
         if not self._may_have_happened:
             return self._refused or nobody(self._subject)
+        return self._unknown("no answer in time")
+
+    def _unknown(self, why: str) -> CliError:
         return unknown(
-            f"no answer to {self._subject} in time: it may or may not have happened",
+            f"{self._subject} may or may not have happened: {why}",
             "look with `virtbus vm list`, or repeat the same command",
         )
 
