@@ -1,7 +1,7 @@
 """Asks the controllers for names of VMs on other hosts, with a cache and bounds.
 
 A question that waits for its answer is not asked a second time. While no controller answers, an
-earlier answer is used again: guests keep their names while the bus is away.
+earlier answer that named a VM is used again. So known names stay while the bus is away.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswers
 log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""Age from which on an answer is asked for again."""
+"""The age of an answer at which a controller is asked again."""
 SILENT_S = 5.0
-"""Time after a failed question in which no other is asked, so that guests need not wait for it."""
+"""After a question that nobody answers, no other question is asked for this time, so that guests
+do not wait in vain."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Maximum stored answers that name a VM. Answers that no VM exists are stored separately."""
+"""Maximum number of stored answers that name a VM. As many answers that no VM exists are stored."""
 
 
 Ask = Callable[[Lookup, str], Awaitable[FoundName | None]]
@@ -41,15 +42,16 @@ class FleetNames:
         self._silent_until_s = -math.inf
 
     def ask_again(self) -> None:
-        """End the pause after a failed question, because another netd can be asked."""
+        """End the pause after a question without an answer, because a new netd is connected."""
         self._silent_until_s = -math.inf
 
     async def find(
         self, want: Lookup, uid: str, may_ask: Callable[[float], bool]
     ) -> FoundName | None:
-        """Return the VM that a guest of the VM `uid` asks for; None if nobody can answer now.
+        """Return the answer to a question of the VM `uid`'s guest: a VM, or that there is none.
 
-        Before a controller is asked, `may_ask` is called with the time, and may forbid it.
+        None: no controller answers now or may be asked, and no earlier answer named a VM. Before a
+        controller is asked, `may_ask` is called with the time, and may forbid the question.
         """
         now_s = asyncio.get_running_loop().time()
         asked_s, known = self._found.get(want) or self._absent.get(want) or (-math.inf, None)

@@ -27,7 +27,7 @@ LOOK_S = 60.0
 
 
 class ForbiddenAddresses:
-    """Closes the addresses in the node's `_hosts` key, and those of the bus servers.
+    """Closes the addresses in the node's `_hosts` key, of this host, and of the bus servers.
 
     The last addresses of hosts are in a file, so that a netd without the bus closes them, too.
     """

@@ -1,7 +1,8 @@
 """Follows the security groups of this node's VMs on the bus.
 
-A group ends with its purge marker, or if a complete list of the same bus does not contain it.
-Another bus, such as a restored one, may have lost it: then it stays.
+A group ends with its purge marker. It also ends if a complete list of the bus incarnation that it
+came from does not contain it. The list of another incarnation ends no group: a bus restored from a
+backup may have lost the group.
 """
 
 import logging
@@ -60,7 +61,10 @@ class GroupWatch:
         return {entry.key}
 
     def _keep_listed(self) -> set[str]:
-        """End the groups that a complete list of their bus does not contain."""
+        """End the groups that a complete list of their bus incarnation does not contain.
+
+        Return their keys, and the keys of listed groups that came from another incarnation.
+        """
         if not self._nonce:
             return set()
         nonces = self._book.nonces

@@ -1,10 +1,10 @@
-"""Serves the networks that this host has already: leases, names and rules, also without the bus.
+"""Serves the networks that this host has already: DHCP leases, names and rules, without the bus.
 
-All of it comes from the state files, so a netd that starts while the bus is away serves its guests.
-The module begins once this host's agent has said that it holds the node. It does not wait for the
-proof on the bus: each guest that it serves runs on this host, even if another host now holds the
-node. After the recovery, it follows the leases of segments and the addresses that are closed to
-guests, and removes leftovers.
+The networks are in state files, so a netd that starts while the bus is away serves its guests. The
+service begins once this host's agent has said in a file that it holds the node. The service does
+not wait for the proof on the bus: each guest that it serves runs on this host, even if another host
+now holds the node. After the recovery, the service follows the DHCP leases of segments and the
+addresses that are closed to guests, and removes leftovers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class HostNetworks:
     """The networks of this host, and what their guests need at any time."""
 
     def __init__(self, settings: Settings, ports: HostPorts, word: Callable[[], str]) -> None:
-        """`word` returns the text of the local agent's file."""
+        """`word` returns the text of the file in which this host's agent says what it holds."""
         self.settings = settings
         self.ports = ports
         self._word = word

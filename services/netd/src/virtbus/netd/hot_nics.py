@@ -1,8 +1,8 @@
 """Plugs interfaces into a running guest's network, and removes them from it.
 
-The agent asks for each step. A step that was interrupted is repeated, or the guest's next start
-makes its whole network. The state file has an interface before anything of it exists, and until
-everything of it is gone.
+The agent requests each step. After an interrupted step, the agent repeats it, or the guest's next
+start makes the VM's whole network. The state file names an interface before the first part of it
+is made, and until the last part is gone.
 """
 
 import logging
@@ -61,8 +61,11 @@ class HotNics:
         """Do one step for an interface; safe to repeat. `used` has the interfaces of all VMs.
 
         Raises:
-            VirtbusError: 404 `nic_unknown`; 409 `tap_busy`, `tap_lost`, `mac_in_use`,
-                `port_taken`; 429 without a free address; the error of the kernel or of a plugin.
+            VirtbusError: 404 `nic_unknown`: netd has no interface of this name.
+                409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
+                409 `mac_in_use`: another interface has the MAC.
+                409 `port_taken`: a VM or process has a published port. 429: no address is free.
+                The error of a failed network, of the kernel, or of a CNI plugin.
         """
         nic = of_name(entry.attachment, want.name) if entry is not None else None
         if entry is None or nic is None:
@@ -84,7 +87,7 @@ class HotNics:
             raise refusal(error) from error
 
     async def _lend(self, attachment: Attachment, nic: Nic, used: UsedNics, keep: Keep) -> NicDone:
-        """Give the interface its address, and make its tap where libvirt opens it."""
+        """Give the interface its address, and make its tap in the host's namespace for libvirt."""
         await self._refuse_held(attachment, nic)
         if not nic.pending or not nic.addresses:
             nic = self._settled(attachment, nic, used)
@@ -122,7 +125,7 @@ class HotNics:
     async def _drop(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Remove an interface whose device QEMU has released.
 
-        If the record has the interface again meanwhile, it is pending afterwards.
+        If the record meanwhile has the interface again, the interface is pending afterwards.
         """
         await self._refuse_held(attachment, nic)
         gone = nic.model_copy(update={"pending": True})

@@ -1,4 +1,4 @@
-"""Remembers host links of networks that are gone: the kernel frees namespaces a little later."""
+"""Remembers the host links of removed networks, which the kernel deletes a little later."""
 
 from collections.abc import Collection, Iterable
 
@@ -6,19 +6,22 @@ from virtbus.netd.core.attachment import Nic
 
 
 class LateLinks:
-    """Host links that may outlive their VM. A link that exists at the second look is in use."""
+    """Host links that may outlive their network, because a process holds its namespace.
+
+    The caller looks at them with `due`, and deletes the links that `due` returns.
+    """
 
     def __init__(self) -> None:
         self._former: set[str] = set()
         self.waiting: set[str] = set()
-        """The links that have seen one look. The next look returns them."""
+        """The links that were remembered at the last call of `due`. The next call returns them."""
 
     def add(self, nics: Iterable[Nic]) -> None:
         """Remember the links of a network that was removed."""
         self._former.update(nic.host_link for nic in nics)
 
     def due(self, used: Collection[str]) -> set[str]:
-        """Return the links that have seen one look already, and that no VM uses now."""
+        """Return the links that were there at the last call already, and that no VM uses now."""
         late, self.waiting = self.waiting.difference(used), self._former.difference(used)
         self._former = set()
         return late

@@ -26,7 +26,7 @@ class NameQuestions:
         """Return the answer to a guest of the VM `uid`; None if a controller refuses it.
 
         Raises:
-            NobodyAnswersError: no controller answered in time.
+            NobodyAnswersError: no controller answered in 2 s, or the bus is away.
         """
         ask = NameAsk(uid=uid, namespace=want.namespace, name=want.vm, address=want.address)
         try:

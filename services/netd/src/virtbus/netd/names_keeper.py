@@ -1,7 +1,7 @@
 """Keeps the resolver's process: starts or adopts it, and tells it which VMs have names.
 
-The process outlives netd, so guests resolve names while netd is away. A process of other code or
-with other settings is replaced, once all VMs are known. A process that hangs is ended.
+The process outlives netd, so guests resolve names while netd is away. A process that runs other
+code or has other settings is replaced once all VMs are known. A process that hangs is killed.
 """
 
 import asyncio
@@ -32,11 +32,12 @@ from virtbus.netd.resolver_start import PortTakenError, end_hung
 log = logging.getLogger(__name__)
 
 START_S = 10.0
-"""netd's own start waits so long for the process. Afterwards it starts in the background."""
+"""netd's own start waits this long for the process. Then it continues without the process, which
+starts in the background."""
 END_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
 QUIET_S, HANG_S = 15.0, 45.0
-"""A process that is silent for QUIET_S is asked. Without an answer in HANG_S, it counts as hung."""
+"""A process that sends nothing for QUIET_S gets a ping. After HANG_S more, it counts as hung."""
 
 
 class NamesKeeper:
@@ -69,7 +70,7 @@ class NamesKeeper:
     async def running(self, ask: Ask) -> AsyncIterator[None]:
         """Serve names if there is a domain, and if no other server has the port.
 
-        At the end, the process stays with its VMs. Without any, it ends.
+        At the end, the process is ended if it is known that no VM needs it. Otherwise, it stays.
         """
         async with background() as tasks:
             self._served = bool(self._site.domain)
@@ -179,7 +180,7 @@ class NamesKeeper:
             log.log(message["level"], "%s", message["log"], extra=extra)
 
     async def _opened(self) -> ResolverChannel | None:
-        """Return the channel to a process with this site; None if it has to be tried again.
+        """Return the channel to a process with this site; None if the caller has to try again.
 
         A former process answers until the new one is ready and all VMs are known.
 
@@ -191,7 +192,7 @@ class NamesKeeper:
             self._decided.set()
             if former.site == self._site.text():
                 return former.channel
-            former.channel.close()  # it continues as while netd is away
+            former.channel.close()  # the former process continues as while netd is away
         channel = await resolver_start.launched(self._site)
         if channel is None:
             self._decided.set()

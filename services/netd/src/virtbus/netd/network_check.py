@@ -10,8 +10,8 @@ from virtbus.schemas.errors import VirtbusError
 async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
     """Return a finding if the network was incomplete. The caller holds the VM's lock.
 
-    `runs`: the guest runs. Then a network that cannot be mended, or whose tap the guest has lost,
-    is marked as failed. Without a guest, the next ensure makes the network again.
+    `runs` is True if the guest runs. Then a network that cannot be mended, or whose tap the guest
+    has lost, is marked as failed. Without a guest, the next ensure makes such a network again.
     """
     attachment = entry.attachment
     named = builder.stands(attachment)
@@ -20,7 +20,7 @@ async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> Netw
     left: list[str] = []
     try:
         faults += await builder.mend(attachment) if stands else []
-        if stands and faults:  # a host without a module cannot make each part
+        if stands and faults:  # without a kernel module, some parts cannot be made
             left = await in_thread(lambda: builder.links.faults(attachment.joined))
     except (VirtbusError, OSError) as error:
         faults.append(str(error))

@@ -9,7 +9,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 ENDS_TRIED = 3
-"""Failures of a DEL after which a forced release gives up what the plugin made."""
+"""The number of failed releases after which a forced one leaves behind what the plugin made."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class NetworkEntry:
         return self.attachment
 
     def gives_up(self, *, forced: bool) -> bool:
-        """Count a failed release; return True if a forced one should not be repeated."""
+        """Count a failed release; return True if it was forced and should not be repeated."""
         self.failed_ends += 1
         return forced and self.failed_ends >= ENDS_TRIED
 

@@ -18,7 +18,7 @@ class NetworkStep:
     span = "virtbus attach network"
     first_retry_s = 0.5
     interrupts = False
-    """A newer record does not cancel an attempt: a VM's start may wait for its taps."""
+    """A newer record does not cancel an attempt: a VM's start may wait for the attempt's taps."""
 
     def __init__(self, attachments: Attachments, reporter: NetworkReporter) -> None:
         self._attachments = attachments
@@ -28,8 +28,8 @@ class NetworkStep:
         """Return False for a halted VM, which needs no network, and for an outdated record.
 
         A restored bus may have a record with a lower epoch than this host's network. The agent
-        keeps its newer record in force. So an attempt, at each periodic list, would only report a
-        failure.
+        keeps its newer record in force. So an attempt with the older record would only report a
+        failure, at each periodic list.
         """
         known, _ready = self._attachments.look(record.uid)
         outdated = known is not None and record.epoch < known.epoch

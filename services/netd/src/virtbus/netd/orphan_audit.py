@@ -67,7 +67,7 @@ class OrphanAudit:
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
-        """Restore missing parts of networks, and remove bridges that no VM needs."""
+        """Restore missing parts of networks. Remove bridges of earlier settings or without VMs."""
         await self._attachments.replug()
         await self._attachments.compare()
         if self._attachments.recovering:
@@ -118,7 +118,7 @@ class OrphanAudit:
         faults = [f"bridge {name}: of earlier settings" for name in self._former()]
         nics = self._attachments.nics()
         for bridge, needed in self._bridges.needed(nics):
-            # if untidy, netd is about to remove it
+            # if `untidy` is set, netd is about to remove a bridge that no VM needs
             if needed or not self._attachments.untidy.is_set():
                 faults += bridge.faults(needed=needed)
         return faults

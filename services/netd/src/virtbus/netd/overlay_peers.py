@@ -23,7 +23,7 @@ SETTLES_S = 0.05
 
 
 class OverlayPeers:
-    """Takes the keys `_peer` of the node. A value that cannot be read changes nothing."""
+    """Follows the node's `_peer` keys. A value that cannot be read changes nothing."""
 
     def __init__(self, attachers: Attachers, attachments: Attachments) -> None:
         self._attachers = attachers
@@ -48,7 +48,7 @@ class OverlayPeers:
         self._changed.set()
 
     async def run(self, is_complete: Callable[[], bool]) -> None:
-        """Write each change. `is_complete` tells if all keys are known. Never returns by itself."""
+        """Write each change. `is_complete` says if all keys are known. Never returns by itself."""
         tunnels = self._attachers.tunnels
         while True:
             await wait_for_event(self._changed, LOOK_S)
@@ -63,7 +63,7 @@ class OverlayPeers:
                 self._changed.set()
 
     async def _write(self) -> bool:
-        """Write the peers of each network; return False if one failed."""
+        """Write the peers of each network; return False if a write failed."""
         networks: dict[str, list[Nic]] = {}
         for one in self._attachments.ready():
             for nic in one.joined.nics:

@@ -1,7 +1,7 @@
 """Starts passt again when it ends under a running guest, and reports that.
 
-Everything that an interface with passt has on the host ends with the processes. The comparison of
-the VM's network with the host finds it missing, and makes it again.
+When passt or its relay ends, both end, and the kernel removes all parts of the interface. Then the
+comparison of the VM's network with the host finds the parts missing, and makes them again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""The pause between two rounds, so that a passt that ends at once is not started all the time."""
+"""The pause between two rounds. It limits the starts of a passt that always ends at once."""
 MOST_UNREPORTED = 256
 
 
@@ -63,6 +63,6 @@ class PasstWatch:
             await asyncio.sleep(PAUSE_S)
 
     async def report(self, send: Callable[[NetworkFinding], Awaitable[None]]) -> None:
-        """Report mended networks, also from before this call. Never returns by itself."""
+        """Report networks that were mended, also before this call. Never returns by itself."""
         while True:
             await send(await self._found.get())

@@ -62,7 +62,7 @@ class PathCheck:
         return [*faults, *plugins, *states_of(attachment, held, runs=runs)]
 
     async def _of_plugins(self, attachment: Attachment) -> list[PathFault]:
-        """Return what chained CNI plugins miss on the host."""
+        """Return a fault for each message of a CNI plugin's CHECK."""
         netns = self._doors.namespaces.path(attachment.netns)
         return [
             PathFault(interface=nic.name, what=what, next_step=_PLUGINS)

@@ -36,14 +36,14 @@ class PluginChains:
     async def add(
         self, attachment: Attachment, nics: Sequence[Nic], keep: Keep, before: frozenset[str]
     ) -> Attachment:
-        """Run ADD of the chains of `nics`. After a failure, undo them all.
+        """Run ADD of the chains of `nics`. After a failure, run DEL of these chains.
 
         `before` are the links of the host before the first plugin runs.
 
         Raises:
-            VirtbusError: the first failure, with the links that plugins have left on the host; 409
-                `cni_mac` if plugins chose another MAC. The last value of `keep` has the conflists
-                only if a DEL failed, too.
+            VirtbusError: the first failure, with the links that plugins have left on the host.
+                409 `cni_mac`: plugins chose another MAC, and `insistent` lacked their network.
+                The last value of `keep` has the conflists of `nics` only if a DEL failed, too.
         """
         latest = attachment
 

@@ -1,4 +1,4 @@
-"""Lets CNI plugins clean up after ended attachments, and removes the cached results of these."""
+"""Lets CNI plugins clean up after ended attachments, and removes cached results of such ones."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ EVERY_S = 3600.0
 class PluginSweep:
     """Runs GC for the conflists of network objects.
 
-    A conflist of the node may have other users, such as a runtime of containers. GC would end the
-    attachments of these, because netd does not know them.
+    A conflist of the node may have other users, such as a container runtime. netd does not know
+    the attachments of these users, so GC would end them. So netd runs no GC for such a conflist.
     """
 
     def __init__(self, cni: Cni, attachments: Attachments) -> None:

@@ -4,7 +4,7 @@ Names of VMs are answered here, all others by the DNS servers of the network or 
 finds the VMs of its own namespace, of its networks that share names, and of the namespaces that
 controllers open to it.
 
-This runs in the resolver's process, which outlives netd (`resolver_process/`).
+This module runs in the resolver's process, which outlives netd (`resolver_process/`).
 """
 
 import logging
@@ -107,7 +107,7 @@ class Resolver:
     async def _known(
         self, vm: NamedVm, limits: QueryLimits, query: DnsQuery, meaning: Meaning
     ) -> bytes | None:
-        """Return the answer of virtbus; None for an address that is not a VM's."""
+        """Return the answer of virtbus; None for an address of which it knows no VM."""
         match meaning:
             case VmName():
                 return await self._vm(vm, limits, query, meaning)

@@ -1,4 +1,4 @@
-"""Starts, finds and ends the resolver's process, with time limits for one that hangs."""
+"""Starts, finds and ends the resolver's process, with time limits for a process that hangs."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from virtbus.netd.edge.resolver_launch import found_at, kill_at, launch
 log = logging.getLogger(__name__)
 
 HELLO_S = 60.0
-"""Time in which a process starts, or answers. On a busy host, a start takes many seconds."""
+"""The time limit for a start and for an answer. On a busy host, a start takes many seconds."""
 END_S = 10.0
 
 
@@ -43,7 +43,7 @@ async def found(site: ResolverSite) -> FoundResolver | None:
 
 
 async def launched(site: ResolverSite) -> ResolverChannel | None:
-    """Return a new process, which has no port yet; None after an error, which is logged."""
+    """Return the channel to a new process, which has no port yet; None after a logged error."""
     try:
         channel = await launch(site.text())
     except OSError as error:
@@ -51,7 +51,7 @@ async def launched(site: ResolverSite) -> ResolverChannel | None:
         return None
     try:
         made = _greeted(channel, await _next(channel, HELLO_S))
-    except BaseException as error:  # the process ends by itself then
+    except BaseException as error:  # the process ends by itself when its channel is closed
         channel.close()
         if not isinstance(error, TimeoutError):
             raise

@@ -31,7 +31,7 @@ AGAIN_S = 5.0
 
 
 class SecurityGroups:
-    """The groups of this node's VMs, from the bus to the rules of their interfaces."""
+    """Brings the groups of this node's VMs from the bus into the rules of the VMs' interfaces."""
 
     def __init__(
         self, node: str, doors: HostPorts, attachments: Attachments, store: GroupsStore
@@ -52,7 +52,7 @@ class SecurityGroups:
             self._book.nonces[key] = one.nonce
 
     def known(self, after: str = "") -> KnownGroups:
-        """Return a page of the groups behind the key `after`, for a rebuild of the bus."""
+        """Return a page of the groups whose keys follow `after`, for a rebuild of the bus."""
         found: dict[str, NodeGroup] = {}
         left_bytes = PAGE_BYTES
         for key, group in sorted(self._book.groups.items()):
@@ -92,7 +92,7 @@ class SecurityGroups:
                 self._changed.set()
 
     async def _stored(self) -> bool:
-        """Run `_write`; return True on success. Without a file, rules are applied all the same."""
+        """Run `_write`; return True on success. A failure is logged: rules are applied anyway."""
         try:
             await self._write()
         except OSError as error:
@@ -117,7 +117,7 @@ class SecurityGroups:
                 raise
 
     async def _apply(self) -> bool:
-        """Apply the rules to each VM for which they differ; return False if one failed."""
+        """Apply the rules to each VM for which they differ; return False if that failed for one."""
         complete = True
         there, self._late = self._attachments.ready(), self._attachments.begun()
         self._applied = {

@@ -1,7 +1,7 @@
 """Follows the addresses that the DHCP servers of segments give to guests of this host.
 
-A guest on a segment may use only the address of its last lease. netd reads the server's answer on
-the guest's tap, and stores the address. netd reports a new address once the bus is there.
+A guest on a segment may use only the address of its last DHCP lease. netd reads the server's answer
+on the guest's tap, and stores the address. netd reports a new address once the bus is there.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from virtbus.schemas.node_rpc import NetReady
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
-"""Maximum number of leases that wait. A guest whose lease is dropped asks its server again."""
+"""Maximum number of DHCP leases that wait for `run`. If more come, they are dropped, and their
+guests ask the server again."""
 
 
 class SegmentGuests:
-    """Applies leases, and the reach rules of guests that are on no bridge of virtbus."""
+    """Applies DHCP leases, and the reach rules of guests that are on no bridge of virtbus."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._bridge = doors.bridge
@@ -37,13 +38,13 @@ class SegmentGuests:
         doors.dhcp.leased = self._see
 
     def _see(self, uid: str, index: int, lease: DhcpLease) -> None:
-        """Keep the last lease of an interface for `run`."""
+        """Keep the last DHCP lease of an interface for `run`."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting[uid, index] = lease
             self._wake.set()
 
     async def run(self) -> None:
-        """Apply leases, also without the bus. Never returns by itself."""
+        """Apply DHCP leases, also without the bus. Never returns by itself."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -72,9 +73,10 @@ class SegmentGuests:
                     await send(ready)
 
     async def guard(self) -> None:
-        """Apply this host's reach rules to guests on no bridge of virtbus. Logs failures at taps.
+        """Apply this host's reach rules to guests that are on no bridge of virtbus.
 
-        Raises OSError if the table for guests of CNI plugins cannot be changed.
+        A failure for a VM's taps is logged. Raises OSError if the table for guests of CNI plugins
+        cannot be changed.
         """
         for attachment in self._attachments.ready():
             if not any(nic.filters_reach for nic in attachment.nics):

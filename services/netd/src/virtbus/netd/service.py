@@ -168,7 +168,8 @@ class Netd:
     def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             asked = validate(Ensure, request.data).record
-            self._attachments.refuse_while_recovering()  # no failure of the VM, so no event
+            # before the attempt, because this is no failure of the VM, and needs no event
+            self._attachments.refuse_while_recovering()
             ready = await work.join_or_attempt(await _newest(work, asked))
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)
@@ -296,9 +297,9 @@ class Netd:
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
     """Return a VM's record from the bus, or `record` if the bus has only an older one.
 
-    Once netd has the record, it also has the keys that were written before, such as those of
-    security groups. A late agent with an older record undoes nothing. Raises VirtbusError 503
-    `record_late` after CATCH_UP_S.
+    Once netd has the record from the bus, it also has the keys that were written before it, such as
+    those of security groups. A late request with an older record undoes nothing. Raises
+    VirtbusError 503 `record_late` if the record does not come within CATCH_UP_S.
     """
     found = await work.newest(record, CATCH_UP_S)
     if found is None:

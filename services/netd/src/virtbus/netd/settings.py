@@ -15,8 +15,8 @@ from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.dns import is_domain
 
 GIVES_UP_S = 60
-"""udhcpc makes its last three attempts to renew half a minute before a lease ends. Then it gives
-the lease up."""
+"""Seconds that are added to a DHCP lease. udhcpc makes its last three attempts to renew half a
+minute before a DHCP lease ends, and then gives it up."""
 
 
 class Settings(ServiceSettings):

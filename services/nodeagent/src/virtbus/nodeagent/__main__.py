@@ -153,8 +153,8 @@ async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bu
     """Serve the node's container runtime, and connect to the bus.
 
     Raises:
-        UnavailableError: the bus is away. Ends of guests that the runtime requested meanwhile are
-            completed first. The process then ends, and systemd starts it again.
+        UnavailableError: the bus is away. Before it is raised, this agent ends the guests whose end
+            the container runtime has requested. systemd then starts the process again.
     """
     door = local_socket.serving(settings.run_dir / "agent.sock", ends.end)
     await stack.enter_async_context(door)

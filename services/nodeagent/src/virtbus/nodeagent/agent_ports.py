@@ -61,7 +61,7 @@ class AgentPorts:
     events: AgentEvents
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
-    """The watch on records awaits it before each list. Raises if another agent has the node."""
+    """Awaited before each list of the records. Raises if another instance holds the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
     """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)

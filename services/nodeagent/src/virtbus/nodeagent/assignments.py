@@ -92,7 +92,7 @@ class Assignments:
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._promised: dict[str, int] = {}
-        """Guest memory in bytes that each VM takes, by uid: a create adds these numbers up."""
+        """Guest memory in bytes that each VM takes, by uid. The check of a new VM adds them up."""
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -226,7 +226,7 @@ class Assignments:
         self.listed = True
 
     async def _look_again(self) -> None:
-        """List again after 2 s: the bus has no join record, or its server still reads its store."""
+        """List again after 2 s: the bus has no join record, or its server still loads its data."""
         await asyncio.sleep(LOOK_AGAIN_S)
         self._looking = False
         self.relist()

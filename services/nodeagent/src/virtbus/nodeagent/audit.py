@@ -97,8 +97,8 @@ class Auditor:
     async def look(self, statuses: Collection[str]) -> list[AuditFinding]:
         """Return the findings that two scans have in common.
 
-        Services that do not answer come first, the others are sorted by uid. Without a complete
-        list of the joined bus, the only finding says so.
+        Services that do not answer come first, the other findings are sorted by uid. Without a
+        complete list of the joined bus, the only finding says so.
         """
         if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
@@ -205,6 +205,7 @@ class Auditor:
         """Remove a VM without record and actor, and end its guest, on a person's request.
 
         Raises:
+            VirtbusError: 409 `other_bus`: the agent follows no complete list of the joined bus.
             VirtbusError, BusError: not everything was removed; a repeat continues.
         """
         if not self._vms.join.trusted:
@@ -218,7 +219,7 @@ class Auditor:
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
-        """Remove a uid's orphans in the order of a delete, so that no running guest loses any."""
+        """Remove a uid's orphans in the order of a delete: the guest first, then its resources."""
         if "domain" in kinds:
             if self._vms.listings.purged(uid) is not None:
                 await self._tools.hypervisor.destroy(uid)

@@ -1,4 +1,4 @@
-"""Freezes the file systems of a guest for an instant, while its disks are frozen or copied."""
+"""Freezes a guest's file systems for the instant of a snapshot, a backup or a reading of disks."""
 
 import logging
 
@@ -8,7 +8,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 FREEZE_S = 60.0
-"""The guest thaws by itself after this time, also if the agent died."""
+"""The agent thaws the guest at the latest after this time. If it died, its next instance does."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 
@@ -16,7 +16,8 @@ THAW_S = 10.0
 async def freeze(freezes: Freezes, uid: str) -> str:
     """Freeze the guest's file systems. Return the reason if this froze nothing; otherwise "".
 
-    If a user has frozen the guest already, nothing is done, so that freeze keeps its deadline.
+    If a user has frozen the guest already, nothing is done, so that the user's freeze keeps its
+    deadline.
     """
     if freezes.of(uid) is not None:
         return "a user has frozen it before"

@@ -35,7 +35,7 @@ ANSWER_S = 0.5
 
 
 class Commands:
-    """Runs commands. `guests` is the agent's own map of uid to actor, which changes."""
+    """Runs commands. `guests` is the agent's own map of uid to actor, as it is at each call."""
 
     def __init__(
         self, tools: AgentPorts, guests: Mapping[str, VmActor], check_here: Callable[[str], None]

@@ -1,4 +1,7 @@
-"""Describes the disks of a running guest for backups and readings, and has their common errors."""
+"""Describes the disks of a running guest for backups and readings, and makes their errors.
+
+In a reading, the guest's QEMU serves the disks of one instant to a reader.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -30,8 +33,10 @@ async def copied_disks(
     """Return the disks of the work, with their sizes, if the guest's QEMU can copy them now.
 
     Raises:
-        VirtbusError: 409 `guest_ended`, `layers_differ`, `disk_not_switchable`; 503
-            `guest_unknown`.
+        VirtbusError: 409 `guest_ended`: the guest does not run.
+            409 `layers_differ`: libvirt's XML names a file that QEMU does not use.
+            409 `disk_not_switchable`: a disk is no file of the node, or is on nvme.
+            503 `guest_unknown`: libvirt does not answer, or a disk is being attached.
     """
     with asked_again():
         seen = None if guest is None else await tools.layers.look(work.uid)

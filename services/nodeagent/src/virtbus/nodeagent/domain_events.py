@@ -41,13 +41,14 @@ CHANGES: dict[DomainChange, MachineEvent] = {
 
 ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
 OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
-"""QEMU is started with its CPUs stopped, so libvirt reports both."""
+"""libvirt starts QEMU with its CPUs stopped, and then resumes them, so it reports both."""
 
 
 class DomainEvents:
     """Posts events of each domain to its actor in `guests`, the agent's own map of uid to actor.
 
-    `blind` gets the reason if libvirt does not answer for 2 s, and "" when it answers again.
+    `blind` is called with the reason if libvirt does not answer for 2 s, and with "" when libvirt
+    answers again.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class DomainEvents:
     async def look(self, interval_s: float) -> None:
         """Compare with libvirt periodically, which corrects lost events (F11).
 
-        A server that goes away or returns causes a comparison at once.
+        If the server of a pool goes away or returns, a comparison follows at once.
         """
         while True:
             pause_s = min(interval_s, WAITING_S) if self._waiting else interval_s

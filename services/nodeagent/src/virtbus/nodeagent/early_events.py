@@ -11,10 +11,10 @@ from virtbus.schemas.wire import encode
 Part = ImageReady | NetReady
 
 PARTS_A_UID = 4
-"""Number of events kept per VM: of disks, of a begun network, of a ready one, and one more."""
+"""The number of events kept per VM: about disks, a begun network, a ready network, and one more."""
 UIDS = 1000
 PART_BYTES = 16 * 1024
-"""The largest event that is kept. The actor later requests the data of a larger one again."""
+"""The largest event that is kept. The actor itself later requests the data of a larger event."""
 KEPT_S = 60.0
 """A record arrives within seconds of its events, or the VM is gone."""
 

@@ -11,10 +11,10 @@ MOST = 3
 
 
 class HostServers:
-    """The servers of a setting. Without one, the servers of a resolv.conf, also those on loopback.
+    """The servers `fixed` of a setting; if it names none, the servers of a resolv.conf.
 
-    The file is read again when it has changed. `gateway` is never one of the servers, because the
-    resolver itself would get the query back.
+    Servers on loopback count. The file is read again when it has changed. `gateway` is left out of
+    both, because the resolver listens there and would get its own query.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class HostServers:
         self._found: tuple[Address, ...] = ()
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return at most 3 servers."""
+        """Return at most 3 servers; none if `fixed` names none and the file is unreadable."""
         if self._fixed:
             return self._fixed[:MOST]
         try:
@@ -42,7 +42,7 @@ class HostServers:
 
 
 def name_servers(text: str) -> tuple[Address, ...]:
-    """Return the servers of a resolv.conf, without those that need an interface."""
+    """Return the servers of a resolv.conf, without addresses with an interface (`fe80::1%eth0`)."""
     found = []
     for line in text.splitlines():
         words = line.split()

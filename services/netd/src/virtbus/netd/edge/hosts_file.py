@@ -1,4 +1,4 @@
-"""Stores the addresses of hosts that no guest may reach, for a start without the bus."""
+"""Stores the addresses of hosts that no guest may reach, for a start of netd without the bus."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ class HostsFile:
         self._written: list[str] | None = None
 
     def read(self) -> list[str]:
-        """Return the stored addresses; none if there is no file that can be read."""
+        """Return the stored addresses; none if the file is missing or damaged."""
         try:
             found = json.loads(self._path.read_text())
             return [text for text in found if isinstance(text, str)]

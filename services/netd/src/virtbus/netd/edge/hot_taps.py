@@ -47,14 +47,14 @@ def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
         namespaces.enter(attachment.netns)
         with Netlink() as inside:
             if lent is not None:
-                inside.do([links.delete_link(nic.tap)])  # an earlier one, which nobody has open
+                inside.do([links.delete_link(nic.tap)])  # an earlier tap, which no process has open
                 host.do([links.move_link(name, lent.index, nic.tap, netns)])
             elif links.find(inside, nic.tap) is None:
                 raise tap_lost(nic)
 
 
 def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
-    """Delete the links of `nic`, whose device the guest has released; CNI plugins delete theirs."""
+    """Delete the links of `nic` after the guest released its device, but no link of CNI plugins."""
     own = [names.lent_tap(attachment.uid, nic.index)]
     own += [nic.host_link] if has_host_end(nic) else []
     with Netlink() as host:
@@ -66,7 +66,7 @@ def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def _own_eth(nic: Nic) -> tuple[str, ...]:
-    """Return `eth` if netd must delete it. Others end with a host link, passt or a plugin's DEL."""
+    """Return `eth` of a macvtap. In other kinds, the host link, passt or a plugin's DEL ends it."""
     return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 

@@ -35,7 +35,7 @@ _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
-"""Caches encoded calls. pyroute2 takes 50 to 130 us for each, and many namespaces need the same."""
+"""Caches encoded calls, which many namespaces share. pyroute2 takes 50 to 130 us to encode one."""
 _GETNSID, _NSID, _NSID_OF_FD = 90, 1, 3
 """`RTM_GETNSID` and its attributes (`linux/net_namespace.h`)."""
 _INFO_KIND, _INFO_DATA, _LINK_NETNSID = 1, 2, 37
@@ -113,9 +113,13 @@ class LinkDetails:
     alias: str
     filters_vlans: bool
     pvid: int | None
-    """The VLAN that a bridge gives new ports; None for other links, or without VLANs on bridges."""
+    """The VLAN that a bridge gives new ports; None for other links, or if the kernel has no VLANs
+    on bridges."""
     peer_namespace: int | None
-    """The id of the namespace of its other end, or of the link below it; None: this namespace."""
+    """The id of the namespace that holds the link's other end, or the link below it.
+
+    None: this namespace holds it, or there is no such link.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +135,11 @@ class KernelAddress:
 
 @_kept
 def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> NetlinkCall:
-    """Return the call that ensures a bridge without STP, forward delay and snooping.
+    """Return the call that ensures a bridge whose ports forward at once.
 
-    So a port forwards at once. With `mac` the bridge's MAC is fixed. Without it, the MAC changes
-    with the ports, and neighbours' ARP entries become stale. A given `index` lets the same batch
-    name the bridge as a master.
+    The bridge has no STP, no forward delay and no multicast snooping. With `mac`, its MAC is fixed.
+    Without `mac`, the MAC changes with the ports, and neighbours' ARP entries become stale. If
+    `index` is given, later calls of the same batch can name the bridge as a master.
     """
     data = nest(
         ("IFLA_BR_FORWARD_DELAY", 0), ("IFLA_BR_STP_STATE", 0), ("IFLA_BR_MCAST_SNOOPING", 0)
@@ -173,9 +177,10 @@ def set_link(
 
 
 def raise_mtu(name: str, mtu: int) -> NetlinkCall:
-    """Return the call that sets an MTU. It has no effect if the link below has a smaller one.
+    """Return the call that sets an MTU. It has no effect if the MTU of the link below is smaller.
 
-    The kernel refuses such an MTU, with EINVAL for a macvlan link and ERANGE for a VLAN link.
+    The kernel then answers EINVAL for a macvlan link, and ERANGE for a VLAN link. The call
+    tolerates both.
     """
     call = set_link(name, mtu=mtu)
     return replace(call, tolerated=(errno.EINVAL, errno.ERANGE))
@@ -228,7 +233,10 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
 
 @_kept
 def quiet_port(name: str) -> NetlinkCall:
-    """Return the call that ends learning from a bridge's port, and flooding unknown MACs to it."""
+    """Return the call that ends learning from a bridge's port, and the flooding of frames to it.
+
+    Flooded frames are those for MACs that the bridge does not know.
+    """
     return _port(name, ("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
 
 

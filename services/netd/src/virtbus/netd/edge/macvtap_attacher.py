@@ -1,7 +1,8 @@
-"""Connects VMs to an interface of the host without a bridge there: networks of kind `macvtap`.
+"""Connects VMs to an interface of the host that is on no bridge: networks of kind `macvtap`.
 
-The VM's namespace has a macvlan link instead of the kernel's macvtap. The inner bridge connects it
-with a tap. So the guest has the same tap, filter and limits as in the other kinds.
+The VM's namespace has a macvlan link instead of the kernel's macvtap. A Linux bridge in the
+namespace connects the macvlan link with a tap. So the guest has the same tap, filter and limits as
+on networks of other kinds.
 """
 
 import errno
@@ -28,7 +29,10 @@ class MacvtapAttacher:
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Check the link, its mode and its MTU. Raises VirtbusError."""
+        """Return the interface with its addresses and MTU.
+
+        Raises VirtbusError, among others 409 `link_in_use` if passthru and another guest collide.
+        """
         with Netlink() as host:
             link = self.segments.of(host, nic)
         if any(
@@ -40,10 +44,13 @@ class MacvtapAttacher:
         return on_segment(nic, vm.uid, link.mtu, used.addresses(nic), hosts)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Do nothing: the interface is the host's."""
+        """Do nothing: the host already has its interface."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a macvlan link in the namespace for each interface."""
+        """Make a macvlan link in the namespace for each interface.
+
+        Raises VirtbusError, among others 409 `link_in_use` if the kernel refuses a further link.
+        """
         del uid
         for nic in nics:
             link = self.segments.of(host, nic)
@@ -59,7 +66,10 @@ class MacvtapAttacher:
                 raise
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each interface of the host that is gone or down; `mend`: nothing."""
+        """Return a message for each interface of the host that is gone or down.
+
+        With `mend`, return none: netd does not repair the host's own interfaces.
+        """
         found = []
         with Netlink() as host:
             for nic in nics:
@@ -74,7 +84,7 @@ class MacvtapAttacher:
 
 
 def mode_of(nic: Nic) -> MacvtapMode:
-    """Return the mode of an interface's network."""
+    """Return the mode of an interface's network, by default `bridge`."""
     mode = nic.target.spec.mode if nic.target is not None else None
     return mode or MacvtapMode.BRIDGE
 

@@ -1,6 +1,6 @@
 """Makes a VM's namespace the gateway of a guest behind NAT: settings, addresses, routes, rules.
 
-The calling thread must be in the namespace of the netlink socket. Each step ensures what it makes.
+The calling thread must be in the namespace of the netlink socket. Each step can be repeated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def faults(inside: Netlink, rules: Netlink, nics: Sequence[Nic]) -> list[str]:
 def guard(rules: Netlink, nics: Sequence[Nic]) -> None:
     """Ensure the rules; remove the table if no guest is behind NAT.
 
-    Connections keep their translation: the kernel stores it with each of them.
+    Connections keep their translation, because the kernel stores it with each connection.
     """
     own = of(nics)
     if not _stands(rules, own):
@@ -75,9 +75,9 @@ def guard(rules: Netlink, nics: Sequence[Nic]) -> None:
 
 
 def refused(rules: Netlink, nics: Sequence[Nic]) -> dict[int, dict[str, int]]:
-    """Return the packets to closed ports that were dropped, by the index of the interface.
+    """Return how many packets to closed ports were dropped, by the index of the interface.
 
-    The count starts at zero when the rules change.
+    The number is under the key `masquerade.PORT`. It returns to zero when the rules change.
     """
     own = of(nics)
     listed = [one.message for one in rules.dump(masquerade.list_rules())] if own else []
@@ -85,7 +85,7 @@ def refused(rules: Netlink, nics: Sequence[Nic]) -> dict[int, dict[str, int]]:
 
 
 def _counted(rules: Sequence[bytes], nic: Nic) -> int:
-    """Return the packets that the listed rules which name the interface's link have counted."""
+    """Return the sum of the packet counters of the rules that name the link `eth` of `nic`."""
     name = nic.eth.encode() + b"\0"
     return sum(counted_packets(one) or 0 for one in rules if name in one)
 
@@ -101,7 +101,7 @@ def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
 
 
 def _settings(nic: Nic) -> Iterator[tuple[str, str]]:
-    """Yield the namespace's settings, by key. They need no setting of the host."""
+    """Yield the key and value of each sysctl of the namespace. The host's own ones can differ."""
     for link in (nic.eth, nic.bridge):
         yield f"net/ipv4/conf/{link}/forwarding", "1"
         yield f"net/ipv4/conf/{link}/arp_ignore", "1"
@@ -121,7 +121,7 @@ def _has(key: str, value: str) -> bool:
 
 
 def _ensure(key: str, value: str) -> None:
-    """Set a value unless it is set: a write of the same one may reset a link's addresses."""
+    """Write a value only if it differs: writing the present value may reset a link's addresses."""
     if not _has(key, value):
         write_sysctl(key, value)
 

@@ -108,7 +108,7 @@ class Namespaces:
     def put_back(self, name: str, fd: int) -> None:
         """Mount the namespace of descriptor `fd` under its `name` again, and close `fd`."""
         try:
-            self.remove(name)  # a file that is no longer a mount
+            self.remove(name)  # `name` may be a file that is no longer a mount
             with self._new_file(name) as target:
                 _mount(f"/proc/thread-self/fd/{fd}", target, _MS_BIND)
         finally:

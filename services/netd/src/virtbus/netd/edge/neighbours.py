@@ -67,7 +67,7 @@ def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
 
 
 def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tuple[str, Message]]:
-    """Yield each entry of a link that has a MAC, with this MAC."""
+    """Yield the MAC and the message of each entry of a link. Entries without a MAC are left out."""
     for reply in netlink.dump(listing):
         if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
             continue

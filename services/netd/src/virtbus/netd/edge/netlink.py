@@ -21,7 +21,7 @@ NETLINK_NETFILTER = 12
 _ANSWER_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 256 * 1024
 _PLAIN_CALLS = 64
-"""The kernel's default buffers hold the messages and answers of so many calls."""
+"""The kernel's default buffers hold the messages and answers of this many calls."""
 _CALL_BYTES = 4096
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _DUMPS = 20
@@ -36,7 +36,10 @@ class NetlinkError(OSError):
 
 
 class Netlink:
-    """A netlink socket in the namespace of the thread that creates it. All methods block."""
+    """A netlink socket in the namespace of the thread that creates it.
+
+    All methods block. They raise TimeoutError if the kernel sends nothing for 10 s.
+    """
 
     def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
@@ -57,7 +60,7 @@ class Netlink:
         self.close()
 
     def close(self) -> None:
-        """Close the socket. It may take a grace period of RCU if rules were removed (8-16 ms)."""
+        """Close the socket. After rules were removed, this may wait for RCU for 8 to 16 ms."""
         self._socket.close()
 
     def do(self, calls: Sequence[NetlinkCall]) -> None:
@@ -65,7 +68,7 @@ class Netlink:
 
         Raises:
             NetlinkError: the kernel refused a call, with an errno that the call does not tolerate.
-                It is the first such refusal. rtnetlink still carries out the later calls.
+                The first such refusal is raised. rtnetlink still carries out the later calls.
         """
         if not calls:
             return
@@ -107,7 +110,7 @@ class Netlink:
         return answer
 
     def dump(self, call: NetlinkCall) -> list[Reply]:
-        """Return all messages of a list. It is requested again if objects change meanwhile.
+        """Return all messages of a list. The list is requested again if objects change meanwhile.
 
         Raises:
             NetlinkError: EAGAIN if the objects changed in each attempt, or a refusal of the kernel.

@@ -40,7 +40,10 @@ class OverlayAttacher:
         self.bridged.attach(host, uid, nics, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return what is missing, and tunnels with wrong entries; `mend`: restore both."""
+        """Return missing host ends, and tunnels that are gone or have wrong entries.
+
+        With `mend`, restore both.
+        """
         found = self.bridged.verify(nics, mend=mend)
         with Netlink() as host:
             for nic, macs in self.tunnels.first_of_each(nics):
@@ -61,8 +64,9 @@ class OverlayAttacher:
     def detach(self, left: Sequence[Nic]) -> None:
         """Add tunnel entries for guests that ended here, if other hosts list them now.
 
-        Other hosts may list a moved guest while this host still has it, for example after this host
-        was cut off. Its entry waits for the guest's end here. A tunnel itself ends with its bridge.
+        After this host was cut off, another host may list a guest that still runs here. The entry
+        to the other host is made when the guest has ended here. A tunnel is deleted with its
+        bridge.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

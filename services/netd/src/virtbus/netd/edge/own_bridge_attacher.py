@@ -1,6 +1,6 @@
 """Connects interfaces by a veth pair to a bridge of virtbus.
 
-They are on the built-in network, or on a network of kind nat, routed, isolated or overlay.
+Their network is the built-in one, or it is of kind nat, routed, isolated or overlay.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class OwnBridgeAttacher:
         plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return each host end that is not on its bridge; `mend`: plug it."""
+        """Return a message for each host end that is not on its bridge; `mend`: plug it instead."""
         found: list[str] = []
         with Netlink() as host:
             for bridge in self._of(nics):
@@ -55,7 +55,7 @@ class OwnBridgeAttacher:
         return found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the bridges that nobody needs."""
+        """Remove the bridges that no interface of `left` needs."""
         for bridge in self.bridges.surplus(left):
             self.bridges.remove(bridge)
 

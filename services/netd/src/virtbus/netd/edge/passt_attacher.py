@@ -1,4 +1,4 @@
-"""Connects interfaces with the binding passt: their network ends at a process, not at the guest.
+"""Connects interfaces whose binding is passt: on their network, passt stands in for the guest.
 
 passt runs in a namespace of its own, which has the guest's addresses. The attacher of the network's
 kind connects this namespace to the host. A relay copies frames between passt and the tap `eth` in
@@ -47,7 +47,12 @@ class PasstAttacher:
         return (NicBinding.PASST.value,) if offered else ()
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses. Raises 422 `passt_missing` without passt."""
+        """Return the interface with its addresses.
+
+        Raises:
+            VirtbusError: 422 `passt_missing` if this host offers no passt.
+                The errors of the attacher of the network's kind.
+        """
         if not self.bindings:
             message = (
                 f"this host has no {self._program}, or the unit of virtbus-netd does not allow it; "
@@ -70,7 +75,7 @@ class PasstAttacher:
                 self._start(host, uid, nic, netns_fd)
 
     def _adopted(self, uid: str, nic: Nic) -> bool:
-        """Return True if passt serves the interface; `started` then has its processes."""
+        """Return True if passt serves the interface; its processes were then given to `started`."""
         with Netlink() as inside:
             if links.find(inside, nic.eth) is None:
                 return False
@@ -86,8 +91,9 @@ class PasstAttacher:
     def _start(self, host: Netlink, uid: str, nic: Nic, netns_fd: int) -> None:
         name = process_name(uid, nic.index)
         self.end(uid, (nic.index,))
-        host.do([links.delete_link(nic.host_link)])  # the kernel frees namespaces a little later
-        tap = taps.open_tap(nic.eth, header=False)  # it ends with the relay
+        # after the end of passt, the kernel takes a moment to free its namespace with the veth pair
+        host.do([links.delete_link(nic.host_link)])
+        tap = taps.open_tap(nic.eth, header=False)  # the kernel removes it when the relay ends
         try:
             with Netlink() as inside:
                 inside.do([links.set_link(nic.eth, mtu=nic.mtu)])
@@ -126,7 +132,7 @@ class PasstAttacher:
         return [one for nic in nics for one in self._kinds[nic.kind].verify((nic,), mend=mend)]
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Do nothing: the attacher of each kind removes what nobody needs."""
+        """Do nothing: the attacher of each kind removes what no interface needs."""
 
 
 def _may_become_nobody() -> bool:
@@ -139,8 +145,8 @@ def _may_become_nobody() -> bool:
 def _address(nic: Nic) -> None:
     """Give the link in passt's namespace the guest's MAC, addresses and default routes.
 
-    passt serves no IPv6 if the link has no link-local address when it starts. The kernel gives that
-    address up to a second after the link is up, so netd gives the same one.
+    passt serves no IPv6 if the link has no link-local address when passt starts. The kernel itself
+    adds this address up to a second after the link is up. So netd adds the same address earlier.
     """
     given = [ip_interface(one) for one in nic.addresses]
     if nic.addresses6:

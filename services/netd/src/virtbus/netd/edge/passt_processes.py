@@ -23,9 +23,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 _RELAY = Path(__file__).with_name("passt_relay.py")
 _ENDED_S = 5.0
 _SAFE_FD = 16
-"""Descriptors for the new process are above those that it gets, so that none replaces another."""
+"""netd copies the descriptors for the relay to numbers from this one on. So the copy to `CHANNEL`
+or `TAP` in the relay cannot overwrite the other descriptor."""
 _WORDS = 6
-"""The name is among this many first arguments: `python -I -S passt_relay.py NAME`."""
+"""The name is one of the first six arguments: `python -I -S passt_relay.py NAME`."""
 
 
 @contextmanager
@@ -44,7 +45,10 @@ def begun(words: Sequence[str], tap: int) -> Iterator["Beginning"]:
 
 
 class Beginning:
-    """A relay that waits until netd has connected the new namespace with the network."""
+    """A relay that waits until netd has connected the new namespace with the network.
+
+    The constructor raises VirtbusError 409 `passt_failed` if the relay sends no namespace.
+    """
 
     def __init__(self, channel: socket.socket, process: int) -> None:
         self._channel = channel
@@ -111,7 +115,7 @@ def end(name: str) -> None:
     """End the processes of an interface, and return once they have ended.
 
     Raises:
-        VirtbusError: 500 `passt_stays` if one does not end.
+        VirtbusError: 500 `passt_stays` if a process has not ended after 5 s.
     """
     limit_s = time.monotonic() + _ENDED_S
     while left := found(name):
@@ -123,7 +127,7 @@ def end(name: str) -> None:
 
 
 def kill(process: int) -> None:
-    """Kill a process, wait a moment for its end, and close its pidfd."""
+    """Kill a process, wait up to 5 s for its end, and close its pidfd."""
     try:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -133,7 +137,7 @@ def kill(process: int) -> None:
 
 
 def forget(process: int) -> None:
-    """Close a pidfd. The kernel forgets the process if it has ended and this netd started it."""
+    """Close a pidfd, and reap the process if it has ended and this netd started it."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
     os.close(process)

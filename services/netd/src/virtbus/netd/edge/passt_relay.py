@@ -5,9 +5,9 @@ process makes a network namespace for passt, which netd connects with the networ
 all rights, starts passt there, and copies frames between the tap and passt. Each of the two
 processes ends with the other one, and the kernel then removes the tap and the namespace.
 
-passt carries echo requests from the guest, but none to it. So this process carries those: if the
-namespace answered them, a guest that has not booted would seem to be up. This file imports nothing
-of virtbus, so that it starts in 20 ms. ADR 0082 has the reasons.
+passt carries echo requests from the guest, but none to the guest. If passt's namespace answered
+the latter, a guest that has not booted would seem to be up. So this process carries them to the
+guest. This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0082 has the reasons.
 """
 
 import contextlib
@@ -30,14 +30,15 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_NO_NEW_PRIVS = 38
 _SIOCOUTQ, _ATTEMPTS, _TURN_S = 0x5411, 50, 0.0001
 _SO_SNDBUFFORCE, _BUFFER = 32, 4 << 20
-"""passt drops frames when the buffer is full. Its connections may then wait for ever."""
+"""The size of passt's send buffer. passt drops frames when this buffer is full, and its
+connections may then wait for ever."""
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REQUESTS = (~(1 << 8) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
 _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34
 """The types of frames with IP packets, and the offset of the data behind an IPv4 header."""
 _TCP, _SYN_ACK = 6, 0x12
 _LENGTH = 4
-"""Each frame in passt's stream follows its length, in network order."""
+"""In passt's stream, these many bytes before each frame are its length, in network order."""
 _MOST, _READ = 65_536, 262_144
 _SYSCTLS = {
     "net/ipv4/ip_unprivileged_port_start": "0",
@@ -47,8 +48,9 @@ _SYSCTLS = {
     "net/ipv6/conf/all/accept_dad": "0",
     "net/ipv6/conf/default/accept_dad": "0",
 }
-"""Without rights, passt can then open low ports, and sockets for echo requests. The addresses are
-not checked for duplicates, because the guest itself checks them."""
+"""With these, passt can open low ports and sockets for echo requests although it has no rights.
+The kernel answers no echo requests. It does not check addresses for duplicates, because the guest
+does."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -125,7 +127,8 @@ def _value(options: list[str], flag: str) -> str:
 def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
-    Otherwise, passt could not reach a guest that has sent nothing yet, or that knows its router.
+    Otherwise, passt could not reach a guest that has sent nothing yet. Nor could it reach a guest
+    that does not ask for its router's MAC, because it knows this MAC already.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
     return router + guest + b"\x08\x06" + arp
@@ -167,7 +170,7 @@ def has_no_source(frame: bytes) -> bool:
 def _wait_until_taken(stream: socket.socket) -> None:
     """Return once passt has read all frames, or after some milliseconds.
 
-    passt loses track of a connection if it reads the guest's first data together with its SYN,ACK.
+    passt loses track of a connection if it reads the guest's SYN,ACK and first data together.
     """
     for _attempt in range(_ATTEMPTS):
         unread = fcntl.ioctl(stream, _SIOCOUTQ, bytes(4))
@@ -177,10 +180,11 @@ def _wait_until_taken(stream: socket.socket) -> None:
 
 
 def acknowledgement(frame: bytes) -> bytes:
-    """Return the ACK of a client that answers a SYN,ACK of the guest; empty for other frames.
+    """Return the client's ACK if `frame` is a SYN,ACK of the guest; empty for other frames.
 
     passt of March 2023 sends this ACK only with the client's first data. So a server that speaks
-    first, as sshd does, would wait for ever. A second ACK of a later passt does no harm.
+    first, as sshd does, would wait for ever. A later passt sends the ACK itself, which then comes
+    twice and does no harm.
     """
     four = frame[12:15] == _IP + b"\x45"
     six = frame[12:14] == _IPV6 and len(frame) > 20 and frame[20] == _TCP
@@ -211,13 +215,16 @@ def checksum(data: bytes) -> bytes:
 
 
 def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
-    """Copy frames of the guest. Each direction has a thread, so none waits for another."""
+    """Copy frames of the guest to passt, and its echo replies to `echo`.
+
+    Each direction has a thread, so neither waits for the other.
+    """
     try:
         while True:
             frame = os.read(TAP, _MOST)
             if _is_echo_reply(frame):
                 end = 14 + int.from_bytes(frame[16:18], "big")
-                with contextlib.suppress(OSError):  # nobody has the address
+                with contextlib.suppress(OSError):  # nothing has the reply's address
                     echo.sendto(frame[_ICMP_AT:end], (socket.inet_ntoa(frame[30:34]), 0))
                 continue
             if has_no_source(frame):
@@ -244,7 +251,7 @@ def _to_guest(stream: socket.socket) -> None:
             at = end
         rest = rest[at:]
         if len(rest) > _READ:
-            break  # more than a frame can have
+            break  # more bytes than a frame can have
     os._exit(0)
 
 

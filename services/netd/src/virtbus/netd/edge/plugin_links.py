@@ -1,8 +1,8 @@
 """Reads and changes the links that CNI plugins made in the namespaces of VMs.
 
-The guest takes over the addresses of such a link. Plugins look for them on DEL, so netd first puts
-them back on the link. All methods block, and leave their thread in the VM's namespace: call each
-in `in_thread`.
+The guest takes over the addresses of such a link. Plugins look for these addresses on DEL, so netd
+puts them back on the link before. All methods block, and leave their thread in the VM's namespace:
+call each in `in_thread`.
 """
 
 import socket
@@ -29,7 +29,7 @@ _ROUTES = Path("/proc/thread-self/net/route")
 _ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
 _UP, _REJECT = 0x1, 0x200
 _ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
-"""Flags `RTF_*` of routes that a router advertised, or that the kernel made for an own address."""
+"""Flags `RTF_*` of routes that a router advertised, or that the kernel made for a local address."""
 _PAIRED = frozenset({"veth", "netkit"})
 """Kinds of links with another end, to which all packets go."""
 
@@ -63,7 +63,7 @@ class PluginLinks:
         )
 
     def take_addresses_off(self, attachment: Attachment, nic: Nic, found: PluginLink) -> None:
-        """Remove the addresses of a link: from now on the guest uses them.
+        """Remove the IPv4 addresses of a link, and disable IPv6: from now on the guest uses them.
 
         The kernel removes the link's routes with the last address.
         """
@@ -78,7 +78,7 @@ class PluginLinks:
         write_sysctl(_no_ipv6(nic), "1")
 
     def give_addresses_back(self, attachment: Attachment) -> None:
-        """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
+        """Put MAC and addresses back on CNI interfaces, because plugins read them on DEL.
 
         A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
         """
@@ -97,7 +97,8 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
     """Yield the routes of a link in the text of `/proc/net/route`.
 
     Left out are routes to the networks of the link's `own` addresses, and multicast routes, which
-    a guest adds by itself. So are routes that only lead to a gateway, because the offer adds them.
+    a guest adds by itself. Routes that only lead to a gateway are left out, too: the DHCP offer
+    adds them.
     """
     rows = [line.split() for line in text.splitlines()[1:]]
     found: list[tuple[IPv4Network, IPv4Address]] = []
@@ -140,7 +141,7 @@ def _network6(row: list[str]) -> IPv6Network:
 
 
 def router_of(gateway: str) -> str:
-    """Return the link-local address of an IPv6 gateway on this host; empty if it is elsewhere.
+    """Return the link-local address of an IPv6 gateway on this host; empty if it has none here.
 
     A link-local or empty gateway is returned as it is. The thread must be in the host's namespace.
     """
@@ -158,7 +159,7 @@ def _no_ipv6(nic: Nic) -> str:
 
 
 def _address(word: str) -> IPv4Address:
-    """Return an address: the kernel writes a word of 32 bits in the host's order."""
+    """Return the address in a word of `/proc/net/route`, which is in the host's byte order."""
     return IPv4Address(bytes.fromhex(word)[::-1])
 
 

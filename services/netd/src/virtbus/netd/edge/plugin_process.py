@@ -1,7 +1,7 @@
 """Runs a CNI plugin in its own session, with limits for its time and its output.
 
-The output comes through plain pipes to a worker thread. asyncio's subprocess cannot release a pipe
-that an escaped child keeps open.
+The calling thread reads the output from plain pipes. asyncio's subprocess is not used: it cannot
+release a pipe that a child of the plugin keeps open after the plugin's end.
 """
 
 import contextlib
@@ -85,9 +85,10 @@ class PluginProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """Read the plugin's output until it ends or exceeds a limit.
+        """Read the plugin's output until the plugin ends or exceeds a limit.
 
-        Return the exceeded limit in words, or "" if the plugin ended, with its stdout and stderr.
+        Return the exceeded limit in words ("" if the plugin ended), and its stdout and stderr, both
+        empty if it printed too much.
         """
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]

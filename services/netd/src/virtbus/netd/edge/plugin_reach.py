@@ -59,14 +59,17 @@ class PluginReach:
                 self._write(*wanted)
 
     def mend(self) -> None:
-        """Write the table again if another program removed it or its rules."""
+        """Write the table if the guests or their reach changed, or if its rules are not in force.
+
+        Another program may have removed the table, or changed its rules.
+        """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if wanted != self._written or self._fault():
                 self._write(*wanted)
 
     def faults(self) -> list[str]:
-        """Return a message if the table, or a rule of it, is missing."""
+        """Return a message if the table is gone, or its rules are not those that netd wrote."""
         with self._lock:
             fault = self._fault()
         return [fault] if fault else []
@@ -94,7 +97,10 @@ class PluginReach:
         return replace(reach, dns=tuple(server for server in reach.dns if server != own))
 
     def _change(self, known: PluginGuests, reach: ReachRules) -> None:
-        """Send the changes since the last write; if that fails, write the whole table."""
+        """Send the changes since the last write, or the whole table if the kernel refuses them.
+
+        The whole table is also sent if `_changes` returns none.
+        """
         calls = self._changes(known, reach)
         if calls:
             try:
@@ -107,7 +113,7 @@ class PluginReach:
             self._write(known, reach)
 
     def _changes(self, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
-        """Return a transaction that is cheaper than the whole table; empty if there is none."""
+        """Return a transaction that is cheaper than replacing the table; empty if there is none."""
         name = self._bridge.name
         if self._stands and self._written is not None and self._written[1] == reach:
             return changed_guests(name, known, self._written[0])

@@ -43,14 +43,15 @@ class PublishedPorts:
         self._leads: dict[str, tuple[Lead, ...]] = {}
         self._lock = threading.Lock()
         self._whole = False
-        """True once the table has been written with all adopted networks."""
+        """True once the table has the ports of all adopted networks."""
 
     def claim(self, attachment: Attachment) -> None:
         """Publish the ports of a new network.
 
         Raises:
-            VirtbusError: 409 `port_taken` with the VM or process that has a port,
-                `address_missing`; as `refuse_tunnel_port` and `refuse_without_ipv6`.
+            VirtbusError: 409 `port_taken`: a VM or process, which the message names, has a port.
+                409 `address_missing`: the host lacks the address of a published port.
+                The errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
         """
         with self._lock:
             refuse_tunnel_port(attachment)
@@ -73,14 +74,14 @@ class PublishedPorts:
                     if self._whole or not self._stands():
                         self._apply()
                 except (VirtbusError, OSError):
-                    self._keep(attachment.uid, before)  # the ports of other VMs must not fail
+                    self._keep(attachment.uid, before)  # a later write for other VMs must not fail
                     raise
 
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
 
-        From then on, a port of a network that no longer exists leads nowhere, even if another guest
-        gets the address of the former one.
+        From then on, a published port of a network that no longer exists leads to no guest, not
+        even to a new guest with the same address.
         """
         with self._lock:
             if not self._whole and (self._leads or self._stands()):
@@ -145,8 +146,8 @@ class PublishedPorts:
 def _end_connections(ports: Collection[redirected.GuestPort]) -> None:
     """End the connections to ports of guests that are published no more. A failure is logged.
 
-    The kernel redirects a known connection without a look at the rules. A client that sends UDP
-    from one port would reach the next guest with this address.
+    The kernel redirects a known connection without a look at the rules. So a client that goes on
+    sending UDP from the same port would reach the next guest with the same address.
     """
     if not ports:
         return

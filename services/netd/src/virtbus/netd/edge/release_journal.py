@@ -1,7 +1,7 @@
 """Stores the releases of addresses, so that a restart of netd keeps their order.
 
-The journal is a hint: after a lost line, an address is only given again sooner. So there is no
-fsync.
+The journal is a hint: after a line is lost, an address is only given to another interface sooner.
+So there is no fsync.
 """
 
 import json
@@ -22,7 +22,7 @@ class ReleaseJournal:
         self._lines = 0
 
     def append(self, releases: Iterable[Freed]) -> None:
-        """Add lines, and drop the oldest ones if the file is long."""
+        """Add lines, and drop the oldest ones if there are more than 2 * `MOST`."""
         lines = [json.dumps(list(one)) for one in releases]
         if not lines:
             return

@@ -74,7 +74,7 @@ async def listening(
 
 
 def can_be_found(path: Path) -> bool:
-    """Return False after somebody removed the socket."""
+    """Return False if the socket was removed from `path`."""
     return path.exists()
 
 

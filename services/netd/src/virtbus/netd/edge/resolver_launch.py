@@ -1,4 +1,4 @@
-"""Starts the process that resolves names for guests, and finds that of an earlier netd."""
+"""Starts the process that resolves names for guests, and finds one that an earlier netd started."""
 
 import os
 import select
@@ -20,11 +20,11 @@ _KILLED_S = 10.0
 async def launch(argument: str) -> ResolverChannel:
     """Start the process with this argument; return netd's end of its first channel.
 
-    The process is no child of netd: the one that netd starts forks, and ends. It has a session of
-    its own, and none of netd's descriptors.
+    The process is no child of netd: netd's child forks it, and ends. The process has a session of
+    its own, and no descriptor of netd except its end of the channel.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -66,7 +66,7 @@ async def found_at(path: str) -> ResolverChannel | None:
 def kill_at(path: str) -> bool:
     """Kill the process that listens at `path`; return True once it has ended. Blocks.
 
-    Return False if nobody listens there, or if the process does not end in time.
+    Return False if no other process listens there, or if the process does not end in 10 s.
     """
     connection = _connected(path)
     if connection is None:

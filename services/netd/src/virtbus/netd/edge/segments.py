@@ -25,7 +25,11 @@ class SegmentLink:
     carries: NetworkKind
     """The kind of network that can use it."""
     pvid: int | None = None
-    """The VLAN of a new port of a bridge; None if the kernel or the bridge has no VLANs."""
+    """The VLAN that a bridge gives new ports.
+
+    None if the link is no bridge, if the kernel has no VLANs on bridges, or if the bridge does not
+    separate VLANs.
+    """
     why_no_vlan: str = ""
 
 
@@ -45,8 +49,9 @@ class Segments:
         """Return the link of an interface's network.
 
         Raises:
-            VirtbusError: 403 `link_forbidden`; 422 `link_missing` if the host has no such link of
-                this kind; 422 `no_vlans` if the network has a VLAN, and the link cannot have any.
+            VirtbusError: 403 `link_forbidden`: the setting `links_allowed` lacks the link.
+                422 `link_missing`: the host has no such link for this kind of network.
+                422 `no_vlans`: the network has a VLAN, and the link cannot have VLANs.
         """
         spec = nic.target.spec if nic.target is not None else None
         name = (spec.link if spec is not None else None) or ""
@@ -72,7 +77,7 @@ class Segments:
 
 
 def _find(host: Netlink, name: str) -> SegmentLink | None:
-    """Return a link that is not virtbus' own, and that is no port of a bridge."""
+    """Return a link; None if it is missing, belongs to virtbus, or is a port of a bridge."""
     found = links.describe(host, name)
     if found is None or found.alias.startswith(OWNER_PREFIX) or found.master:
         return None

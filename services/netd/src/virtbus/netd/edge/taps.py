@@ -16,12 +16,14 @@ _IFF_MULTI_QUEUE = 0x0100
 def open_tap(name: str, *, multi_queue: bool = False, header: bool = True) -> int:
     """Return a descriptor of the tap `name`, which is made if missing. The caller closes it.
 
-    Without `multi_queue` the tap has one queue, so only one process can have it open. Its virtio
-    header lets the guest offload checksums and segmentation, although QEMU is not root. Without
-    `header`, the kernel itself computes checksums and segments before it delivers a frame.
+    Without `multi_queue` the tap has one queue, so only one process can have it open. With
+    `header`, each frame has a virtio header. So the guest can offload checksums and segmentation,
+    although QEMU is not root. Without `header`, the kernel itself computes checksums and segments
+    before it delivers a frame.
 
     Raises:
-        VirtbusError: 409 `tap_busy` while another process has it open (a QEMU that has not ended).
+        VirtbusError: 409 `tap_busy` while another process has the tap open (a QEMU that has not
+            ended).
     """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if multi_queue else 0)
@@ -40,7 +42,7 @@ def open_tap(name: str, *, multi_queue: bool = False, header: bool = True) -> in
 
 
 def busy(name: str) -> VirtbusError:
-    """Return 409 `tap_busy`."""
+    """Return the error 409 `tap_busy`."""
     return VirtbusError(
         Code.CONFLICT,
         "tap_busy",

@@ -1,9 +1,9 @@
 """Applies the link state and the limits of interfaces, in the calling thread's namespace.
 
-For the link state `down`, the inner bridge is set down, and forwards no frame in either direction.
-The tap stays up, because its carrier shows that a guest uses it. Frames to the guest leave by its
-tap, and frames from the guest leave by the link to the network. So each limit is a scheduler of one
-of these links.
+For the link state `down`, the Linux bridge in the namespace is set down, and forwards no frame in
+either direction. The tap stays up, because its carrier shows that a guest uses it. Frames to the
+guest leave by its tap, and frames from the guest leave by the link to the network. So each limit is
+a scheduler of one of these links.
 """
 
 import errno
@@ -20,7 +20,7 @@ from virtbus.schemas.nic import NicLimit
 
 
 def link_state(nic: Nic) -> NetlinkCall:
-    """Return the call that sets the inner bridge of `nic` up or down."""
+    """Return the call that sets the Linux bridge of `nic` in the namespace up or down."""
     return links.set_link(nic.bridge, up=nic.state is LinkState.UP)
 
 
@@ -28,7 +28,7 @@ def limit(inside: Netlink, nics: Sequence[Nic], *, lift: bool = False) -> None:
     """Apply the limits of `nics`. With `lift`, also remove limits that are no longer wanted.
 
     Raises:
-        VirtbusError: 422 `no_limits` if the kernel has no token buckets.
+        VirtbusError: 422 `no_limits` if the kernel has no token bucket filter (`sch_tbf`).
     """
     calls = []
     for nic in nics:

@@ -1,7 +1,7 @@
 """Makes the VXLAN devices of overlays, and writes the guests of other hosts into them.
 
 A device learns nothing and floods nothing: it forwards to the guests that the bus names, and
-answers ARP for them itself. It drops a frame for anybody else.
+answers ARP for them itself. It drops frames for other MACs.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Tunnels:
     """The devices of this host. Methods that take or open a Netlink block."""
 
     def __init__(self, bridges: HostBridges, address: IPv4Address | None = None) -> None:
-        """`address` is this host's on the underlay; None: see `end`."""
+        """`address` is this host's address on the underlay. With None, `end` chooses one."""
         self._bridges = bridges
         self._address = address
         self._peers: dict[str, dict[str, OverlayPeer]] = {}
@@ -45,7 +45,8 @@ class Tunnels:
     def end(self) -> TunnelEnd | None:
         """Return the end of this host's tunnels; None if the host has no address for them.
 
-        Without a setting, the end has the host's address on the default route, or the first one.
+        If no address is set, it is the host's address on its default route. If the default route
+        gives none, it is the host's lowest IPv4 address.
         """
         own = sorted(IPv4Address(text) for text in self._bridges.addresses() if ":" not in text)
         outside = _address_to_outside()
@@ -61,7 +62,8 @@ class Tunnels:
         """Return the end of the tunnels for an interface of an overlay.
 
         Raises:
-            VirtbusError: 422 `no_tunnels`, `mtu_too_large`.
+            VirtbusError: 422 `no_tunnels`: the host has no address for tunnels, or the network no
+                VNI. 422 `mtu_too_large`: the network's MTU exceeds that of the tunnels.
         """
         end, target = self.end(), nic.target
         if end is None or target is None or not target.vni:
@@ -82,9 +84,10 @@ class Tunnels:
 
     # --- peers ----------------------------------------------------------------------------
     def set_peer(self, peer: OverlayPeer) -> None:
-        """Remember the guests of a network on another host, which becomes the last in the list.
+        """Remember the guests of a network on another host, and put that host last in the list.
 
-        If two hosts list a guest, the later one counts: its key on the bus was written last.
+        If two hosts name the same guest, the last one in the list counts, because its key on the
+        bus was written last.
         """
         with self._lock:
             hosts = self._peers.setdefault(peer.network, {})
@@ -98,10 +101,11 @@ class Tunnels:
 
     # --- devices --------------------------------------------------------------------------
     def ensure(self, host: Netlink, nic: Nic) -> None:
-        """Ensure the device of an interface's network, as a port of its bridge.
+        """Ensure the device of an interface's network, as a port of the network's bridge.
 
         Raises:
-            VirtbusError: as `plan`; 409 `vni_taken` if another network has the number here.
+            VirtbusError: 409 `vni_taken`: another overlay has the VNI on this host.
+                The errors of `plan`.
         """
         end, target, bridge = self.plan(nic), nic.target, self._bridges.of(nic)
         vni = target.vni if target is not None else 0
@@ -109,7 +113,7 @@ class Tunnels:
         there = links.find(host, name)
         mtu = end.mtu - ENCAPSULATION_BYTES
         if there is not None and (there.alias != end.address or there.mtu != mtu):
-            host.do([links.delete_link(name)])  # of an earlier address or MTU of the host
+            host.do([links.delete_link(name)])  # it has an earlier address or MTU
             there = None
         if there is not None and there.master == bridge.index and there.up:
             return
@@ -118,7 +122,7 @@ class Tunnels:
             message = f"another overlay has the number {vni} on this node; make the network again"
             raise VirtbusError(Code.CONFLICT, "vni_taken", message)
         port = links.set_link(name, master=bridge.index, alias=end.address)
-        up = links.set_link(name, up=True)  # last: an interrupted start leaves a port that is down
+        up = links.set_link(name, up=True)  # last: a device that is up is complete
         host.do([host_end.no_ipv6(name), port, links.quiet_port(name), up])
 
     def sync(self, host: Netlink, nic: Nic, own: Collection[str]) -> None:
@@ -158,7 +162,7 @@ class Tunnels:
         return [*calls, *(neighbours.delete_remote(link.index, mac) for mac in gone)]
 
     def first_of_each(self, nics: Iterable[Nic]) -> Sequence[tuple[Nic, set[str]]]:
-        """Return one interface of each overlay, with the MACs of the overlay's guests here."""
+        """Return one interface for each overlay of `nics`, and the MACs of its guests here."""
         found: dict[str, tuple[Nic, set[str]]] = {}
         for nic in nics:
             if nic.kind is NicKind.OVERLAY:

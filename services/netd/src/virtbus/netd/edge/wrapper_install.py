@@ -33,10 +33,12 @@ def install(
     """Ensure the wrapper in `target_dir`, and return its path.
 
     libvirt treats the wrapper as its emulator. When the emulator's ctime changes, libvirt reads
-    QEMU's capabilities again, which takes 300 ms. So the wrapper is rewritten only if its source or
-    its built-in values changed. If only QEMU's ctime changed, the wrapper's ctime is updated.
+    QEMU's capabilities again, which takes 300 ms. So the wrapper is rewritten only if it is
+    missing, or if its source or its built-in values changed. If only QEMU's ctime changed, the
+    wrapper's ctime is updated, so that libvirt notices the new QEMU.
 
-    `memo` is the file that stores these values of the last install, by default next to the wrapper.
+    `memo` is a file with a digest of the last installed wrapper and QEMU's ctime at that time. By
+    default it is next to the wrapper.
     `compiler` None selects the Python version.
 
     Raises:

@@ -1,7 +1,7 @@
 """Resolves names for guests in a process that outlives netd.
 
-netd sends the names of this host's VMs, and asks the controllers for those of other hosts. While no
-netd runs, known names stay, and names of VMs on other hosts keep their last answers.
+netd sends the names of this host's VMs, and asks the controllers for names of VMs on other hosts.
+While no netd runs, the process uses the names that it has, and the controllers' last answers.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.resolver import Resolver
 
 ASK_S = 3.0
-"""The limit for an answer of netd, which has shorter limits itself unless it is suspended."""
+"""The limit for an answer of netd. netd's own limits are shorter unless netd is suspended."""
 
 LOOK_S = 5.0
 
@@ -48,10 +48,10 @@ class ResolverService(logging.Handler):
     async def run(self, netd: ResolverChannel) -> None:
         """Serve until netd requests the end, or until there is no netd and no VM with a name.
 
-        Return at once if netd has gone, or if the ports are taken. Return later if somebody removes
-        the socket.
+        Return at once if netd ends before it says `begin`, or if the ports or the socket cannot be
+        opened. Return after at most 5 s if the socket was removed from its path.
 
-        The ports are opened when netd says so: until then, an earlier process may have them.
+        The ports are opened when netd says `begin`. Until then, an earlier process may have them.
         """
         netd.send({"hello": self._site.text()})
         if await netd.receive() is None:

@@ -1,8 +1,9 @@
 """Assigns the addresses of a domain's devices. Each device keeps its address, also over restarts.
 
-libvirt and QEMU get every address explicitly. A new device gets the lowest free number of each pool
-that it needs. A removed device frees its numbers, and no other device moves. The addresses are
-last-applied state: the domain's metadata has them (`core/metadata.py`).
+libvirt and QEMU get every address explicitly. An address is made of numbers. A new device gets the
+lowest free number of each set that it needs, such as the root ports (`Pool`). A removed device
+frees its numbers, and no other device moves. The addresses are last-applied state: the domain's
+metadata has them (`core/metadata.py`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,12 +22,12 @@ Pool = Literal[
     "usb",
 ]
 Addresses = Mapping[str, Mapping[str, int]]
-"""Numbers by pool and device. A disk's device is its name, but `of_disk` in the pool `port`."""
+"""Numbers by `Pool` and device. A disk is under its name, and in `port` under `of_disk(name)`."""
 NONE: Addresses = MappingProxyType({})
 SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
 SCSI, SERIAL, BALLOON, RNG, WATCHDOG, USB = "scsi", "serial", "balloon", "rng", "watchdog", "usb"
-"""Devices on root ports."""
+"""The keys of devices on root ports."""
 ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)
 _UNITS: Mapping[DiskBus, Pool] = {
     DiskBus.SCSI: "scsi",
@@ -36,17 +37,17 @@ _UNITS: Mapping[DiskBus, Pool] = {
 
 
 def of_disk(name: str) -> str:
-    """Return the device of a disk in the pool of root ports."""
+    """Return the key of a disk among the root ports."""
     return f"disk/{name}"
 
 
 def of_filesystem(name: str) -> str:
-    """Return the device of a directory, in the pool of root ports."""
+    """Return the key of a shared directory among the root ports."""
     return f"filesystem/{name}"
 
 
 def of_sata(index: int) -> str:
-    """Return the device of an additional AHCI controller."""
+    """Return the key of an additional AHCI controller among the root ports."""
     return f"sata{index}"
 
 
@@ -61,8 +62,8 @@ def assigned(
 
     `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
     but still in the guest. `busy` are the root ports that a running guest has in use, also for
-    NICs; with `busy`, no kept number changes. None: no guest runs, so the first ports are left to
-    the NICs, and devices that had these ports get others.
+    NICs; with `busy`, no kept number changes. If `busy` is None, no guest runs. Then the first
+    ports are left to the NICs, and other devices that had these ports get others.
     """
     disks = domain.devices.disks
     numbers = _Numbers(kept, leaving)
@@ -97,7 +98,7 @@ def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
 
 
 class _Numbers:
-    """Gives devices the lowest free numbers, by pool."""
+    """Gives devices the lowest free numbers of each `Pool`."""
 
     def __init__(self, kept: Addresses, leaving: Collection[str]) -> None:
         self._kept = kept

@@ -11,7 +11,7 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer. For some protocols, QEMU does not report this."""
+    """The pools whose server does not answer, which QEMU does not report for some protocols."""
 
     def __init__(self) -> None:
         self._pools: set[str] = set()
@@ -25,6 +25,6 @@ class AwayServers:
             self.changed()
 
     def why_it_stalls(self, record: VmRecord) -> str:
-        """Return why a VM's guest may wait for a disk; empty if each of its servers answers."""
+        """Return why a VM's guest may wait for a disk; empty if all servers of its disks answer."""
         waits = self._pools & {ref.pool for ref in record.volume_refs.values()}
         return STALLS.format(pool=min(waits)) if waits else ""

@@ -1,7 +1,7 @@
-"""Checks that a VM that is new to this node fits next to its other VMs.
+"""Checks that a VM that is new to this node fits next to the node's other VMs.
 
-Controllers place VMs by their cache. Two controllers, or one with an old cache, may assign too
-much. So the node checks again before it prepares the VM.
+Controllers place VMs by their caches. Two controllers at once, or one with an outdated cache, may
+assign too much to a node. So the node checks again before it prepares the VM.
 """
 
 from virtbus.nodeagent.core.ports import HostFacts

@@ -51,7 +51,7 @@ def _as_text(data: bytes) -> str:
 
 
 def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:
-    """Return OpenStack's network data: DHCP on each interface, by its MAC."""
+    """Return OpenStack's network data: IPv4 DHCP on each interface, which its MAC identifies."""
     names = [f"vb{index}" for index, _ in enumerate(interfaces)]
     return {
         "links": [

@@ -22,8 +22,8 @@ def driver_element(
 ) -> Element:
     """Return `<driver>`; `thread` is the number of the disk's I/O thread.
 
-    `stops` is for a disk on a server, which may be away and come back: the guest pauses at an
-    error, unless the spec has another policy. A `shared` disk has no cache of the host by default.
+    `stops` is for a disk on a server, which may be away for a while: the guest pauses at an error,
+    unless the spec has another policy. By default, a `shared` disk does not use the host's cache.
     """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][
@@ -91,7 +91,7 @@ def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
 
 
 def shown_limits(figures: Mapping[str, int]) -> dict[str, int]:
-    """Return libvirt's figures except 0 under our names. Names of bursts begin with `burst_`."""
+    """Return libvirt's figures under virtbus' names, without zeros. Bursts begin with `burst_`."""
     shown = {}
     for name, tag in _TAGS.items():
         for ours, theirs in ((name, tag), (f"burst_{name}", f"{tag}_max")):

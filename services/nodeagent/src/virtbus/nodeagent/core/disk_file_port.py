@@ -1,4 +1,7 @@
-"""Defines the port of a VM's disks as files of this host."""
+"""Defines the port that checks, names and removes the files of VMs' disks on this host.
+
+The agent gives each checked file a name of its own, a hard link, which libvirt gets.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,17 +14,18 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DiskFiles(Protocol):
-    """A VM's disks as files of this host."""
+    """The files of VMs' disks on this host."""
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> Mapping[str, DiskSource]:
         """Check the files of all disks, and return the disks' sources by volume name.
 
-        If a guest is `running`, the names that its QEMU knows stay.
+        If a guest is `running`, the agent's names of files that its QEMU uses stay.
 
         Raises:
-            VirtbusError: 409 `disk_refused`.
+            VirtbusError: 409 `disk_refused`: a file or device is not as the record says, or may not
+                be used. 409 `pool_unknown`: a pool of this node has no place for a volume.
         """
 
     async def opened(self, uid: str, ref: VolumeRef) -> bool:
@@ -32,32 +36,33 @@ class DiskFiles(Protocol):
         """
 
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
-        """Return the agent's name of the new file of a disk, while a snapshot is taken."""
+        """Return the agent's path of the new file of a disk, while a snapshot is taken."""
 
     async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
-        """Check the new file of a disk, and name it as `layer_pin` says; raises VirtbusError."""
+        """Check the new file of a disk, and link it to `layer_pin`'s path; raises VirtbusError."""
 
     async def unpin(self, pin: str) -> None:
-        """Remove a name of `layer_pin`, so that QEMU can no longer open the file by it."""
+        """Remove a path of `layer_pin`, so that QEMU can no longer open the file by this path."""
 
     async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
-        """Check imaged's staged file for a disk's backup; return the agent's name of that file.
+        """Check imaged's staged file for a disk's backup; return the agent's path of that file.
 
         Raises:
-            VirtbusError: 409 `disk_refused`.
+            VirtbusError: 409 `disk_refused`: it cannot be opened, is no qcow2 file, or has a
+                backing file.
         """
 
     async def unpin_backup(self, uid: str, backup: str) -> None:
-        """Let imaged read the files of a backup, and remove the agent's names of them, if any."""
+        """Let imaged read the files of a backup, and remove the agent's paths of these files."""
 
     async def backup_pins(self) -> set[tuple[str, str]]:
-        """Return the uid of the VM and the id of the backup for all names of `pin_backup`."""
+        """Return the uid of the VM and the id of the backup for all paths of `pin_backup`."""
 
     async def protect_layers(self) -> bool:
-        """Keep all programs from changing layers; return False if there are none."""
+        """Keep all programs from changing layers; return False if there are no layers."""
 
     async def remove_layers(self, names: Sequence[str]) -> None:
         """Remove layers by their file names; raises OSError."""
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of all media that are not among `sources`. No drive may have them."""
+        """Remove the agent's names of media that are not in `sources`. No drive may have these."""

@@ -54,8 +54,8 @@ class DiskSource:
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
     pin: str = ""
-    """The file name of the agent's own link. Another medium of a drive has another name, so that
-    libvirt sees the change."""
+    """The file name of the agent's own hard link. Each medium of a drive has another name, so that
+    libvirt sees a change of the medium."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
     network: NetworkDisk | None = None
@@ -64,18 +64,18 @@ class DiskSource:
     """The number of bytes that the guest sees of the device at `path`, or `ALL_BYTES`. It is 0 for
     other disks, and for a device that is not checked yet."""
     device: bool = False
-    """True if `path` is a device that the spec names. A checked one has `device_bytes`, too."""
+    """True if `path` is a device that the spec names. After its check, `device_bytes` is set."""
     reserved_bytes: int = 0
-    """The bytes at the end of such a device that the guest does not see."""
+    """The bytes at the end of a device of the spec that the guest does not see."""
     shared: bool = False
     """True for a volume that several guests may write to at the same time. Its data is raw."""
     lent: bool = False
-    """True if the agent opens the file for each start, and libvirt gets the descriptor, which has
-    the name `path`."""
+    """True if the agent opens the file for each start. libvirt gets the descriptor by the name
+    `path`."""
 
     @property
     def is_file(self) -> bool:
-        """Return True if imaged has made a file for the disk."""
+        """Return True if `path` is a file: a disk that imaged has made, or an ISO of the agent."""
         return self.network is None and not (self.device_bytes or self.device or self.lent)
 
 
@@ -107,9 +107,10 @@ def disk_sources(
     """Return the sources of all disks of the record, by volume name, except for ISO volumes.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or made it too small. Only one of
-            the spec and imaged's report names an image. The record does not name the volume.
-            409 `pool_unknown`: the node's pool has nothing for the volume.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or made it too small. Or either
+            the spec or imaged's report names an image, and the other does not. Or the record has no
+            reference to a named volume.
+            409 `pool_unknown`: the pool of this node has no place or device for a volume.
     """
     sources = {}
     disks = record.spec.domain.devices.disks
@@ -169,7 +170,7 @@ def _without_file(
         return replace(source, network=network_disk(ref, pools, vm))
     size_bytes = ref.size_bytes
     if ref.kind is PoolKind.LVM:
-        if made.virtual_size_bytes < size_bytes:  # its end may have data of another volume
+        if made.virtual_size_bytes < size_bytes:  # the rest may have data of another volume
             raise refused(name, "imaged has not made it as large as its record says")
         size_bytes = ALL_BYTES
     return replace(source, path=device_of(ref, pools), device_bytes=size_bytes)

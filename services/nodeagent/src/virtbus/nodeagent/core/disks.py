@@ -63,14 +63,14 @@ def disk_elements(
 def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
     """Return the element of a disk that is attached to a running guest.
 
-    It has no boot order: in this run, the guest boots from its other disks. It gets an I/O thread
-    at the next start, because the running domain may have no thread for it.
+    The disk has no boot order: in this run, the guest boots from its other disks. The disk gets an
+    I/O thread only at the next start, because the running domain may have no thread for it.
     """
     return _disk(disk, file, None, None, addresses)
 
 
 def volume_alias(name: str) -> str:
-    """Return the id of a volume's device. libvirt demands the prefix `ua-` of chosen ids."""
+    """Return the id of a volume's device. libvirt demands `ua-` before ids of its users."""
     return f"ua-volume-{name}"
 
 
@@ -188,7 +188,7 @@ def _type(file: DiskSource | None) -> str:
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
-    """Return the id of the device, by which it is found again; None: libvirt chooses it."""
+    """Return the id by which the agent finds the device again; None: libvirt chooses an id."""
     if disk.bus is DiskBus.NVME:
         return el("alias", name=nvme_alias(disk))
     return el("alias", name=volume_alias(disk.name)) if file is not None and file.volume else None
@@ -197,8 +197,8 @@ def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
 def _backing(file: DiskSource) -> Element:
     """Return the complete backing chain, so that libvirt never guesses a file's format (IMG-07).
 
-    Everyone may read images and layers, and imaged can replace them. So libvirt, which is root,
-    must not change the owner of these paths.
+    libvirt must not change the owner of images and layers: it is root, and imaged could put other
+    files in their place. QEMU can read them anyway, because everyone may.
     """
     chain = [(path, str(ImageFormat.QCOW2)) for path in file.layers]
     if file.backing_path:

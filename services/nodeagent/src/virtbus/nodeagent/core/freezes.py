@@ -1,4 +1,4 @@
-"""Defines a freeze of a guest's file systems, and the ports that keep its deadline and file."""
+"""Defines a freeze of a guest's file systems, the port that does it, and the one that stores it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

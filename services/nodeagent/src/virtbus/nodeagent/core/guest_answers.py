@@ -35,10 +35,11 @@ def guest_info(answers: Answers) -> GuestInfo:
 def named_disks(
     info: GuestInfo, answers: Answers, record: VmRecord, addresses: Addresses
 ) -> GuestInfo:
-    """Return the answers with the disks' names in the spec. `addresses` are the running guest's.
+    """Return the answers with the disks' names in the spec.
 
-    libvirt finds a disk by the controller and address that the guest agent reports. The guest agent
-    does not know USB controllers, so a USB disk is found by its serial.
+    `addresses` are those of the running guest. libvirt finds a disk by the controller and address
+    that the guest agent reports. The guest agent does not know USB controllers, so a USB disk is
+    found by its serial.
     """
     domain = record.spec.domain
     by_target = {target: name for name, target in targets(domain, addresses).items()}

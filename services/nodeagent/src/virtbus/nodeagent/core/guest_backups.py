@@ -1,4 +1,7 @@
-"""Describes backups and readings by the QEMU of a running guest, and the ports that begin them."""
+"""Describes backups and readings by the QEMU of a running guest, and the ports that begin them.
+
+In a backup, QEMU writes the disks to files. In a reading, QEMU serves them to a reader, as NBD.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,10 +16,11 @@ CHANGES = "changes"
 
 @dataclass(frozen=True, slots=True)
 class PushState:
-    """The state of the files that QEMU writes.
+    """The state of a backup that QEMU writes to files.
 
-    Only a libvirtd that ran at the end of a backup knows the end. `lost`: the guest runs, and
-    libvirt knows neither a running backup nor the end of one. `none`: no guest runs.
+    A libvirtd that was restarted after the end of a backup does not know this end. `lost`: the
+    guest runs, and libvirt knows neither a running backup nor the end of one. `none`: no guest
+    runs.
     """
 
     state: Literal["none", "running", "done", "failed", "lost"] = "none"
@@ -66,9 +70,9 @@ def reading_xml(
 ) -> str:
     """Return libvirt's request to serve disks as NBD on a UNIX socket, for the domain of `xml`.
 
-    Into `files`, by target, QEMU saves old data that the guest overwrites meanwhile. `exports` are
-    the names of the exports, by target. With `since`, the name of a bitmap, each export has a
-    bitmap CHANGES of the data that is newer than `since`.
+    QEMU saves data that the guest overwrites meanwhile in `files`, by target. `exports` are the
+    names of the exports, by target. With `since`, the name of a bitmap, each export has a bitmap
+    CHANGES that marks the data that is newer than `since`.
     """
     request = ET.Element("domainbackup", mode="pull")
     if since:
@@ -129,14 +133,14 @@ class GuestBackupPort(Protocol):
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
-        """Return the bitmaps with a `prefix` that a backup of the disks `targets` can rest on.
+        """Return the bitmaps named `prefix…` that a backup of the disks `targets` can rest on.
 
         QEMU must report each bitmap as usable in all these disks. libvirt must know a checkpoint of
         the same name, with the description `about`.
         """
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
-        """Let QEMU write the disks of this instant to `files`, by target, and make `bitmap`.
+        """Let QEMU write the disks as they are now to `files`, by target, and make `bitmap`.
 
         With `since`, the name of a bitmap, QEMU writes only data that is newer than the bitmap.
         """
@@ -150,7 +154,7 @@ class GuestBackupPort(Protocol):
     async def keep_only(
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
     ) -> None:
-        """Remove all bitmaps with a `prefix` except `bitmaps`; if that is None, only `drop`."""
+        """Remove the bitmaps named `prefix…` except `bitmaps`; if that is None, only `drop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class Reading:
     since: str
     """The bitmap of the earlier reading, or empty."""
     bitmap: str
-    """The bitmap that is made at this instant."""
+    """The bitmap that is made when the reading begins."""
     about: str = ""
     """The bitmap's description, which names the volumes of the disks."""
 
@@ -174,10 +178,10 @@ class GuestReadPort(Protocol):
     """Lets the QEMU of a running guest serve its disks. Errors are as those of `Hypervisor`."""
 
     async def begin(self, uid: str, reading: Reading) -> None:
-        """Let QEMU serve the disks of this instant on a socket of QEMU's user."""
+        """Let QEMU serve the disks, as they are now, on a socket of QEMU's user."""
 
     async def served(self, uid: str, reading: str) -> bool:
-        """Return True while QEMU serves that reading, also if an earlier agent began it."""
+        """Return True while QEMU serves the reading, also if an earlier agent began it."""
 
     async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
         """End the server of a reading, and remove its socket. The bitmap stays.

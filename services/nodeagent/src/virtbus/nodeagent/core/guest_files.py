@@ -25,7 +25,7 @@ _ALIASES = (
     '{ sed "/^$2$/,/^$3$/d" "$file"; printf "%s\\n" "$2" "$1" "$3"; } >"$file.virtbus" && '
     'mv "$file.virtbus" "$file"; done'
 )
-"""A script that replaces our lines in /etc/hosts, and in cloud-init's templates for that file."""
+"""A script that replaces virtbus' lines in /etc/hosts, and in cloud-init's templates for it."""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
 _SPECIAL = re.compile(r'(["\\$`])')
 _LINKS = {
@@ -41,7 +41,7 @@ _LINKS = {
 
 
 def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]]:
-    """Return the lists that the platform appends to the user's.
+    """Return the lists that virtbus appends to the lists of the user's cloud-config.
 
     They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for host aliases,
     links and directories.
@@ -68,7 +68,8 @@ def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]
 def environment_file(values: Mapping[str, str]) -> str:
     """Return lines of KEY=value that a shell and systemd's EnvironmentFile read alike.
 
-    Values other than simple words are in double quotes, where both know the same four escapes.
+    Values other than simple words are in double quotes. Inside these, a shell and systemd know the
+    same four escapes.
     """
     return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items())
 
@@ -80,7 +81,7 @@ def _quoted(value: str) -> str:
 
 
 def _file(file: GuestFile) -> dict[str, Any]:
-    """Return an entry of `write_files`; in base64, so that no text can be read in another way."""
+    """Return an entry of `write_files`, in base64, so cloud-init takes any content as it is."""
     entry: dict[str, Any] = {
         "path": file.path,
         "encoding": "b64",
@@ -97,14 +98,14 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
     for mount in mounts:
         disk = disks.get(mount.volume)
         if disk is None:
-            continue  # a directory; or an update has removed the disk
+            continue  # the volume is a shared directory, or an update has removed the disk
         # cloud-init's form of a partition; it ignores a device of the name …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
 
 
 def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterator[list[str]]:
-    """Yield the commands that mount directories at each boot.
+    """Yield the commands that mount shared directories at each boot.
 
     cloud-init's list `mounts` ignores a tag, because it is no block device (measured: 22.4). A
     failure is only printed on the console, so that a guest without the kernel module still boots.
@@ -167,7 +168,7 @@ def device_path(disk: Disk) -> str:
 def udev_serial(disk: Disk) -> str:
     """Return the disk's serial as udev in a guest has it, which may include the disk's model.
 
-    The name of each link is the name of a bus and this serial.
+    The name of the disk's link in /dev/disk/by-id is a bus, a hyphen and this serial.
     """
     return _link(disk).partition("-")[2]
 

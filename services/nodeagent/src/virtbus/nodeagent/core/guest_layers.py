@@ -38,11 +38,11 @@ class GuestLayers:
     def layers(self, target: str) -> tuple[str, ...]:
         """Return the files between a disk and its image, as QEMU reports them.
 
-        If there are any, libvirt's XML must have the same files, because a copy finds its files by
-        that XML.
+        If there are such files, libvirt's XML must name the same files, because a copy finds its
+        files by the XML.
 
         Raises:
-            VirtbusError: 409 `layers_differ`.
+            VirtbusError: 409 `layers_differ`: libvirt's XML names other files than QEMU uses.
         """
         named = self.named.get(target, "")
         if named not in self.used_below:
@@ -64,14 +64,14 @@ class GuestLayers:
 
 
 def layers_differ() -> VirtbusError:
-    """Return 409 `layers_differ`: libvirt would change another file than the guest uses."""
+    """Return 409 `layers_differ`: libvirt would change a file that the guest does not use."""
     return VirtbusError(Code.CONFLICT, "layers_differ", DIFFERS)
 
 
 def is_image(path: str) -> bool:
     """Return True for the path of an image.
 
-    All other files below a disk are layers. Their paths are names of imaged or of the agent.
+    All other files below a disk are layers. imaged or the agent chose their paths.
     """
     return Path(path).parts[-3:-1] == (IMAGES, DATA)
 
@@ -111,7 +111,7 @@ def files_below(xml: str) -> dict[str, tuple[str, ...]]:
 
 
 def switch_xml(xml: str, files: Mapping[str, str]) -> str:
-    """Return libvirt's request to continue in `files`, by target, for the domain of `xml`.
+    """Return libvirt's request to let the domain of `xml` continue in `files`, by target.
 
     The request excludes the other disks by name. Otherwise libvirt would choose files for them.
     """
@@ -144,17 +144,17 @@ class GuestLayerPort(Protocol):
         """
 
     async def pull(self, uid: str, target: str, base: str) -> None:
-        """Begin to copy the files below a disk into it, but not `base` and the files below that.
+        """Begin to copy the files below a disk into the disk, down to `base`, which is not copied.
 
         An empty `base` means that all files are copied. After the copy, a call of `pulls` flushes
-        the disk and lets it leave the copied files.
+        the disk, and lets it no longer use the copied files.
         """
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
-        """Let disks leave the layers that were copied; return the progress of the other copies.
+        """Let disks no longer use layers that `pull` has copied; return the other copies' progress.
 
         The progress is the bytes done and the bytes in all, by target.
         """
 
     async def end_pulls(self, uid: str) -> None:
-        """End all such copies of a guest; no effect without one."""
+        """End all copies of `pull` for a guest; no effect without one."""

@@ -1,7 +1,8 @@
-"""Reads the NICs of a running guest from its domain, and renders the ones that are plugged.
+"""Reads the NICs of a running guest from its domain, and renders NICs that are to be plugged.
 
 vmwrapper adds the NICs that a guest has at its start. libvirt does not know these, so the domain's
-metadata names them. libvirt adds the NICs that are plugged later: the alias of each has its name.
+metadata names them. libvirt itself adds NICs that are plugged later. The alias of such a NIC
+contains the NIC's name.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from virtbus.schemas.nic_work import NicDone
 from virtbus.schemas.vm import Interface, VmRecord
 
 _ALIAS = "ua-nic-"
-"""libvirt accepts an alias of its users only with the prefix `ua-`."""
+"""The prefix of aliases. libvirt demands that an alias of its users begins with `ua-`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,17 @@ class DomainNics:
     started: tuple[tuple[str, GuestNic], ...]
     plugged: Mapping[str, GuestNic]
     free_ports: tuple[int, ...]
-    """Root ports without a device. Those of the start's NICs are never free."""
+    """Root ports without a device. The ports of the NICs at the start never count as free."""
 
     def started_as(self, name: str) -> int | None:
         """Return the number of the NIC `name` at the guest's start; None if it was not there."""
         return next((at for at, (one, _) in enumerate(self.started) if one == name), None)
 
     def present(self, reported: Mapping[str, PlugState]) -> dict[str, GuestNic]:
-        """Return the NICs that the guest has, by name. `reported` are the states by netd."""
+        """Return the NICs that the guest has, by name. `reported` are the states that netd reports.
+
+        A NIC of the start counts only with the state `plugged` or `leaving`.
+        """
         kept = {
             name: nic
             for name, nic in self.started
@@ -121,5 +125,5 @@ def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
 
 
 def states(reported: tuple[InterfaceStatus, ...]) -> dict[str, PlugState]:
-    """Return the states of interfaces by name. Of two with one name, the leaving one counts."""
+    """Return the states of interfaces by name. Of two with one name, the one that leaves counts."""
     return {one.name: one.plug for one in sorted(reported, key=lambda one: one.plug == "leaving")}

@@ -15,16 +15,19 @@ class GuestAgents(Protocol):
         """Return libvirt's flat map of answers, within `timeout_s`.
 
         Raises:
-            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
+            VirtbusError: 409 `guest_agent_absent`: no guest agent runs in the guest.
+                503 `guest_agent_silent`: it does not answer. 409 `domain_state`: no guest runs.
         """
 
     async def freeze(self, uid: str, *, timeout_s: float) -> bool:
         """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
 
         Raises:
-            VirtbusError: as `ask`, except for `domain_state`; 409 `guest_frozen`: it was frozen
-                already; 409 `guest_agent_refused`. After these two and after `guest_agent_absent`,
-                this call has not frozen the guest. After other errors the guest may be frozen.
+            VirtbusError: 409 `guest_frozen`: the guest was frozen already.
+                409 `guest_agent_refused`: the guest agent refuses.
+                The errors of `ask` except `domain_state`.
+                After `guest_frozen`, `guest_agent_refused` and `guest_agent_absent`, this call has
+                not frozen the guest. After other errors the guest may be frozen.
         """
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:
@@ -38,5 +41,6 @@ class GuestPrograms(GuestAgents, Protocol):
         """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
 
         Raises:
-            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
+            VirtbusError: 409 `guest_agent_refused`: the guest agent does not start the program.
+                504 `exec_timeout`: the program was killed. The errors of `ask`.
         """

@@ -1,8 +1,8 @@
 """Decides with one table if this agent may take its node's instance key.
 
-A new instance of an agent may replace an earlier one only on the same host. A missing heartbeat
-gives the node to no other host, because the guests of a host that is cut off keep running
-(ADR 0031).
+A new instance of an agent may replace an earlier one only on the same host. If the heartbeat of the
+node is missing, another host still does not get the node: the guests of a host that is cut off keep
+running (ADR 0031).
 """
 
 from collections.abc import Callable
@@ -57,9 +57,8 @@ class InstanceSignals(NamedTuple):
     def damaged(self) -> bool:
         """Return True if this instance held the key, and its value became unreadable.
 
-        No other agent writes such a value, so this instance may write the key again. It may not if
-        a person gave the node to another instance, even if that takeover no longer counts. Then a
-        person decides again.
+        No agent writes such a value, so this instance may write the key again. But if the host
+        record has a takeover by another instance, even an outdated one, a person decides again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}
@@ -82,7 +81,7 @@ class InstanceSignals(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """Return True if this state folder does not know the holder: it is a copy or restored."""
+        """Return True if this state folder does not know the holder: it was copied or restored."""
         return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property

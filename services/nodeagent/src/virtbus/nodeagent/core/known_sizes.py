@@ -22,7 +22,7 @@ class KnownSizes:
         self._confirmed_ns |= dict.fromkeys(sizes, now_ns)
 
     def confirmed_ns(self, *, away: bool) -> int:
-        """Return the time in ns at which the oldest outdated size was confirmed; 0 without any.
+        """Return the time in ns at which the oldest outdated size was confirmed; 0 if none is.
 
         A size is outdated if the last question did not confirm it. While the server is `away`, all
         sizes are outdated.

@@ -79,8 +79,8 @@ def find(volumes: LogicalVolumes, volume: str) -> LogicalVolume | None:
 def lv_name(volume: str) -> str:
     """Return the name of the logical volume of `pool/folder`.
 
-    A folder's name may be too long for LVM, which also reserves some words. The tag has the whole
-    name.
+    The name has a hash, because a folder's name may be too long for LVM, which also reserves some
+    words. The tag has the full name.
     """
     return f"{OURS}-{hashlib.sha256(volume.encode()).hexdigest()[:32]}"
 
@@ -92,12 +92,12 @@ def device_path(pool: LvmPool, volume: str, devices: str = "/dev") -> str:
 
 # --- commands -------------------------------------------------------------------------------
 def list_group(pool: LvmPool) -> list[str]:
-    """Return the command that shows the room of the group."""
+    """Return the command that shows the size and the free bytes of the volume group."""
     return ["vgs", *_JSON, "-o", _VG_FIELDS, pool.group]
 
 
 def list_volumes(pool: LvmPool) -> list[str]:
-    """Return the command that lists the logical volumes of the group."""
+    """Return the command that lists the logical volumes of the volume group."""
     return ["lvs", *_JSON, "-o", _LV_FIELDS, pool.group]
 
 
@@ -189,7 +189,8 @@ def report_of(
 ) -> PoolReport:
     """Return the report of a pool.
 
-    Without a thin pool, all used space of the group is allocated, also by foreign logical volumes.
+    Without a thin pool, all used space of the volume group counts as allocated, also the space of
+    logical volumes that are not of virtbus.
     """
     report = PoolReport(
         name=name,

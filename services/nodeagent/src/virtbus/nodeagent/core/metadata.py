@@ -21,10 +21,10 @@ _DIGITS = 12
 def domain_hash(record: VmRecord) -> str:
     """Return a text that changes when the record has a change that needs a restart of the guest.
 
-    It is the hex SHA-256 of `spec.domain` without the fields that apply to a running guest. DNS
-    settings of the VM and changes of its first-boot data add to it. Disks that are volumes, and
-    interfaces, come and go, so they have hashes of their own (`disk_hashes`,
-    `nics.hardware_hash`).
+    It begins with the hex SHA-256 of `spec.domain` without the fields that can change in a running
+    guest. A hash of the VM's DNS settings, and the number of changes of its first-boot data, follow
+    if there are any. Disks that are volumes, and interfaces, can be plugged and unplugged. So they
+    are left out, and have hashes of their own (`disk_hashes`, `nics.hardware_hash`).
     """
     found, dns = _domain_hash(record.spec.domain, volume_names(record)), record.spec.dns_config
     found = found if dns is None else f"{found}.{spec_hash(dns)}"
@@ -40,7 +40,10 @@ def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
 
 
 def disk_hashes(record: VmRecord) -> dict[str, str]:
-    """Return a short hash of each disk that is a volume, by name; live fields do not count."""
+    """Return a short hash of each disk that is a volume, by name.
+
+    Fields that can change in a running guest do not count.
+    """
     own = volume_names(record)
     return {
         disk.name: spec_hash(_still(disk))[:_DIGITS]
@@ -55,7 +58,7 @@ def volume_names(record: VmRecord) -> frozenset[str]:
 
 
 def _still(disk: Disk) -> Disk:
-    """Return a disk without the fields that apply to a running guest."""
+    """Return a disk without the fields that can change in a running guest."""
     return disk.model_copy(update={"limits": None, "tray": None})
 
 
@@ -86,7 +89,7 @@ def metadata(record: VmRecord, addresses: Addresses) -> Element:
 
 
 def with_disks(text: str, addresses: Addresses, disks: Mapping[str, str]) -> str:
-    """Return our element in `text` with other addresses and disks, as `setMetadata` takes it.
+    """Return the agent's element in `text` with other addresses and disks, for `setMetadata`.
 
     libvirt itself adds the namespace and its prefix to the element.
     """
@@ -104,7 +107,7 @@ def _json(value: object) -> str:
 
 
 def parse(text: str) -> DomainMetadata | None:
-    """Return the metadata in `text`, libvirt's XML for our namespace; None if it is incomplete.
+    """Return the metadata in `text`, libvirt's XML for NAMESPACE; None if damaged or incomplete.
 
     libvirt strips the prefix of the requested element, so names match with and without it.
     """
@@ -136,7 +139,7 @@ def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
 
 
 def _values(element: Element) -> dict[str, str]:
-    """Return our values by name. A later change of the metadata strips the names' prefix."""
+    """Return the element's values by name. A change by `setMetadata` strips the names' prefix."""
     return {child.tag.rpartition("}")[2]: child.text or "" for child in element}
 
 

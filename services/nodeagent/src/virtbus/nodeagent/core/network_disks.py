@@ -77,8 +77,8 @@ def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
 def device_source(path: str, size_bytes: int) -> Element:
     """Return the `<source>` of a device. The guest sees the first `size_bytes`.
 
-    Behind these bytes may be marks of virtbus. `ALL_BYTES` is for a device without marks: the guest
-    sees all of it, also after it has grown.
+    After these bytes, the device may have marks of virtbus. `ALL_BYTES` is for a device without
+    marks: the guest sees all of the device, also after it has grown.
     """
     if size_bytes == ALL_BYTES:
         return el("source", dev=path)

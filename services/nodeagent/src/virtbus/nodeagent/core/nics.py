@@ -69,6 +69,6 @@ def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
 def _virtio(made: InterfaceStatus) -> Device:
     """Return the properties that only virtio can show a guest: the MTU, and several queues."""
     device: Device = {} if made.mtu == USUAL_MTU else {"host_mtu": made.mtu}
-    if made.queues > 1:  # a vector for each direction of a queue, for control, and for changes
+    if made.queues > 1:  # vectors: two for each queue, one for control, one for configuration
         device |= {"mq": True, "vectors": 2 * made.queues + 2}
     return device

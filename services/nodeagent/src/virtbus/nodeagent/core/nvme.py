@@ -1,8 +1,8 @@
 """Turns virtio disks into NVMe disks, which libvirt 9.0 does not know, by `qemu:override`.
 
 libvirt handles the disk as any other: it opens the file for QEMU's user, makes the block nodes and
-chooses the PCI address. The override replaces the driver of the device, by a constant. So neither a
-request nor a path reaches QEMU's command line without libvirt (ADR 0044).
+sets the PCI address. The override only replaces the name of the device's driver by a constant. So
+no value of a request and no path reaches QEMU's command line without libvirt (ADR 0044).
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from virtbus.schemas.disk import Disk, DiskBus
 
 
 def nvme_alias(disk: Disk) -> str:
-    """Return the id of an NVMe disk's device. libvirt demands the prefix `ua-` of chosen ids."""
+    """Return the id of an NVMe disk's device. libvirt demands `ua-` before ids of its users."""
     return f"ua-nvme-{disk.name}"
 
 
 def nvme_overrides(disks: Sequence[Disk]) -> Element | None:
-    """Return the element that turns virtio disks into NVMe disks; None without any."""
+    """Return the element that turns virtio disks into NVMe disks; None without NVMe disks."""
     devices = [
         el("qemu:device", _frontend(), alias=nvme_alias(disk))
         for disk in disks

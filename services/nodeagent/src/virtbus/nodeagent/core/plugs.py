@@ -1,7 +1,7 @@
 """Defines the devices of a running guest, and the port that changes its disks.
 
-A disk that is a volume has an id of its own (`disks.volume_alias`). So it is found again without
-any state of the agent.
+A disk that is a volume has an id made of its name (`disks.volume_alias`). So the agent finds the
+disk again without any state of its own.
 """
 
 import re
@@ -20,7 +20,7 @@ class GuestDevices:
     """The devices of a running guest."""
 
     aliases: frozenset[str] = frozenset()
-    """The ids of its disks; an empty id stands for disks without one."""
+    """The ids of its disks; an empty id stands for disks without an id."""
     ports: frozenset[int] = frozenset()
     """Its root ports that have a device, and those of the NICs that it was started with."""
     root_ports: int = 0
@@ -47,7 +47,7 @@ class GuestDisks:
 
 
 def wanted_sizes(record: VmRecord) -> dict[str, int]:
-    """Return the requested sizes in bytes, by name, of disks that have one and can grow."""
+    """Return the requested size in bytes, by name, of each disk that has one and can grow."""
     sizes = {}
     for volume in record.spec.volumes:
         ref = record.volume_refs.get(volume.name)

@@ -41,7 +41,7 @@ class Ending(StrEnum):
     SHUT_DOWN = "shut down"
     """The guest powered itself off."""
     ENDED = "ended"
-    """Destroyed, by us or from outside."""
+    """The agent or another program destroyed the domain."""
     CRASHED = "crashed"
 
 
@@ -75,17 +75,18 @@ class DomainMetadata:
     epoch: int
     domain_hash: str
     power_epoch: int = -1
-    """The power epoch that the domain was last defined for; -1: an older agent defined it."""
+    """The `power_epoch` of the record that the domain was last defined for; -1: an agent of an
+    older version defined it."""
     pause_epoch: int = 0
-    """The pause epoch that the domain was last defined for."""
+    """The `pause_epoch` of the record that the domain was last defined for."""
     generation: int = 0
-    """The generation that the domain was last defined for."""
+    """The generation of the record that the domain was last defined for."""
     nics: tuple[tuple[str, str], ...] = ()
-    """The NICs that it was last defined with: names and hashes, in order."""
+    """The NICs that the domain was last defined with: names and hashes, in order."""
     addresses: Addresses = field(default_factory=dict)
-    """The addresses of its devices."""
+    """The addresses of the domain's devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
-    """The hashes of its disks that are volumes, by name."""
+    """The hashes of the domain's disks that are volumes, by name."""
 
 
 class DomainChange(StrEnum):
@@ -150,17 +151,21 @@ class Hypervisor(Protocol):
 
         `files` are descriptors of open files, by the names in the domain.
 
-        Errors contain the last line that QEMU printed; 409 `guest_lost`.
+        An error contains the last line that QEMU printed. 409 `guest_lost`: libvirt has lost the
+        VM's guest, which still runs.
         """
 
     def start_under_way(self, uid: str) -> bool:
-        """Return True while a start may still be carried out, also after its error."""
+        """Return True while libvirt may still carry out a start, also after `start` has raised."""
 
     async def shutdown(self, uid: str) -> bool:
-        """Request a shutdown by ACPI; return False if no guest runs; 409 `guest_lost`."""
+        """Request a shutdown by ACPI; return False if no guest runs.
+
+        Raises 409 `guest_lost` if libvirt has lost the guest.
+        """
 
     async def reset(self, uid: str) -> bool:
-        """Reset the guest; return False if none runs."""
+        """Reset the guest; return False if no guest runs."""
 
     async def reboot(self, uid: str) -> bool:
         """Request a reboot by the guest agent or ACPI; return False if no guest runs."""
@@ -196,7 +201,7 @@ class Hypervisor(Protocol):
         """Change the media that differ, by target; no effect if no guest runs.
 
         Raises:
-            VirtbusError: 409 `tray_locked`; libvirt's own error.
+            VirtbusError: 409 `tray_locked`: the guest has locked a tray. libvirt's own error.
         """
 
     async def set_link(self, uid: str, device: str, *, up: bool) -> None:
@@ -243,14 +248,14 @@ class RecordFiles(Protocol):
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         """Remove the record with its folder, and mark the uid as removed in the ledger.
 
-        The mark stays for at least 24 h. `refused_epoch`: the VM was refused under that epoch.
+        The mark stays for at least 24 h. If the VM was refused, `refused_epoch` is its epoch.
         """
 
     async def commands(self, uid: str) -> Mapping[str, str]:
         """Return the results of the VM's last commands by command id, oldest first."""
 
     async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
-        """Store the results of the VM's commands, durable on return; no effect if it has left."""
+        """Store the results of the VM's commands, durable on return; no effect if the VM left."""
 
     def epoch(self, uid: str) -> int:
         """Return the highest epoch that was acted on or refused; 0 if the ledger has none."""
@@ -262,10 +267,10 @@ class RecordFiles(Protocol):
         """Return the epoch under which this host refused a VM; 0 if it did not."""
 
     def removed(self) -> Mapping[str, int]:
-        """Return the uids whose VM left this host, with their epoch, as far as the ledger goes."""
+        """Return the uids of VMs that left this host and are in the ledger, with their epoch."""
 
     def seen(self, time_ns: int) -> None:
-        """Record a time stamp of the bus. The ledger dates removals by the newest one."""
+        """Record a time stamp of the bus. The ledger dates removals by the newest time stamp."""
 
     def nonce(self) -> str:
         """Return the bus incarnation that this node joined; empty before the first join."""

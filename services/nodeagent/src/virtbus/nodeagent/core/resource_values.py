@@ -18,7 +18,7 @@ DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
 WEIGHT_MIN, WEIGHT_MAX = 1, 10_000
 UNLIMITED = -1
 MIB_KIB = 1024
-"""QEMU rounds a guest's memory to MiB, and its balloon moves pages."""
+"""The size of a MiB in KiB. QEMU rounds a guest's memory to MiB, and its balloon moves pages."""
 
 Figures = dict[str, int]
 InForce = dict[str, int | str | None]
@@ -35,7 +35,7 @@ class ResourcesSet(NamedTuple):
 
 
 def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
-    """Return the first error that a repeat may avoid; otherwise the first one. None without any."""
+    """Return the first error that a repeat may avoid, or the first error; None without errors."""
     return next((one for one in errors if one.code != Code.UNSUPPORTED), next(iter(errors), None))
 
 
@@ -65,10 +65,10 @@ def _shares(value: int) -> int:
 
 
 def different(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Figures]:
-    """Return the parameters to set, one in each step: libvirt limits each parameter by itself.
+    """Return the steps that set the wanted parameters; each step sets one parameter.
 
     The quota is lifted before the period changes, because the kernel refuses some pairs of an old
-    and a new value.
+    quota and a new period.
     """
     changed = {name: value for name, value in wanted.items() if _value(found, name) != value}
     steps: list[Figures] = []
@@ -90,8 +90,8 @@ def _value(found: Mapping[str, int], name: str) -> int | None:
 def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> InForce:
     """Return the limits of CPU time that libvirt reports.
 
-    Shares are converted back from a weight of cgroup v2. If it is the weight of the wanted shares,
-    they are the wanted ones, because the conversion rounds.
+    With cgroup v2, shares are converted back from a weight. The conversion rounds. So if the weight
+    is that of the wanted shares, the wanted shares are returned.
     """
     figures = scheduler(wanted, unified=unified)
     shares: int | None = found.get(SHARES)
@@ -110,7 +110,8 @@ def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> I
 def balloon_kib(wanted_bytes: int | None, most_kib: int) -> int:
     """Return the size that the balloon should leave to the guest.
 
-    It is all of the guest's memory if `wanted_bytes` is None, or less than 1 MiB below that.
+    The result is all of the guest's memory, `most_kib`, if `wanted_bytes` is None, or is less than
+    1 MiB below this memory.
     """
     if wanted_bytes is None:
         return most_kib

@@ -1,4 +1,4 @@
-"""Buffers a console's newest bytes. A position is a number of bytes since the first (CON-05)."""
+"""Buffers a console's newest bytes. A position is the number of bytes before a byte (CON-05)."""
 
 ROOM_BYTES = 4 * 1024 * 1024
 """The maximum memory per console, for any output and any number of viewers."""

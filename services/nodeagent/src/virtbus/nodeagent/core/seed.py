@@ -16,8 +16,8 @@ def seed_files(
 ) -> dict[str, bytes]:
     """Return the contents of the files by name.
 
-    A YAML dumper writes all values of the platform (INJ-10). User data to which none is added is
-    passed on unchanged.
+    A YAML dumper writes all values that virtbus adds (INJ-10). User data is passed on unchanged if
+    virtbus adds no value to it.
     """
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
@@ -43,9 +43,9 @@ def _network(
 ) -> bytes:
     """Return network-config v2: the user's own text, or DHCP on each interface by its MAC.
 
-    It repeats the VM's DNS settings, because systemd-networkd takes no search domains from DHCP.
-    Without a name server they are left out: cloud-init fails on search domains alone (measured:
-    22.4).
+    With DHCP, the text repeats the VM's DNS settings, because systemd-networkd takes no search
+    domains from DHCP. DNS settings without a name server are left out, because cloud-init fails on
+    search domains alone (measured: 22.4).
     """
     if (network := seed.network_bytes) is not None:
         return network

@@ -29,8 +29,8 @@ class SharedDirectories(Protocol):
         """Prepare the VM's directories for a start; return their paths for libvirt.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node does not give the VM a directory; 503
-                `state_write`.
+            VirtbusError: 403 `directory_closed`: the node does not give the VM a directory.
+                503 `state_write`: a folder or file of the agent cannot be written.
         """
 
     def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
@@ -39,12 +39,12 @@ class SharedDirectories(Protocol):
         The context's value maps the name of each file in the domain to its descriptor.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node does not give the VM a file; 409
-                `disk_refused`: a file is missing, cannot be made, or is no plain file.
+            VirtbusError: 403 `directory_closed`: the node does not give the VM a file.
+                409 `disk_refused`: a file is missing, cannot be made, or is no plain file.
         """
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
-        """Return 409 `directory_refused` if a directory was the cause of `error`, or `error`."""
+        """Return 409 `directory_refused` if a directory caused `error`; otherwise `error`."""
 
     async def lost(self, record: VmRecord) -> tuple[str, ...]:
         """Return the tags of a running guest's directories whose virtiofsd has ended.

@@ -18,7 +18,7 @@ Listing = Literal[
     "absent, deleted",  # it was absent, and then its record was purged: the VM ends
     "absent, moved",
 ]
-"""The state of a uid by the last message of the bus."""
+"""The state of a uid according to the bus' messages so far."""
 
 Holding = Literal[
     "nothing",
@@ -127,7 +127,8 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "absent, moved": "end",
     "absent": "hold",
 }
-"""An actor's reaction to a complete list of the joined bus. On another bus all are held."""
+"""An actor's reaction to a complete list of the joined bus. After a list of another bus, all actors
+are held."""
 
 
 class Listings:

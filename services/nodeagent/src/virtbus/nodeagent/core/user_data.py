@@ -1,8 +1,8 @@
-"""Combines the sources of a guest's user data with the platform's part (ADR 0043).
+"""Combines the sources of a guest's user data with the values that virtbus adds (ADR 0043).
 
 Cloud-configs become one, by Virtlet's rules: maps are merged key by key, lists are joined, and of
-two other values the later one counts. A script alone stays a script, and the platform's part
-becomes vendor data. Other sources become parts of a MIME message, in their order.
+two other values the later one counts. A script alone stays a script, and virtbus adds its values to
+the vendor data. Other sources become parts of a MIME message, in their order.
 """
 
 import base64
@@ -18,15 +18,17 @@ from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, SCRIPT, content_
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""The most values of all cloud-configs that are merged: 0.2 s of CPU with the longest text."""
+"""The largest number of values in the cloud-configs that are merged here. It takes 0.2 s of CPU
+with the longest text."""
 MERGED_BYTES = 64 * 1024
 """The limit of all cloud-configs together. Larger ones become parts, for cloud-init to merge."""
 UNPACKED_BYTES = 1024 * 1024
-"""Limit of a gzip to unpack. A larger one becomes a part, for cloud-init to unpack."""
+"""The limit of a gzip's content. A larger gzip becomes a part, for cloud-init to unpack."""
 APPEND = "dict(recurse_array,no_replace)+list(append)"
 """cloud-init's merge type by which a part only adds: lists are appended, the rest is kept."""
 _OWN_RULES = frozenset({"merge_how", "merge_type"})
-"""Keys by which a cloud-config says how cloud-init must merge it. It is not merged here."""
+"""Keys by which a cloud-config says how cloud-init must merge it. Cloud-configs are not merged here
+if one of them has such a key."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml writes the same as PyYAML, in a quarter of the time."""
 Config = dict[str, Any]
@@ -50,9 +52,9 @@ def user_and_vendor(
 ) -> tuple[bytes | None, bytes | None]:
     """Return the user data and the vendor data for the guest; None if there is none.
 
-    `defaults` and `added` are as in `combined`. cloud-init lets keys of user data replace keys of
-    vendor data. User data that is one script has no keys, so `added` goes to the vendor data then.
-    Host name and SSH keys are in the meta-data.
+    `defaults` and `added` are as in `combined`. In cloud-init, keys of user data replace keys of
+    vendor data. So `added` usually goes to the user data. If that is one script, it has no keys,
+    and `added` goes to the vendor data. Host name and SSH keys are then only in the meta-data.
     """
     sources, vendor = sources_of(seed), seed.vendor_bytes
     if [kind for kind, _ in sources] != [SCRIPT]:
@@ -66,8 +68,8 @@ def user_and_vendor(
 def combined(sources: Sequence[Source], defaults: Config, added: Config) -> bytes | None:
     """Return the user data for the guest; None if there is none.
 
-    `defaults` (host name, SSH keys) are in the meta-data too, and a user's values have precedence.
-    `added` are lists: each is appended to the user's list of that name.
+    `defaults` (host name, SSH keys) are in the meta-data, too. A user's values take precedence over
+    them. `added` are lists: each is appended to the user's list of that name.
     """
     if not sources:
         return _ours(defaults, added) or None
@@ -86,10 +88,10 @@ def combined(sources: Sequence[Source], defaults: Config, added: Config) -> byte
 
 
 def _with_defaults(source: Source, defaults: Config) -> bytes:
-    """Return a single source, with the platform's values if they can go next to it.
+    """Return a single source, with `defaults` if they can be added to it.
 
-    A cloud-config that cannot be merged here, and binary data (gzip), are returned alone. Other
-    text is returned alone if there are no SSH keys to add.
+    A cloud-config that cannot be merged here, and binary data (gzip), are returned unchanged. Other
+    text is returned unchanged if `defaults` has no SSH keys.
     """
     kind, data = source
     if kind == CLOUD_CONFIG:
@@ -118,13 +120,13 @@ def cloud_config(value: Config) -> bytes:
 
 
 def to_yaml(value: Config) -> bytes:
-    """Return YAML in ASCII: in Unicode, PyYAML writes a NEL unescaped, and reads it as a space."""
+    """Return YAML in ASCII. In Unicode, PyYAML would write a NEL unescaped, and read a space."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
     return text.encode()
 
 
 def _merged(configs: Sequence[bytes]) -> Config | None:
-    """Return one cloud-config of all; None if any cannot be merged here."""
+    """Return one cloud-config made of all `configs`; None if one of them cannot be merged here."""
     if sum(map(len, configs)) > MERGED_BYTES:
         return None
     merged: Config = {}
@@ -162,7 +164,7 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
-    """Return the user's cloud-config with the platform's values."""
+    """Return the user's cloud-config with `defaults` and `added`."""
     whole = {**defaults, **theirs}
     for key, values in added.items():
         whole[key] = _joined(theirs.get(key), values)
@@ -175,7 +177,7 @@ def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
 
 # --- MIME --------------------------------------------------------------------------------------
 def mime_message(sources: Sequence[Source], ours: bytes = b"") -> bytes:
-    """Return one message of all sources, and of our cloud-config at its end.
+    """Return one message of all sources, with virtbus' cloud-config `ours` at its end.
 
     A user's own message becomes a part, for cloud-init to unpack. It is not parsed here, because a
     mail parser would process a thousand nested parts.
@@ -207,7 +209,7 @@ def _part(kind: str, data: bytes, more: str = "") -> bytes:
 
 
 def _unpacked(source: Source) -> Source:
-    """Return the content of a gzip of at most UNPACKED_BYTES; any other source unchanged."""
+    """Return a gzip's content if it has at most UNPACKED_BYTES; any other source unchanged."""
     if source[0] != GZIP:
         return source
     unpacker = zlib.decompressobj(wbits=31)

@@ -22,8 +22,8 @@ class AdminSocket:
         """Return once netd accepts the vmwrapper of this VM's start.
 
         Raises:
-            VirtbusError: netd's refusal; 503 `netd_down` if it does not answer; 500 `bad_frame`
-                if its answer is too large.
+            VirtbusError: netd's refusal. 503 `netd_down`: netd does not answer in 3 s.
+                500 `bad_frame`: netd's answer is too large.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):

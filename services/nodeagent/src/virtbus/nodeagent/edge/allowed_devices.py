@@ -17,7 +17,7 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
     device. The call blocks.
 
     Raises:
-        ValueError: no pattern matches it.
+        ValueError: no pattern matches the device.
     """
     real = os.path.realpath(path)
     below = (one.removeprefix("/dev/") for one in patterns)

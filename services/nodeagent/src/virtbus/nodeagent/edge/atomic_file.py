@@ -26,7 +26,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Convert an OSError in the context to VirtbusError 503 `state_write`, which is retried."""
+    """Convert an OSError in the context to VirtbusError 503 `state_write`; callers try again."""
     try:
         yield
     except OSError as error:

@@ -80,8 +80,8 @@ class Viewer:
 class ConsolePort(asyncio.Protocol):
     """The connection to one VM's serial port, which accepts a single client (CON-08).
 
-    It is an asyncio protocol, not a stream. So the socket is always read, and no viewer delays the
-    guest.
+    It is an asyncio protocol, because an asyncio stream would stop reading the socket when its
+    buffer is full. So the socket is always read, and no viewer delays the guest.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class ConsolePort(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(0)  # QEMU writes to the socket before the log: receive first
+                await asyncio.sleep(0)  # receive all of the log: QEMU writes to the socket first
             self._live = self.kept.begin(before)
             return self._live
 

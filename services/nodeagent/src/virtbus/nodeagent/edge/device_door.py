@@ -1,10 +1,10 @@
 """Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
 A request names a pool and a volume, or a device. Such a device must be in the setting
-`devices_allowed`, and a VM of this node must have it with an image. The answer has the open device,
-or the reason of a refusal. All users but root and the owner of the disks' folder are refused. A
-request with `do` is for a logical volume, which the agent also makes, grows, marks and removes. A
-request with `clear` asks if the content of a volume may be removed.
+`devices_allowed`, and a VM of this node must have it as a volume that begins with an image. The
+answer has the open device, or the reason of a refusal. All users but root and the owner of the
+disks' folder are refused. A request with `do` is for a logical volume, which the agent also makes,
+grows, marks and removes. A request with `clear` asks if the content of a volume may be removed.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class DeviceDoor:
         wanted: Callable[[], Collection[str]] = tuple,
         groups: Mapping[str, VolumeGroup] = _NO_GROUPS,
     ) -> None:
-        """`wanted` returns the paths of devices that VMs of this node have with an image."""
+        """`wanted` returns the paths of devices on which VMs of this node have an image."""
         self._path = path
         self._disks = disks
         self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
@@ -63,9 +63,10 @@ class DeviceDoor:
         self._held: Held = dict
 
     async def serve(self, held: Held = dict) -> None:
-        """Serve until cancelled. A node with no pools of devices and no allowed ones has no socket.
+        """Serve until cancelled. Return at once if the node has no devices for imaged.
 
-        `held` returns the names of the VMs of this node, by pool and folder of their volumes.
+        That is a node without pools of devices, volume groups and allowed devices. `held` returns
+        the names of the VMs of this node, by pool and folder of their volumes.
         """
         self._held = held
         if not (self._pools or self._devices_allowed or self._groups):
@@ -131,10 +132,10 @@ class DeviceDoor:
         return b""
 
     async def _until_wanted(self, device: str) -> None:
-        """Wait until a VM has the device with an image: imaged may get its record before the agent.
+        """Wait until a VM has an image on the device: imaged may get a record before the agent.
 
         Raises:
-            ValueError: no VM has it.
+            ValueError: after 2 s, no VM has an image on the device.
         """
         until_s = asyncio.get_running_loop().time() + RECORD_S
         while device not in self._wanted():

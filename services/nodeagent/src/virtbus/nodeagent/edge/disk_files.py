@@ -1,9 +1,9 @@
 """Checks a VM's disk files, and pins each under a name that only the agent can change.
 
-imaged owns `disks/` and `images/`. So a path there may be another file when libvirt, which is root,
-opens it and changes its owner. Therefore each checked disk gets a hard link in the VM's own folder,
-which only the agent can write, and libvirt gets that path. Images are read-only: libvirt must not
-change their owner.
+imaged owns `disks/` and `images/`. So imaged could put another file at a path there before libvirt,
+which is root, opens the path and changes the file's owner. Therefore each checked disk gets a hard
+link in the VM's own folder, which only the agent can write, and libvirt gets the path of this link.
+Images are read-only: libvirt must not change their owner.
 """
 
 import contextlib
@@ -76,13 +76,15 @@ class HostDiskFiles:
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
-        """Check every disk of the record, and return it; files have names that only we can change.
+        """Check all disks of the record, and return their sources by volume name.
 
-        If a guest is `running`, the names that its QEMU knows stay.
+        The path of a file is a hard link that only the agent can change. If a guest is `running`,
+        the links to files that its QEMU uses stay.
 
         Raises:
-            VirtbusError: as `disk_sources`; 409 `disk_refused`: a file is not regular or has other
+            VirtbusError: 409 `disk_refused`: a file cannot be opened, is not regular or has other
                 names, its header names another file, or a device may not or cannot be used.
+                The errors of `disk_sources`.
         """
         wanted = disk_sources(self._state, record, made, self._pools)
 
@@ -99,7 +101,7 @@ class HostDiskFiles:
         return str(self._state / "vms" / uid / name)
 
     async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
-        """Check the new file of a disk, and give it our name; raises VirtbusError as `sources`."""
+        """Check the new file of a disk, and give it our name; raises 409 `disk_refused`."""
         layer = self._state / DISKS / LAYERS / layer_name(snapshot_uid, disk.name)
         path = Path(self.layer_pin(uid, volume, snapshot_uid))
 
@@ -134,7 +136,8 @@ class HostDiskFiles:
         """Check imaged's staged file for a disk's backup; return our name of that file.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: it is no qcow2 file, or has a backing file.
+            VirtbusError: 409 `disk_refused`: the file cannot be opened, is no qcow2 file, has a
+                backing file or another name, or is on another file system.
         """
         name = disk_name(disk)
         path = self._state / "vms" / uid / f"{BACKUP_PIN}{backup}.{name}"
@@ -172,14 +175,14 @@ class HostDiskFiles:
         await in_thread(unpin)
 
     async def backup_pins(self) -> set[tuple[str, str]]:
-        """Return the uid of the VM and the id of the backup for all names of backups."""
+        """Return the uid of the VM and the id of the backup for all our names of backups' files."""
         names = (self._state / "vms").glob
         found = await in_thread(lambda: list(names(f"*/{BACKUP_PIN}*.*")))
         pins = {(path.parent.name, _disk_of(path, BACKUP_PIN)) for path in found}
         return {pin for pin in pins if all(map(is_uid, pin))}
 
     async def protect_layers(self) -> bool:
-        """Keep all programs from changing layers; return False if there are none."""
+        """Keep all programs from changing layers; return False if there are no layers."""
         return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
 
     async def remove_layers(self, names: Sequence[str]) -> None:
@@ -206,7 +209,7 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of all media that are not among `sources`. No drive may have them."""
+        """Remove our names of media that are not in `sources`. No drive may have these media."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:
@@ -266,7 +269,7 @@ class HostDiskFiles:
     def _pinned(self, uid: str, volume: str, source: DiskSource, descriptor: int) -> str:
         """Return the path of our hard link to the open file of a disk.
 
-        Empty if `disks/` is on another filesystem, where a hard link is impossible.
+        Empty if `disks/` is on another file system than the link, which is impossible then.
         """
         path = self._state / "vms" / uid / f"{PINNED}{source.pin}"
         found = os.fstat(descriptor)
@@ -311,10 +314,11 @@ class HostDiskFiles:
 
 
 def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
-    """Remove our names of files that no guest of the VM has any more.
+    """Remove our names of files that the VM's guest no longer uses.
 
-    A second name would make a volume unusable for its next VM. The last name of a file stays. While
-    a guest is `running`, its QEMU also knows the former files of its disks by our names.
+    Our name of a volume's file would make the volume unusable for its next VM. The last name of a
+    file stays. While a guest is `running`, our names of former files of its disks stay, because its
+    QEMU knows the files by these names.
     """
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
     folder = state_dir / "vms" / record.uid
@@ -329,7 +333,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     }
     used = {name for path, name, _ in found if path in current}
     for path, name, of_layer in found:
-        # a former medium is another file than the one in its place; `drop_media` removes its name
+        # our name of a former medium stays, although its place has another file: see `drop_media`
         own = name in disks and name not in record.volume_refs
         former = running and name in used
         kept = path in current or former or (own and not of_layer)
@@ -362,7 +366,7 @@ def opened_beneath(root: Path, folders: tuple[str, ...], name: str) -> Iterator[
     """Open the file `name` below `root`; `root` itself may be a symlink.
 
     Raises:
-        OSError: ELOOP or ENOTDIR for a symlink in the path.
+        OSError: the file cannot be opened; ELOOP or ENOTDIR for a symlink in the path.
     """
     at = os.open(root, _ROOT)
     try:

@@ -17,7 +17,7 @@ class ExportFile:
         self._descriptor = descriptor
 
     def read(self, at: int) -> bytes:
-        """Return the next bytes from `at` on; empty at the end."""
+        """Return up to `CHUNK_BYTES` bytes from the offset `at` on; empty at the end."""
         return os.pread(self._descriptor, CHUNK_BYTES, at)
 
     def close(self) -> None:

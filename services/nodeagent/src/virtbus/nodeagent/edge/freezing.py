@@ -1,8 +1,8 @@
 """Keeps guests' file systems frozen until a deadline, which survives the agent (ADR 0021).
 
 The deadline is on disk before the guest is asked. The agent thaws the guest after the deadline. If
-that passed while no agent ran, the next agent thaws the guest at its start. This needs libvirt, but
-neither the bus nor a record.
+the deadline passed while no agent ran, the next agent thaws the guest when it starts. The thaw
+needs libvirt, but neither the bus nor a record.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class GuestFreezes:
             self.heard(uid, "extended" if again else "frozen", "asked")
 
     async def _first(self, uid: str, freeze: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest. If the guest may be frozen after an error, the task thaws it at once."""
+        """Freeze a guest. If it may be frozen after an error, `_until_over` thaws it at once."""
         try:
             await self._ask(uid, timeout_s)
         except VirtbusError as error:

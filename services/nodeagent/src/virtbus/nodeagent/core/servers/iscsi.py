@@ -26,7 +26,7 @@ _WORDS = FirstWords(
     _iscsi_login(),
     _ISCSI_HEAD.size,
     lambda answer: answer[0] & 0x3F == _ISCSI_LOGIN_ANSWER,
-    lambda _answer: "",  # it answers, also if it refuses a discovery without a login
+    lambda _answer: "",  # a portal that refuses a discovery without a login answers, too
 )
 
 

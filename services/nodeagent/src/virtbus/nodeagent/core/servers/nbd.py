@@ -33,7 +33,7 @@ class NbdServer(Server[NbdPool]):
         return el("source", host, protocol="nbd", name=place, tls=tls)
 
     def first_words(self) -> FirstWords:
-        """Return a request for TLS; in a pool without TLS, one for facts about its first export."""
+        """Return a request for TLS; for a pool without TLS, a request for facts about an export."""
         name = min(self.pool.volumes.values(), default="")
         option, data = _NBD_STARTTLS, b""
         if not self.pool.tls:

@@ -33,7 +33,7 @@ class NfsServer(Server[NfsPool]):
         self.needs_qemus_user = pool.user is None
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Return the `<source>`, with the ids that the server sees."""
+        """Return the `<source>`, with the ids that the server sees, if the pool sets them."""
         del login
         pool, ids = self.pool, None
         if pool.user is not None:

@@ -20,8 +20,8 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret. For a guest it is the volume's uid. For a shared volume it is
-    derived from the uids of the volume and the VM. So no two guests share a secret."""
+    """The UUID of libvirt's secret. For a guest's volume it is the volume's uid. If the volume is
+    shared, it is derived from the uids of volume and VM. So no two guests share a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Server(ABC, Generic[P]):
     """
 
     tells_sizes = False
-    """True if it reports the sizes of its places without a login or a key, in NBD's own words."""
+    """True if the server reports the sizes of its places by NBD, without a login or a key."""
     needs_qemus_user = False
-    """True if a QEMU can use the server only as the user that QEMU has for guests."""
+    """True if a QEMU can use the server only if it runs as the user that guests' QEMUs run as."""
 
     def __init__(self, pool: P) -> None:
         self.pool: P = pool
