@@ -21,7 +21,7 @@ SILENT_S = 5.0
 do not wait in vain."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Maximum number of stored answers that name a VM. As many answers that no VM exists are stored."""
+"""Maximum number of stored answers that name a VM, and of stored answers that no VM exists."""
 
 
 Ask = Callable[[Lookup, str], Awaitable[FoundName | None]]

@@ -27,7 +27,7 @@ LOOK_S = 60.0
 
 
 class ForbiddenAddresses:
-    """Closes the addresses in the node's `_hosts` key, of this host, and of the bus servers.
+    """Closes the addresses that the node's `_hosts` key lists, and those of this host and the bus.
 
     The last addresses of hosts are in a file, so that a netd without the bus closes them, too.
     """

@@ -34,7 +34,7 @@ class HostNetworks:
     """The networks of this host, and what their guests need at any time."""
 
     def __init__(self, settings: Settings, ports: HostPorts, word: Callable[[], str]) -> None:
-        """`word` returns the text of the file in which this host's agent says what it holds."""
+        """`word` returns the text of the file in which the agent says if it holds the node."""
         self.settings = settings
         self.ports = ports
         self._word = word

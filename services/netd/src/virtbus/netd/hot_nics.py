@@ -64,8 +64,10 @@ class HotNics:
             VirtbusError: 404 `nic_unknown`: netd has no interface of this name.
                 409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
                 409 `mac_in_use`: another interface has the MAC.
-                409 `port_taken`: a VM or process has a published port. 429: no address is free.
                 The error of a failed network, of the kernel, or of a CNI plugin.
+                409 `port_taken`: another VM or a process has a published port.
+                409 `link_taken`: another VM has a link with the name of the lent tap.
+                429: no address is free.
         """
         nic = of_name(entry.attachment, want.name) if entry is not None else None
         if entry is None or nic is None:

@@ -6,9 +6,9 @@ from virtbus.netd.core.attachment import Nic
 
 
 class LateLinks:
-    """Host links that may outlive their network, because a process holds its namespace.
+    """Host links that may outlive their network, because a process holds the VM's namespace.
 
-    The caller looks at them with `due`, and deletes the links that `due` returns.
+    The caller deletes the links that `due` returns.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class NetworkEntry:
         """Return the attachment once its phase is final.
 
         Raises:
-            VirtbusError: 504 `network_late` after `timeout_s`; the attachment's error.
+            VirtbusError: 504 `network_late` after `timeout_s`. The error of a failed network.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -58,7 +58,7 @@ class NetworkEntry:
         return forced and self.failed_ends >= ENDS_TRIED
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
-        """Mark the network as failed; return the finding. Its running guest cannot get it back."""
+        """Mark the network as failed: its running guest cannot get it back. Return the finding."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
         return finding

@@ -1,4 +1,4 @@
-"""Lets CNI plugins clean up after ended attachments, and removes cached results of such ones."""
+"""Lets CNI plugins clean up after ended attachments, whose cached results it removes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ EVERY_S = 3600.0
 class PluginSweep:
     """Runs GC for the conflists of network objects.
 
-    A conflist of the node may have other users, such as a container runtime. netd does not know
-    the attachments of these users, so GC would end them. So netd runs no GC for such a conflist.
+    A conflist of the node may have other users, such as a container runtime. GC would end the
+    attachments of these users, which netd does not know. So netd runs no GC for such a conflist.
     """
 
     def __init__(self, cni: Cni, attachments: Attachments) -> None:

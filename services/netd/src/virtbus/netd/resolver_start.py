@@ -25,7 +25,7 @@ class FoundResolver(NamedTuple):
 
     channel: ResolverChannel
     site: str
-    """The text of its site."""
+    """The text of the `ResolverSite` with which the process was started."""
 
 
 async def found(site: ResolverSite) -> FoundResolver | None:

@@ -52,7 +52,10 @@ class SecurityGroups:
             self._book.nonces[key] = one.nonce
 
     def known(self, after: str = "") -> KnownGroups:
-        """Return a page of the groups whose keys follow `after`, for a rebuild of the bus."""
+        """Return a page of the groups whose keys follow `after`, for a rebuild of the bus.
+
+        The groups are without their peers.
+        """
         found: dict[str, NodeGroup] = {}
         left_bytes = PAGE_BYTES
         for key, group in sorted(self._book.groups.items()):

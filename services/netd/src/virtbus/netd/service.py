@@ -315,7 +315,7 @@ async def teardown(settings: Settings, ports: HostPorts) -> None:
     """Remove every network of this host, even of running guests; for an uninstall.
 
     Raises:
-        VirtbusError: 409 `netd_running` while a netd runs here; the error of a CNI plugin.
+        VirtbusError: 409 `netd_running` while a netd runs here. The error of a CNI plugin.
     """
     attachments = Attachments(ports, settings.site())
     try:

@@ -11,10 +11,10 @@ MOST = 3
 
 
 class HostServers:
-    """The servers `fixed` of a setting; if it names none, the servers of a resolv.conf.
+    """The `fixed` servers of a setting; if there are none, the servers of a resolv.conf.
 
-    Servers on loopback count. The file is read again when it has changed. `gateway` is left out of
-    both, because the resolver listens there and would get its own query.
+    Servers on loopback count. The file is read again when it has changed. `gateway` is never one of
+    the servers, because the resolver listens there and would get its own query.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class HostServers:
         self._found: tuple[Address, ...] = ()
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return at most 3 servers; none if `fixed` names none and the file is unreadable."""
+        """Return at most 3 servers; none if no server is `fixed` and the file is unreadable."""
         if self._fixed:
             return self._fixed[:MOST]
         try:

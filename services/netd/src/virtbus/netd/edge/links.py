@@ -130,7 +130,7 @@ class KernelAddress:
     interface: Interface
     is_global: bool
     label: str = field(default="", compare=False)
-    """The name of the link; only IPv4 has it."""
+    """The name of the link; empty for IPv6."""
 
 
 @_kept
@@ -216,7 +216,7 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
     """Return the call that ensures a VXLAN device without learning, flooding and multicast.
 
     The device answers ARP from its own table of neighbours. If another device has the VNI, the
-    kernel makes none, and its error is that of an existing link, which the call tolerates.
+    kernel makes no device, and answers EEXIST as for an existing link, which the call tolerates.
     """
     data = nest(
         ("IFLA_VXLAN_ID", vni),

@@ -101,7 +101,7 @@ def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
 
 
 def _settings(nic: Nic) -> Iterator[tuple[str, str]]:
-    """Yield the key and value of each sysctl of the namespace. The host's own ones can differ."""
+    """Yield the key and value of each sysctl of the namespace. No sysctl of the host is needed."""
     for link in (nic.eth, nic.bridge):
         yield f"net/ipv4/conf/{link}/forwarding", "1"
         yield f"net/ipv4/conf/{link}/arp_ignore", "1"

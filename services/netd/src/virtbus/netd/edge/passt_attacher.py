@@ -1,4 +1,4 @@
-"""Connects interfaces whose binding is passt: on their network, passt stands in for the guest.
+"""Connects interfaces whose binding is passt: on the network, passt takes the guest's place.
 
 passt runs in a namespace of its own, which has the guest's addresses. The attacher of the network's
 kind connects this namespace to the host. A relay copies frames between passt and the tap `eth` in
@@ -75,7 +75,7 @@ class PasstAttacher:
                 self._start(host, uid, nic, netns_fd)
 
     def _adopted(self, uid: str, nic: Nic) -> bool:
-        """Return True if passt serves the interface; its processes were then given to `started`."""
+        """Return True if passt serves the interface. Give its processes to `started` once."""
         with Netlink() as inside:
             if links.find(inside, nic.eth) is None:
                 return False

@@ -5,9 +5,10 @@ process makes a network namespace for passt, which netd connects with the networ
 all rights, starts passt there, and copies frames between the tap and passt. Each of the two
 processes ends with the other one, and the kernel then removes the tap and the namespace.
 
-passt carries echo requests from the guest, but none to the guest. If passt's namespace answered
-the latter, a guest that has not booted would seem to be up. So this process carries them to the
-guest. This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0082 has the reasons.
+passt carries echo requests from the guest, but none to the guest. This process carries echo
+requests to the guest. If passt's namespace answered these requests, a guest that has not booted
+would seem to be up. This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0082 has
+the reasons.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34
 """The types of frames with IP packets, and the offset of the data behind an IPv4 header."""
 _TCP, _SYN_ACK = 6, 0x12
 _LENGTH = 4
-"""In passt's stream, these many bytes before each frame are its length, in network order."""
+"""The size of the length in bytes that precedes each frame in passt's stream, in network order."""
 _MOST, _READ = 65_536, 262_144
 _SYSCTLS = {
     "net/ipv4/ip_unprivileged_port_start": "0",
@@ -224,7 +225,7 @@ def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
             frame = os.read(TAP, _MOST)
             if _is_echo_reply(frame):
                 end = 14 + int.from_bytes(frame[16:18], "big")
-                with contextlib.suppress(OSError):  # nothing has the reply's address
+                with contextlib.suppress(OSError):  # no route to the reply's address
                     echo.sendto(frame[_ICMP_AT:end], (socket.inet_ntoa(frame[30:34]), 0))
                 continue
             if has_no_source(frame):

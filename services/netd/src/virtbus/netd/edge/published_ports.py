@@ -49,7 +49,8 @@ class PublishedPorts:
         """Publish the ports of a new network.
 
         Raises:
-            VirtbusError: 409 `port_taken`: a VM or process, which the message names, has a port.
+            VirtbusError: 409 `port_taken`: another VM or a process, which the message names, has a
+                port of the network.
                 409 `address_missing`: the host lacks the address of a published port.
                 The errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
         """
@@ -146,8 +147,8 @@ class PublishedPorts:
 def _end_connections(ports: Collection[redirected.GuestPort]) -> None:
     """End the connections to ports of guests that are published no more. A failure is logged.
 
-    The kernel redirects a known connection without a look at the rules. So a client that goes on
-    sending UDP from the same port would reach the next guest with the same address.
+    The kernel redirects a known connection without a look at the rules. So a client that continues
+    to send UDP from the same port would reach the next guest with the same address.
     """
     if not ports:
         return

@@ -37,7 +37,7 @@ class ResolverChannel:
         return json.loads(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
-        """Close the connection after the messages that were sent."""
+        """Close the connection once the sent messages are written."""
         self._writer.close()
 
 

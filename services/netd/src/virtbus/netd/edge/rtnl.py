@@ -50,7 +50,7 @@ def nest(*attributes: Attribute) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A kind of kernel object. `new` is its RTM_NEW number; those of delete, get and set follow."""
+    """A kind of kernel object. `new` is its RTM_NEW number; delete, get and set follow it."""
 
     message: type[Message]
     new: int

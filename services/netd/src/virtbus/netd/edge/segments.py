@@ -23,7 +23,7 @@ class SegmentLink:
     index: int
     mtu: int
     carries: NetworkKind
-    """The kind of network that can use it."""
+    """The kind of network that can use the link."""
     pvid: int | None = None
     """The VLAN that a bridge gives new ports.
 

@@ -45,8 +45,8 @@ class Tunnels:
     def end(self) -> TunnelEnd | None:
         """Return the end of this host's tunnels; None if the host has no address for them.
 
-        If no address is set, it is the host's address on its default route. If the default route
-        gives none, it is the host's lowest IPv4 address.
+        If no address is set, the end has the host's address on its default route. Without such an
+        address, the end has the host's lowest IPv4 address.
         """
         own = sorted(IPv4Address(text) for text in self._bridges.addresses() if ":" not in text)
         outside = _address_to_outside()
@@ -62,8 +62,8 @@ class Tunnels:
         """Return the end of the tunnels for an interface of an overlay.
 
         Raises:
-            VirtbusError: 422 `no_tunnels`: the host has no address for tunnels, or the network no
-                VNI. 422 `mtu_too_large`: the network's MTU exceeds that of the tunnels.
+            VirtbusError: 422 `no_tunnels`: the host has no address for tunnels, or the network has
+                no VNI. 422 `mtu_too_large`: the network's MTU exceeds that of the tunnels.
         """
         end, target = self.end(), nic.target
         if end is None or target is None or not target.vni:

@@ -15,7 +15,7 @@ SOCKET = "@WRAPPER_SOCKET@"
 EMULATOR = "@EMULATOR@"
 PROTOCOL = b"virtbus-wrapper/1"
 TIMEOUT_S = 8.0  # netd waits 5 s for a network that is being attached
-MAX_DESCRIPTORS = 128  # a tap for each queue of a VM's NICs, and as many for vhost-net
+MAX_DESCRIPTORS = 128  # a tap for each queue of a VM's NICs; vhost-net may use the rest
 
 
 def fail(message: str) -> None:

@@ -91,7 +91,10 @@ def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
 
 
 def shown_limits(figures: Mapping[str, int]) -> dict[str, int]:
-    """Return libvirt's figures under virtbus' names, without zeros. Bursts begin with `burst_`."""
+    """Return libvirt's figures that are not 0, under virtbus' names.
+
+    The name of a burst begins with `burst_`.
+    """
     shown = {}
     for name, tag in _TAGS.items():
         for ours, theirs in ((name, tag), (f"burst_{name}", f"{tag}_max")):

@@ -41,6 +41,7 @@ class GuestPrograms(GuestAgents, Protocol):
         """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
 
         Raises:
-            VirtbusError: 409 `guest_agent_refused`: the guest agent does not start the program.
-                504 `exec_timeout`: the program was killed. The errors of `ask`.
+            VirtbusError: 409 `guest_agent_refused`: the guest agent refuses.
+                504 `exec_timeout`: the program did not end in time, and was killed.
+                The errors of `ask`.
         """

@@ -12,7 +12,7 @@ _SCSI = ""
 
 
 class IoThreadPlan(NamedTuple):
-    """How many I/O threads a domain has, and which one (from 1) a disk or the controller uses."""
+    """The number of a domain's I/O threads, and the threads (from 1) of disks and SCSI controller."""
 
     total: int
     of_disks: Mapping[str, int]
@@ -20,7 +20,7 @@ class IoThreadPlan(NamedTuple):
 
 
 def io_threads(domain: Domain) -> IoThreadPlan:
-    """Return the threads of a domain: first the shared threads, then one for each `own` disk."""
+    """Return the threads of a domain: first the shared threads, then those of single disks."""
     virtio = [disk for disk in domain.devices.disks if disk.bus is DiskBus.VIRTIO]
     own = [disk.name for disk in virtio if disk.dedicated_io_thread]
     sharers = [disk.name for disk in virtio if not disk.dedicated_io_thread]
@@ -34,7 +34,7 @@ def io_threads(domain: Domain) -> IoThreadPlan:
 
 
 def _most_shared(threads: IoThreads | None, left: int) -> int:
-    """Return the largest number of shared threads. With `auto` it is `left`, from the vCPUs."""
+    """Return the largest number of shared threads. `left` is the number for the policy `auto`."""
     if threads is None:
         return 0
     match threads.policy:

@@ -7,7 +7,7 @@ SEAM_BYTES = 16 * 1024
 
 
 class Scrollback:
-    """The buffer. `start` is the position of the oldest stored byte, `end` that of the next one."""
+    """The buffer. `start` is the position of the oldest stored byte, `end` of the next new one."""
 
     def __init__(self, room: int = ROOM_BYTES) -> None:
         self._kept = bytearray()

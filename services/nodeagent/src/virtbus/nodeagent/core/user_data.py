@@ -18,10 +18,10 @@ from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, SCRIPT, content_
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""The largest number of values in the cloud-configs that are merged here. It takes 0.2 s of CPU
-with the longest text."""
+"""The largest number of values in the cloud-configs that are merged here. Merging that many takes
+0.2 s of CPU with the longest text."""
 MERGED_BYTES = 64 * 1024
-"""The limit of all cloud-configs together. Larger ones become parts, for cloud-init to merge."""
+"""The limit of all cloud-configs together. If they are larger, cloud-init merges them as parts."""
 UNPACKED_BYTES = 1024 * 1024
 """The limit of a gzip's content. A larger gzip becomes a part, for cloud-init to unpack."""
 APPEND = "dict(recurse_array,no_replace)+list(append)"
@@ -120,7 +120,7 @@ def cloud_config(value: Config) -> bytes:
 
 
 def to_yaml(value: Config) -> bytes:
-    """Return YAML in ASCII. In Unicode, PyYAML would write a NEL unescaped, and read a space."""
+    """Return YAML in ASCII. PyYAML would write a Unicode NEL unescaped, and read it as a space."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
     return text.encode()
 
