@@ -61,7 +61,7 @@ class HotNics:
         """Do one step for an interface; safe to repeat. `used` has the interfaces of all VMs.
 
         Raises:
-            VirtbusError: 404 `nic_unknown`: netd has no interface of this name.
+            VirtbusError: 404 `nic_unknown`: netd has no such interface to lend or join.
                 409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
                 409 `mac_in_use`: another interface has the MAC.
                 The error of a failed network, of the kernel, or of a CNI plugin.

@@ -21,7 +21,7 @@ Keep = Callable[[Attachment], None]
 
 
 class PluginChains:
-    """The plugins of this host's conflists. Each method may be cancelled."""
+    """The plugin chains of the node's and the networks' conflists. Methods may be cancelled."""
 
     def __init__(self, namespaces: Namespaces, cni: Cni, nics: Callable[[], Iterable[Nic]]) -> None:
         """`nics` returns the interfaces of all VMs of this host."""

@@ -59,7 +59,7 @@ class NetworkReporter(StepReporter):
             )
 
     def given_up(self, attachment: Attachment, error: VirtbusError) -> None:
-        """Emit an event that a forced release left what a CNI plugin made."""
+        """Emit an event that a forced release left behind what a CNI plugin made."""
         message = f"given up: {error.body.message}. These may remain: {remains(attachment.nics)}"
         log.warning("%s", message, extra={"code": "cni_given_up", "uid": attachment.uid})
         event = self.event(

@@ -4,8 +4,8 @@ A finding counts only if two scans have it. Before a complete list of the joined
 calls nothing an orphan. It removes orphans in the order of a delete: guest, then network and disks,
 then files and the status. Resources of another agent on this host are ignored.
 
-A missing record is no command (ADR 0033). So a running guest keeps all its resources, and disks go
-to the quarantine.
+A missing record is no command (ADR 0033). So a running guest keeps all its resources unless its
+record was purged. Disks go to the quarantine unless a user's delete purged the record.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""The delay between two scans. Creates and deletes in progress are finished by then."""
+"""The delay between two scans, in which most creates and deletes in progress end."""
 ASK_S = 5.0
 RETRY_S = (2.0, 60.0)
 LEFT_OVER = "neither the bus nor this host has a record of the VM"

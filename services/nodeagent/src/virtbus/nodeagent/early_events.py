@@ -20,7 +20,7 @@ KEPT_S = 60.0
 
 
 class EarlyEvents:
-    """A buffer that is bounded per VM, in total and in time; the oldest are dropped first."""
+    """A buffer that is bounded per VM, in total and in time. The oldest events are dropped."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[float, deque[Part]]] = {}
@@ -29,7 +29,7 @@ class EarlyEvents:
         """Store a ready event, or drop it if it is too large.
 
         Raises:
-            ValueError: its uid is invalid.
+            ValueError: the event's uid is invalid.
         """
         uid = check_uid(part.uid)
         if len(encode(part)) > PART_BYTES:

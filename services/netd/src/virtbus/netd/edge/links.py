@@ -164,7 +164,10 @@ def set_link(
     mtu: int | None = None,
     alias: str | None = None,
 ) -> NetlinkCall:
-    """Return the call that changes the given values. The kernel applies attributes before flags."""
+    """Return the call that changes the given values.
+
+    The kernel applies attributes before flags, so the link goes up after the other changes.
+    """
     given: list[Attribute] = [
         ("IFLA_MASTER", master),
         ("IFLA_ADDRESS", mac),

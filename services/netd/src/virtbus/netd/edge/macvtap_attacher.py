@@ -31,7 +31,8 @@ class MacvtapAttacher:
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
         """Return the interface with its addresses and MTU.
 
-        Raises VirtbusError, among others 409 `link_in_use` if passthru and another guest collide.
+        Raises VirtbusError, among others 409 `link_in_use`: another guest is on the link, and one
+        of the two has the mode passthru.
         """
         with Netlink() as host:
             link = self.segments.of(host, nic)

@@ -38,7 +38,8 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
     """Run blocking `work` in a new thread that starts in this process' namespace.
 
     Threads are not reused, because `work` may leave its thread in another namespace. A cancelled
-    call runs `on_cancel` and waits for the thread to end. So two threads never work on one VM.
+    call runs `on_cancel` and waits for the thread to end. So when the next call for a VM begins, no
+    thread of an earlier call still works on the VM.
 
     Return the result of `work`, or raise its exception.
     """

@@ -13,7 +13,7 @@ from virtbus.netd.core.resolver_messages import Message
 FIRST_CHANNEL = 3
 """The descriptor at which the process finds its first connection to netd."""
 LINE_BYTES = 4 * 1024 * 1024
-"""Maximum length of a message. The uids of all VMs of a host are sent as one message."""
+"""Maximum length of a message in bytes. The uids of all VMs of a host are sent as one message."""
 
 
 class ResolverChannel:

@@ -22,7 +22,7 @@ class GuestLayers:
     used: Mapping[str, int] = field(default_factory=dict)
     """The sizes in bytes that the guest sees, by the files that QEMU's devices use."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """The files that libvirt's XML names, by target."""
+    """The files of writable disks that libvirt's XML names, by target."""
     below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The files below each disk in libvirt's XML, from the top, by target."""
     used_below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ _SCSI = ""
 
 
 class IoThreadPlan(NamedTuple):
-    """The number of a domain's I/O threads, and the threads (from 1) of disks and SCSI controller."""
+    """The number of a domain's I/O threads, and the thread (from 1) of each disk and of SCSI."""
 
     total: int
     of_disks: Mapping[str, int]

@@ -78,8 +78,8 @@ class HostDiskFiles:
     ) -> dict[str, DiskSource]:
         """Check all disks of the record, and return their sources by volume name.
 
-        The path of a file is a hard link that only the agent can change. If a guest is `running`,
-        the links to files that its QEMU uses stay.
+        The path of a file is a hard link that only the agent can change, or imaged's own path if
+        `disks/` is on another file system. Links to files that a `running` guest's QEMU uses stay.
 
         Raises:
             VirtbusError: 409 `disk_refused`: a file cannot be opened, is not regular or has other

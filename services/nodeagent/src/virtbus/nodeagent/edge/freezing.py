@@ -42,7 +42,7 @@ class _Freeze:
     wake: asyncio.Event
     failed: bool = False
     """True until the guest has confirmed the freeze. After a failure, the guest may be frozen
-    nevertheless, so the task thaws it."""
+    nevertheless, so `_until_over` thaws it."""
 
     def end_at(self, until_s: float) -> None:
         self.until_s = until_s
@@ -50,7 +50,7 @@ class _Freeze:
 
 
 class NoFreezes:
-    """The `Freezes` port for guests without an agent."""
+    """The `Freezes` port for simulated guests, which have no guest agent."""
 
     def __init__(self) -> None:
         self.heard: Callable[[str, FreezeChange, str], None] = _ignore
