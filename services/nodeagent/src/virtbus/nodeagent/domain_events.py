@@ -155,11 +155,9 @@ class DomainEvents:
     async def _resume_after_full_disk(self, guest: VmActor, facts: DomainFacts) -> None:
         """Report why this guest waits, and resume it if QEMU paused it at an I/O error (F30).
 
-        A guest that a user has paused is not resumed.
-
         The usual cause is a full disk. Nothing reports that space is free again, so each comparison
         resumes the guest, and QEMU repeats the write. If the write still fails, the guest pauses
-        again and has lost nothing.
+        again and has lost nothing. A guest that a user has paused is not resumed.
         """
         self._note_wait(guest, facts)
         if not facts.waits_for_disk or guest.vm.record.paused:

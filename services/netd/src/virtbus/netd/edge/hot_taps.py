@@ -66,7 +66,7 @@ def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def _own_eth(nic: Nic) -> tuple[str, ...]:
-    """Return `eth` on a macvtap network; elsewhere, the host link, passt or a DEL removes it."""
+    """Return `eth` on a macvtap network. Elsewhere, the host link, passt or CNI's DEL ends it."""
     return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 

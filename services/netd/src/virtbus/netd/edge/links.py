@@ -166,7 +166,7 @@ def set_link(
 ) -> NetlinkCall:
     """Return the call that changes the given values.
 
-    The kernel applies attributes before flags, so the link goes up after the other changes.
+    The kernel applies attributes before flags, so the link goes up or down after the other changes.
     """
     given: list[Attribute] = [
         ("IFLA_MASTER", master),

@@ -64,9 +64,9 @@ class OverlayAttacher:
     def detach(self, left: Sequence[Nic]) -> None:
         """Add tunnel entries for guests that ended here, if other hosts list them now.
 
-        After this host was cut off, another host may list a guest that still runs here. The entry
-        to the other host is made when the guest has ended here. A tunnel is deleted with its
-        bridge.
+        For example after this host was cut off, another host may list a guest that still runs here.
+        The entry to the other host is made when the guest has ended here. A tunnel is deleted with
+        its bridge.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

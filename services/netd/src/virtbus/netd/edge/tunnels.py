@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _CALLS_AT_ONCE = 100
 _ANYWHERE = "192.0.2.1", 9
-"""An address that no host has (RFC 5737). A UDP socket that connects to it only looks up a route."""
+"""An address that no host has (RFC 5737). Connecting a UDP socket to it only looks up a route."""
 
 
 class Tunnels:

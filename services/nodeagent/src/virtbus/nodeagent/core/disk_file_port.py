@@ -1,6 +1,6 @@
 """Defines the port that checks, names and removes the files of VMs' disks on this host.
 
-The agent gives each checked file a name of its own, a hard link, which libvirt gets.
+The agent makes a hard link to each checked file, and libvirt gets the path of the link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class DiskFiles(Protocol):
     ) -> Mapping[str, DiskSource]:
         """Check the files of all disks, and return the disks' sources by volume name.
 
-        If a guest is `running`, the agent's names of files that its QEMU uses stay.
+        If a guest is `running`, the agent's links to files that the guest's QEMU uses stay.
 
         Raises:
             VirtbusError: 409 `disk_refused`: a file or device is not as the record says, or may not
@@ -65,4 +65,4 @@ class DiskFiles(Protocol):
         """Remove layers by their file names; raises OSError."""
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove the agent's names of media that are not in `sources`. No drive may have these."""
+        """Remove the agent's links to media that are not in `sources`. No drive may have these."""

@@ -1,4 +1,4 @@
-"""Defines a freeze of a guest's file systems, the port that does it, and the one that stores it."""
+"""Defines freezes of guests' file systems, the port that freezes, and the port that stores them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -133,10 +133,10 @@ class GuestBackupPort(Protocol):
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
-        """Return the bitmaps named `prefix…` that a backup of the disks `targets` can rest on.
+        """Return the bitmaps that a backup of the disks `targets` can rest on.
 
-        QEMU must report each bitmap as usable in all these disks. libvirt must know a checkpoint of
-        the same name, with the description `about`.
+        Their names begin with `prefix`. QEMU reports each bitmap as usable in all these disks.
+        libvirt knows a checkpoint of the same name, with the description `about`.
         """
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
@@ -154,7 +154,10 @@ class GuestBackupPort(Protocol):
     async def keep_only(
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
     ) -> None:
-        """Remove the bitmaps named `prefix…` except `bitmaps`; if that is None, only `drop`."""
+        """Remove the bitmaps whose names begin with `prefix`, except `bitmaps`.
+
+        If `bitmaps` is None, remove only the bitmap `drop`.
+        """
 
 
 @dataclass(frozen=True, slots=True)

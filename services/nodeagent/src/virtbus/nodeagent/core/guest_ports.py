@@ -16,7 +16,8 @@ class GuestAgents(Protocol):
 
         Raises:
             VirtbusError: 409 `guest_agent_absent`: no guest agent runs in the guest.
-                503 `guest_agent_silent`: it does not answer. 409 `domain_state`: no guest runs.
+                503 `guest_agent_silent`: the guest agent does not answer.
+                409 `domain_state`: no guest runs.
         """
 
     async def freeze(self, uid: str, *, timeout_s: float) -> bool:

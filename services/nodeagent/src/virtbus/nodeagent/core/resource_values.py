@@ -65,7 +65,9 @@ def _shares(value: int) -> int:
 
 
 def different(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Figures]:
-    """Return the steps that set the wanted parameters; each step sets one parameter.
+    """Return the steps that set the wanted parameters.
+
+    Each step sets one parameter, because libvirt applies each parameter by itself.
 
     The quota is lifted before the period changes, because the kernel refuses some pairs of an old
     quota and a new period.

@@ -269,7 +269,7 @@ class HostDiskFiles:
     def _pinned(self, uid: str, volume: str, source: DiskSource, descriptor: int) -> str:
         """Return the path of our hard link to the open file of a disk.
 
-        Empty if `disks/` is on another file system than the link, which is impossible then.
+        Empty if no hard link is possible, because `disks/` is on another file system.
         """
         path = self._state / "vms" / uid / f"{PINNED}{source.pin}"
         found = os.fstat(descriptor)

@@ -19,9 +19,9 @@ def open_disk(root: str, disk: HostDisk, *, readonly: bool) -> int:
     """Return a descriptor of a disk's file, without following links below `root`.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: the file is no plain file, has other names, or cannot be
-            opened. Or it is missing or empty and cannot be made, because the spec gives no capacity
-            or the disk is read-only.
+        VirtbusError: 409 `disk_refused`: the path is no plain file, has other names, or cannot be
+            opened. Or the file is missing or empty, and cannot be made because the spec gives no
+            capacity or the disk is read-only.
     """
     folder, _, name = disk.path.rpartition("/")
     if len(folder) < len(root):
