@@ -44,7 +44,7 @@ class DiskJobs:
         self._group = group
         self._jobs: dict[str, Job] = {}
         self.slots = asyncio.Semaphore(CONVERSIONS_AT_ONCE)
-        """A conversion takes a slot before it locks disks, so that no two wait for each other."""
+        """Each conversion takes its slot before it locks disks: mixed orders could deadlock."""
 
     @property
     def ids(self) -> frozenset[str]:
@@ -65,8 +65,8 @@ class DiskJobs:
         The answer waits for the end of the work for at most `soon_s`.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request. The next request begins
-                another.
+            VirtbusError: the failure of an earlier attempt, or of this one if it fails within
+                `soon_s`. The next request begins another attempt.
         """
         if id_ not in self._jobs and (found := await done()) is not None:
             return found

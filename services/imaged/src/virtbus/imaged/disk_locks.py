@@ -12,13 +12,13 @@ class DiskLocks(KeyedLock):
 
     @asynccontextmanager
     async def held(self, uid: str, *volumes: VolumeRef) -> AsyncIterator[None]:
-        """Hold the locks of a VM and of its volumes, in the order of `Disks.ensure`."""
+        """Hold the locks of a VM and of its volumes, the VM's first as in `Disks.ensure`."""
         async with self.of(uid), self.volumes(volumes):
             yield
 
     @asynccontextmanager
     async def volumes(self, volumes: Iterable[VolumeRef]) -> AsyncIterator[None]:
-        """Hold the locks of volumes, taken by folder. Take the lock of their VM before these."""
+        """Hold the locks of volumes, taken in the order of their folders, after any VM's lock."""
         async with AsyncExitStack() as stack:
             for folder in sorted({ref.folder for ref in volumes}):
                 await stack.enter_async_context(self.of(folder))

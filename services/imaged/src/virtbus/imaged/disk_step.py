@@ -33,7 +33,7 @@ class DiskStep:
         """By uid: the image references in the VM's record on the bus."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Return False for a VM with pull secrets: its agent requests the disks and sends these."""
+        """Return False for a VM with pull secrets: its agent sends them as it requests the disks."""
         self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)
 
@@ -42,9 +42,9 @@ class DiskStep:
         self.refs.pop(uid, None)
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
-        """Ensure every disk of the record, after the copies into its volumes.
+        """Ensure every disk of the record, once all copied volumes of the VM have content.
 
-        Errors are those of `Disks` and `DeviceRoots`.
+        Errors are those of `FillWaits.wait`, `Disks.ensure` and `DeviceRoots.ensure`.
         """
         await self.waits.wait(record)
         asker = Asker(self._reporter.listener(record), record.uid, record.namespace)

@@ -84,10 +84,10 @@ class Disks:
         listener: Listener | None = None,
         logins: Mapping[str, str] = MappingProxyType({}),
     ) -> Ensured:
-        """Ensure every disk of the record; existing ones are checked and kept.
+        """Ensure every disk of the record; existing disks are checked, and grown if too small.
 
-        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL. No
-        source is needed for existing disks, nor for existing images unless the policy is Always.
+        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL.
+        Only a missing image is pulled, or the image of a missing disk whose policy is Always.
 
         Raises:
             VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
@@ -144,7 +144,7 @@ class Disks:
         async with contextlib.AsyncExitStack() as held:
             refs = [disk.ref for disk in wanted if disk.ref is not None]
             await held.enter_async_context(self.locks.volumes(refs))
-            if record.origin is not None:  # a delete waits until the clone names its layers
+            if record.origin is not None:  # no delete of the snapshot until the disks rest on it
                 lock = snapshot_lock(record.origin.snapshot)
                 await held.enter_async_context(self.locks.of(lock))
             return await self._threads.run(self._ensure_many, record, wanted, images)
@@ -223,7 +223,7 @@ class Disks:
         return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
-        """Return the folders of a disk, and its place in them."""
+        """Return the folders that hold a disk, and the disk's folder and name in them."""
         if disk.ref is not None:
             return self.pools.of(disk.ref), (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
@@ -284,7 +284,7 @@ class Disks:
             return Gone(bool(entry), entry)
 
     async def release_volume(self, ref: VolumeRef, made_by: str = "") -> bool:
-        """Remove the data of a volume, as `VolumeRelease` says; return False if there was none.
+        """Remove a volume's data, with `made_by` only what that operation wrote; False if none.
 
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
@@ -328,7 +328,7 @@ class Disks:
         return await self._threads.run(self._quarantine.get, entry), record
 
     async def restore(self, entry: str, uid: str, keep: QuarantineRequest) -> None:
-        """Move an entry's disks to a VM that does not run; errors as `release`, and 404.
+        """Move an entry's disks to a VM that does not run; 404 `no_entry`, 503 `store_error`.
 
         Existing disks of the VM go to the quarantine, in an entry that `keep` describes.
         """
@@ -356,7 +356,7 @@ class Disks:
     async def expire_names(
         self, wanted: frozenset[str], keep: expiry.ExpiryLimits
     ) -> tuple[str, ...]:
-        """Remove names that were unused for long or that are too many; return them.
+        """Remove image names that were unused for long or that are too many; return them.
 
         `wanted` are the names in the node's records, which stay.
         """
@@ -379,7 +379,7 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names and unused images; return the freed bytes, and the users of the others."""
+        """Remove names and unused images; return the freed bytes, and the uids that use `digests`."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
         used, began_ns = await self._threads.run(self.users.used_since)

@@ -1,7 +1,7 @@
 """Reads the files of image names in `<config_dir>/images.d`, after each change.
 
-A second folder has Virtlet's objects of the cluster, which the node's `virtbus-cri` writes. Files
-ending in `.toml` are virtbus' own, those ending in `.yaml` or `.yml` are Virtlet's.
+A second folder has the Kubernetes cluster's VirtletImageMapping objects, written by the node's
+`virtbus-cri`. Files ending in `.toml` have virtbus' own format, `.yaml` and `.yml` Virtlet's.
 """
 
 import logging
@@ -60,9 +60,10 @@ class AliasFiles:
         return self.read().resolve(name)
 
     def of_bus(self, name: str, target: ImageTarget) -> Target:
-        """Return the target of an image name of the bus, with the transport of a file.
+        """Return the target of an image name of the bus.
 
-        Blocks on the disk; errors as `ImageAliases.transport`.
+        The bus has only the name of the transport, which a file of this node defines. Blocks on
+        the disk; errors as `ImageAliases.transport`.
         """
         source, where = ImageSource(target.url, target.digest), f"image name {name} of the bus"
         if not target.transport:
@@ -71,7 +72,7 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the plain names that `ImageAliases.pins` keeps on the node. Blocks on the disk."""
+        """Return each of `names` if `ImageAliases.pins` its part before `@`. Blocks on the disk."""
         table = self.read()
         return frozenset(name for name in names if table.pins(name.partition("@")[0]))
 
@@ -85,7 +86,8 @@ class AliasFiles:
         files.append(rules_of(map(self._default, DEFAULT_NAMES), Layer.OWN))
         table = table_of(files)
         newest_ns = max((changed_ns for *_, changed_ns in seen), default=0)
-        # A file may change twice within one tick of its clock.
+        # A file may change twice within one tick of the file system's clock, so a table of
+        # files that changed just now is read again.
         self._read = (seen, table) if time.time_ns() - newest_ns > _TICK_NS else None
         for problem in table.problems[:20]:
             log.error(
@@ -134,7 +136,7 @@ def _problem(folder: Path, message: str) -> RuleFile:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return the files of a folder in their order; none if there is no folder."""
+    """Return the files of a folder, sorted; none if there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in _READERS)
     except FileNotFoundError:

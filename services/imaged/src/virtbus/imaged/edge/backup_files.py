@@ -1,10 +1,10 @@
 """Keeps backups: `<backup_dir>/<id>/{<disk>.qcow2,backup.json,verified.json}` (ADR 0068).
 
 A backup is complete or absent: it is made as `.part-<id>`, and the rename to `<id>` publishes it. A
-delete first renames it to `.gone-<id>`. `draft.json` in a part names the parent, so that no delete
-removes the parent meanwhile. The directory may be on a slow or foreign file system: its content is
-checked when it is read. The files that a guest's QEMU writes are on the disk of `state_dir`, in
-`disks/backups/<id>/`, so that no guest waits for the directory.
+delete first renames the backup to `.gone-<id>`. `draft.json` in a part names the parent, so that no
+delete removes the parent meanwhile. Others may write to the directory, so its content is checked
+when it is read. It may also be slow: the files that a guest's QEMU writes are on the disk of
+`state_dir`, in `disks/backups/<id>/`, so that no guest waits for the directory.
 """
 
 import contextlib
@@ -73,8 +73,9 @@ class BackupFiles:
         """Return the manifests of a backup and of all that it rests on, the newest first.
 
         Raises:
-            VirtbusError: 404 `backup_not_here`; 409 `backup_damaged`: one is missing or foreign;
-                422 `backup_unreadable`.
+            VirtbusError: 404 `backup_not_here`. 409 `backup_damaged`: a backup that it rests on is
+                missing or of another VM, or the chain has more than `MAX_CHAIN` of them. 422
+                `backup_unreadable`.
         """
         found: list[BackupManifest] = []
         wanted = backup
@@ -157,7 +158,11 @@ class BackupFiles:
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, draft: BackupManifest) -> None:
-        """Make an empty part, whose draft protects the parent."""
+        """Make an empty part, whose draft keeps deletes from removing the parent.
+
+        Raises:
+            VirtbusError: 503 `backup_dir_missing`.
+        """
         name = PART + draft.id
         if not self.root.is_dir():
             message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
@@ -171,10 +176,10 @@ class BackupFiles:
             os.fsync(root)
 
     def keep(self, backup: str) -> bool:
-        """Delay the removal of an old part; return False if there is none.
+        """Give a part the current time; return False if the part does not exist.
 
-        QEMU may write staged files for days. Otherwise each node that uses the directory would
-        remove the part by its age.
+        QEMU may write staged files for days, and the part does not change meanwhile. Without this
+        call, each node that uses the directory would remove the part by its age.
         """
         if self.draft(backup) is None:
             return False
@@ -189,7 +194,7 @@ class BackupFiles:
     def new_disk(self, backup: str, disk: str, size_bytes: int = 0) -> ExportPart:
         """Return a new, open file for a disk; the caller closes it.
 
-        With `size_bytes` it is an empty qcow2 disk of that size.
+        With `size_bytes` the file is an empty qcow2 disk of that size.
         """
         with translated(BACKUPS), self.notes.opened(PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
@@ -203,10 +208,11 @@ class BackupFiles:
             return made
 
     def publish(self, made: BackupManifest) -> None:
-        """Make a backup complete, durable on return; no effect if it is.
+        """Make a backup complete, durable on return; no effect if it is complete already.
 
         Raises:
-            VirtbusError: 409 `backup_damaged`: its parent is gone.
+            VirtbusError: 404 `backup_not_here`: its parent is gone. The other errors of `chain`,
+                for the parent.
         """
         if self.notes.complete(made.id) is not None:
             return
@@ -237,8 +243,8 @@ class BackupFiles:
         """Remove a complete backup; return False if there is none.
 
         Raises:
-            VirtbusError: 409 `backup_needed`: an increment rests on it; 503 `store_error`: another
-                backup cannot be read, and may rest on it.
+            VirtbusError: 409 `backup_needed`: an increment rests on it. 503 `store_error`: another
+                backup cannot be read, and may rest on this one.
         """
         self._refuse_if_needed(check_uid(backup))
         gone = _GONE + backup
@@ -271,7 +277,7 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
     """Open a disk of a backup with all that it rests on.
 
     Raises:
-        VirtbusError: as `chain`; 404 `no_disk`; 409 `disk_unreadable`, `backup_damaged`.
+        VirtbusError: the errors of `chain`. 404 `no_disk`. 409 `disk_unreadable`, `backup_damaged`.
     """
     chain = files.chain(backup)
     found = [_disk(one, disk) for one in chain]

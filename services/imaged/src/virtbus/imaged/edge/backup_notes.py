@@ -48,7 +48,10 @@ class BackupNotes:
         return found
 
     def brief(self, backup: str) -> BackupManifest | None:
-        """Return a manifest without its spec, maybe as it was read earlier; as `complete`."""
+        """Return a manifest without its spec, from memory if it was read before.
+
+        The errors, and None, are as for `complete`.
+        """
         if (known := self._briefs.get(backup)) is not None:
             return known
         if (made := self.complete(backup)) is None:
@@ -99,10 +102,10 @@ class BackupNotes:
         return self._named(folder, DRAFT) or self._named(folder, MANIFEST)
 
     def _named(self, folder: str, name: str) -> str:
-        """Return the parent that a note names, also a note that this version cannot read."""
+        """Return the parent that a note names. The note need not fit this version's model."""
         data = self._read(folder, name)
         parent: object = ""
-        with contextlib.suppress(VirtbusError):  # such a backup is lost in any case
+        with contextlib.suppress(VirtbusError):  # no JSON: such a backup is lost in any case
             note = None if data is None else decode(data)
             parent = note.get("parent") if isinstance(note, dict) else ""
         return parent.lower() if isinstance(parent, str) else ""
@@ -131,7 +134,7 @@ class BackupNotes:
             raise store_error(error, BACKUPS) from error
 
     def note(self, model: type[Note], folder: str, name: str) -> Note | None:
-        """Return a note in a folder; None if it is missing; raises VirtbusError 422."""
+        """Return a note in a folder, None if it is missing; raises 422 `backup_unreadable`."""
         data = self._read(folder, name)
         if data is None:
             return None

@@ -61,7 +61,7 @@ class BackupStaging:
         with existing(self.root) as root:
             if root is not None:
                 remove_folder(check_uid(backup), root)
-        with _ROOT, contextlib.suppress(OSError):  # there are others
+        with _ROOT, contextlib.suppress(OSError):  # the files of other backups are there
             self.root.rmdir()
 
 
@@ -90,7 +90,7 @@ def translated(of: str = "the node's disk") -> Iterator[None]:
 
 
 def check_file(descriptor: int, of: BackupDisk) -> None:
-    """Raise 409 `disk_damaged` unless an open file is qcow2 of this size, with no backing file."""
+    """Raise 409 `disk_damaged` unless a qcow2 file has the disk's size, and no backing file."""
     found = read_overlay(os.pread(descriptor, HEAD_BYTES, 0))
     if found.backing_path or found.virtual_size_bytes != of.virtual_size_bytes:
         message = f"the file of the disk {of.name} is not the one that virtbus made"

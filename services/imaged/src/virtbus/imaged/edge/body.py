@@ -15,7 +15,7 @@ from virtbus.schemas.errors import VirtbusError
 
 
 class Content(Protocol):
-    """The interface of the reader: aiohttp's StreamReader."""
+    """The method of aiohttp's StreamReader that `Body` uses."""
 
     async def readany(self) -> bytes: ...
 
@@ -38,7 +38,7 @@ class Body:
         """Read all of `content`; `total` is the whole file's size, None if unknown.
 
         Raises:
-            TransientError: the body ended early, stalled, or the connection broke.
+            TransientError: the body ended early or came too slowly, or the connection broke.
             VirtbusError: `image_too_large`, `disk_full`, `store_error`.
         """
         most = self._limits.max_bytes if total is None else total
@@ -55,7 +55,8 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # A slow server may send less than a chunk in one turn; the next turn needs these bytes.
+            # A pull may be cancelled to give its slot to another. These bytes let it resume, even
+            # if a slow server sent less than a chunk.
             with contextlib.suppress(VirtbusError):
                 await self._flush()
             raise
@@ -89,7 +90,7 @@ class Body:
         self._window_end_s = asyncio.get_running_loop().time() + self._limits.rate_window_s
 
     async def _flush(self) -> None:
-        """Write and hash the buffer; this time does not count against the server."""
+        """Write and hash the buffer; the time for this does not count in the server's rate."""
         if not self._buffer:
             return
         loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
 """Extracts disks from container images (KubeVirt's containerDisks), layer by layer.
 
-Each layer is fetched into its own partial download (part), so that it can resume. It is not read
-before its digest is verified. Then it is decompressed and its tar is read as a stream, entry by
-entry. Only the disk file's bytes are written, to the image's part.
+Each layer is fetched into its own partial download (part), so that the fetch can resume. A layer
+is not read before its digest is verified. Then it is decompressed and its tar is read as a stream,
+entry by entry. Only the disk file's bytes are written, to the image's part.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Registries:
     pull_secret: str = field(default="", repr=False)
     """A VM's own logins, in the format of `auth_file`. If set, `auth_file` is not read."""
     realms: tuple[tuple[str, str], ...] = ()
-    """Pairs of a registry and the host of its token server, which may get its password."""
+    """Pairs of a registry and the host of its token server, which may get the login's password."""
     mirrors: tuple[tuple[str, str], ...] = ()
     """Pairs of a registry and the mirror that replaces it. The mirror has its own login."""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
@@ -153,7 +153,8 @@ class Containers:
         search = Search(shown(registry.what), ref.path)
         reading = DecodingWork(self._limits, transfer.worked)
         done = 0
-        # layers are kept until all of them are read
+        # A part that closes without an error is removed. So all parts stay open until the end:
+        # if a layer fails, the next attempt finds the layers before it.
         async with contextlib.AsyncExitStack() as parts:
             for layer in reversed(manifest.layers):
                 key = f"{part.key}\n{layer.digest}"

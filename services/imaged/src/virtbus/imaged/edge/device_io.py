@@ -43,16 +43,16 @@ class Device:
         return self.room_bytes
 
     def seen_bytes(self, size_bytes: int) -> int:
-        """Return the number of bytes that a guest sees, for a volume of that size."""
+        """Return the number of bytes that a guest sees of a volume of `size_bytes`."""
         return size_bytes
 
     # --- marks ------------------------------------------------------------------------------
     def claim(self) -> DeviceMark | None:
-        """Return the claim."""
+        """Return the mark with which a volume has claimed the device; None without a claim."""
         return self._mark(self.room_bytes)
 
     def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content."""
+        """Return the mark of complete content; None if there is none."""
         return self._mark(self.room_bytes + BLOCK_BYTES)
 
     def put_claim(self, ref: VolumeRef) -> None:
@@ -95,7 +95,7 @@ class Device:
         self.sync()
 
     def _is_blank(self) -> bool:
-        """Return True if both ends are empty, apart from a torn claim of virtbus."""
+        """Return True if both ends are zero, apart from a partly written claim of virtbus."""
         first = os.pread(self.descriptor, END_BYTES, 0)
         last = os.pread(self.descriptor, END_BYTES, self.room_bytes)
         torn = last.startswith(MAGIC)
@@ -111,7 +111,7 @@ class Device:
 
     def zero(self, at: int, count: int) -> None:
         """Make `count` bytes zero."""
-        with suppress(OSError):  # no block device, or one without the call
+        with suppress(OSError):  # a file, or a block device that lacks this request
             fcntl.ioctl(self.descriptor, _BLKZEROOUT, struct.pack("QQ", at, count))
             return
         for here in range(at, at + count, CHUNK_BYTES):
@@ -122,7 +122,7 @@ class Device:
         os.fsync(self.descriptor)
 
     def digest_of(self, extents: list[tuple[int, int]]) -> str:
-        """Return the SHA-256 of parts of the device, read from the device itself."""
+        """Return the SHA-256 of parts of the device, read from the device, not from the cache."""
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         found = hashlib.sha256()
         for at, count in extents:

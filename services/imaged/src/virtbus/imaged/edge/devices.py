@@ -27,10 +27,10 @@ GROW_S = 5.0
 _ZEROES = bytes(CHUNK_BYTES)
 
 OpenDevice = Callable[[str, str], int]
-"""Opens the device of a pool's volume, as `device_socket.open_device`."""
+"""Opens the device of a volume, by pool and volume key: `device_socket.open_device`."""
 
 RefuseUsed = Callable[[str, str], None]
-"""Raises OSError if a VM has a volume, as `device_socket.refuse_used`."""
+"""Raises OSError if a VM has a volume, by pool and folder: `device_socket.refuse_used`."""
 
 
 class Devices:
@@ -47,7 +47,9 @@ class Devices:
     def opened(
         self, ref: VolumeRef, do: Literal["open", "make", "grow"] = "open", size_bytes: int = 0
     ) -> Iterator[Device]:
-        """Open the device of a volume. `make` and `grow` first give a logical volume `size_bytes`.
+        """Open the device of a volume.
+
+        `make` first creates a logical volume of `size_bytes`, `grow` first enlarges it to that.
 
         Raises:
             VirtbusError: 503 `pool_gone`, `disk_full`, `store_error`.
@@ -67,13 +69,16 @@ class Devices:
             device.close()
 
     def filled(self, ref: VolumeRef) -> DeviceMark | None:
-        """Return the mark of the volume's complete content; None if the content is incomplete."""
+        """Return the mark of the volume's complete content.
+
+        None if the content is incomplete, or is that of another volume.
+        """
         with self.opened(ref) as device:
             mark = device.filled()
             return mark if mark is not None and mark.ref.folder == ref.folder else None
 
     def held(self, pool: str, key: str) -> HeldVolume | None:
-        """Return the volume that the marks of a pool's device name; None if they name none.
+        """Return the volume that has claimed a pool's device; None without a claim.
 
         The result has no reference if the content is incomplete, or if the settings assign the
         device to a volume of another name. Raises OSError.
@@ -94,18 +99,18 @@ class Devices:
         )
 
     def filled_bytes(self, ref: VolumeRef) -> int | None:
-        """Return the size of the volume; None if the device lacks its complete content."""
+        """Return the size of the volume; None if the device lacks the volume's complete content."""
         mark = self.filled(ref)
         return None if mark is None else mark.size_bytes
 
     def grown_bytes(self, ref: VolumeRef) -> int | None:
-        """Make a logical volume as large as its record says; return the size, as `filled_bytes`.
+        """Make a logical volume as large as its record says; return what `filled_bytes` returns.
 
         The mark has the size that the guest may see. This size rises only after the new part reads
         as zeroes, so the guest never sees data that another volume left there.
 
         Raises:
-            VirtbusError: 503 `volume_growing`: repeat; as `opened`.
+            VirtbusError: 503 `volume_growing`: the caller repeats the call. The errors of `opened`.
         """
         mark = self.filled(ref)
         if mark is None or ref.kind is not PoolKind.LVM or mark.size_bytes >= ref.size_bytes:
@@ -132,10 +137,12 @@ class Devices:
             return mark.ref if mark is not None else None
 
     def begin(self, ref: VolumeRef, size_bytes: int) -> int:
-        """Claim the device; return the number of bytes that must become zero before it is written.
+        """Claim the device, and remove the mark of complete content.
+
+        Return the number of bytes that the caller makes zero before it writes content.
 
         Raises:
-            VirtbusError: 400 `disk_too_large`; as `Device.put_claim`.
+            VirtbusError: 400 `disk_too_large`. The errors of `opened` and `Device.put_claim`.
         """
         with self.opened(ref, "make", size_bytes) as device:
             if size_bytes > device.room_bytes:
@@ -201,8 +208,8 @@ class Devices:
         Return None if the device does not belong to the volume.
 
         Raises:
-            VirtbusError: 409 `volume_in_use`: a VM of this node has the volume by the agent's word,
-                or the agent does not answer.
+            VirtbusError: 409 `volume_in_use`: the agent says that a VM of this node has the
+                volume, or the agent does not answer.
         """
         with self.opened(ref) as device:
             there = device.claim()
@@ -213,7 +220,10 @@ class Devices:
             return device.old_bytes
 
     def _check_unused(self, ref: VolumeRef) -> None:
-        """Ask the agent: a bus that was restored may not know that a guest has the volume."""
+        """Raise 409 `volume_in_use` as `begin_release`.
+
+        Asks the agent, because a restored bus may not know that a guest has the volume.
+        """
         try:
             self.refuse_used(ref.pool, ref.folder)
         except OSError as error:

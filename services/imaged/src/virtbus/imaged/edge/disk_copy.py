@@ -1,4 +1,4 @@
-"""Copies a disk's file: by a reflink if the file system has it, otherwise its data in pieces."""
+"""Copies a disk's file: by a reflink if the file system has reflinks, otherwise piece by piece."""
 
 import errno
 import fcntl
@@ -16,8 +16,8 @@ FICLONE = 0x40049409
 """The request of ioctl_ficlone(2)."""
 _NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
 _USED, _UNSHARED, _LOCKS = 100, 200, 64
-"""QEMU's locks on a file (block/file-posix.c): a byte for each permission that a program uses, and
-one for each that it does not share."""
+"""QEMU's locks on a file (block/file-posix.c): a program locks the byte `_USED` + n if it uses the
+permission n, and the byte `_UNSHARED` + n if no other program may use n."""
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -62,7 +62,7 @@ class DiskCopy:
             try:
                 return os.copy_file_range(self._source, self._target, count, at, at)
             except OSError as error:
-                if error.errno not in _NO_CLONE:  # such as EXDEV, for different file systems
+                if error.errno not in _NO_CLONE:
                     raise
                 self._in_kernel = False
         return os.pwrite(self._target, os.pread(self._source, min(count, READ_BYTES), at), at)
@@ -72,7 +72,7 @@ def lock_disk(descriptor: int) -> None:
     """Keep QEMU from opening the disk of a descriptor, until the descriptor is closed.
 
     Raises:
-        VirtbusError: 409 `disk_in_use`: a program uses it.
+        VirtbusError: 409 `disk_in_use`: a program uses the disk.
     """
     share_nothing = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _UNSHARED, _LOCKS, 0)
     used = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _USED, _LOCKS, 0)

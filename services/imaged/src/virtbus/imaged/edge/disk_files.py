@@ -27,8 +27,8 @@ SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
 """Suffix of the metadata file next to each disk. libvirt gives a running VM's disk to QEMU's user,
-so an imaged that is not root cannot read the header. It reads this file instead. imaged as root
-writes no such files."""
+so an imaged that is not root cannot read the disk's header, and reads this file instead. An imaged
+that is root writes no such files."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -46,7 +46,7 @@ class FoundDisk:
 
     @property
     def is_unknown(self) -> bool:
-        """Return True for a disk that may depend on any image."""
+        """Return True for a disk whose image is unknown, so that it may rest on any image."""
         name = Path(self.file).name
         return self.overlay is None and name.endswith(SUFFIX) and not name.startswith(".")
 
@@ -54,7 +54,7 @@ class FoundDisk:
     def digest(self) -> str:
         """Return the digest of the disk's image; empty if it has no image or no readable header.
 
-        A disk on a layer names no image: its lowest layer does.
+        It is empty for a disk on a layer, too: the disk's lowest layer names the image.
         """
         path = self.overlay.backing_path if self.overlay is not None else ""
         return f"sha256:{Path(path).name}" if path and not self.layer else ""
@@ -69,7 +69,7 @@ class FoundDisk:
 class DiskFolders:
     """Makes, reads and removes disk files. All methods block on the disk.
 
-    A folder belongs to a VM, and has its uid as name.
+    A folder belongs to a VM, and its name is the VM's uid.
     """
 
     _folder = _UID
@@ -165,7 +165,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def replace(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
-        """Write a disk as `make` does, in place of any other. For media, which are read-only."""
+        """Write a disk as `make` does, but replace an existing one. For media of drives."""
         try:
             with self._open_root() as root:
                 os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
@@ -205,10 +205,10 @@ class DiskFolders:
                 openat2.replace(volume + NOTE_SUFFIX, note, directory)
 
     def note_merged(self, folder: str, volume: str, inode: int, lowest: Overlay) -> None:
-        """Write the metadata file of a disk that rests on the image of `lowest` now.
+        """Write the metadata file of a disk that now rests directly on the image of `lowest`.
 
-        Its guest runs, so the header may be unreadable. No effect if the file has another inode
-        number: a snapshot has put a new file into its place since the merge.
+        The disk's guest runs, so the header may be unreadable. No effect if the disk has another
+        inode number: since the merge, a snapshot has put a new file in the disk's place.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
@@ -284,7 +284,7 @@ class DiskFolders:
 
 
 def read_disk(volume: str, directory: int) -> Overlay:
-    """Return the overlay of a disk, from its header or from its metadata file."""
+    """Return the overlay of a disk, from its metadata file if its header is not accessible."""
     try:
         return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
     except PermissionError as unreadable:
@@ -303,7 +303,7 @@ def write_layout(layout: Layout, descriptor: int) -> None:
 
 
 def write_disk(final: str, layout: Layout, directory: int, *, instead: bool = False) -> None:
-    """Write a disk under its final name; `instead`: in place of another."""
+    """Write a disk under its final name. Only with `instead` it replaces an existing disk."""
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.
     openat2.remove(temporary, directory)

@@ -1,4 +1,4 @@
-"""Finds and opens the disks of VMs and volumes that operations copy or replace."""
+"""Finds and opens the disks of VMs, volumes and snapshots that operations copy or replace."""
 
 import os
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DiskPlace:
     path: Path
     overlay: Overlay
     lowest: Overlay
-    """The overlay on the image: that of the disk, or of its lowest layer."""
+    """The overlay directly on the image: `overlay`, or that of the lowest layer."""
     layers: tuple[Path, ...] = ()
     """The files between the disk and its image, from the top."""
 
@@ -78,11 +78,11 @@ class DiskPlaces:
         self._images = store.data_dir
 
     def of(self, uid: str, disk: str, ref: VolumeRef | None) -> DiskPlace:
-        """Return the disk of the volume `ref`; without it, the VM's own `disk`.
+        """Return the disk of the volume `ref`; without `ref`, the VM's own `disk`.
 
         Raises:
-            VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
-                `store_error`; as `Pools.of` and `LayerFolder.chain`.
+            VirtbusError: 404 `disk_missing`. 409 `disk_damaged`, `disk_mismatch`. 503
+                `store_error`. The errors of `Pools.of` and `LayerFolder.chain`.
         """
         files, folder, name = self._file(uid, disk, ref)
         found = files.read(folder, name)
@@ -92,9 +92,9 @@ class DiskPlaces:
         return self._placed(files.path(folder, name), found)
 
     def note_merged(self, uid: str, disk: str, ref: VolumeRef | None, inode: int) -> None:
-        """Note that a disk rests on its image only, because the QEMU of its guest has merged it.
+        """Note that a disk rests on its image only: its guest's QEMU has merged its layers.
 
-        No effect if the file with that inode number is not the disk any more. Errors as `of`.
+        No effect if the disk's file has another inode number than `inode`. Errors as `of`.
         """
         files, folder, name = self._file(uid, disk, ref)
         files.note_merged(folder, name, inode, self.of(uid, disk, ref).lowest)
@@ -106,10 +106,10 @@ class DiskPlaces:
         return self._pools.of(ref), ref.folder, DISK
 
     def of_snapshot(self, ref: SnapshotRef, disk: str) -> DiskPlace:
-        """Return a disk of a snapshot, which nobody writes to; empty `disk`: its first.
+        """Return a disk of a snapshot; an empty `disk` means the first.
 
         Raises:
-            VirtbusError: 404 `snapshot_missing`, `disk_missing`; otherwise as `of`.
+            VirtbusError: 404 `snapshot_missing`, `disk_missing`. The other errors of `of`.
         """
         files = SnapshotFolders(self._files.root)
         note = files.complete(ref.folder)

@@ -9,7 +9,7 @@ from virtbus.schemas.quantity import format_bytes
 
 
 class DiskSpace:
-    """The free space in addition to the space that the node must keep. Blocks on the disk."""
+    """Compares the free space with the space that the node must keep. Blocks on the disk."""
 
     def __init__(self, disks: Path, limits: SpaceLimits) -> None:
         self._disks = disks

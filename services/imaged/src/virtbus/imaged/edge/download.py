@@ -98,7 +98,12 @@ class _Request:
     _size_bytes: int | None
 
     async def attempt(self) -> Fetched:
-        """Follow redirects and read the body; raise TransientError if another attempt may help."""
+        """Follow redirects and read the body.
+
+        Raises:
+            TransientError, AgainError: another attempt may help.
+            VirtbusError: as `Downloads.fetch`.
+        """
         headers = self._site.headers() | self._headers()
         async with self._http.get(self._site, self._url, headers) as response:
             return await self._take(response)
@@ -176,7 +181,7 @@ class _Request:
 
 
 def _noted(url: str, *, pinned: bool) -> str:
-    """Return the URL for the metadata file, with the query hashed; a pinned file needs no query."""
+    """Return the URL for the metadata file: with its query hashed, or without it if `pinned`."""
     bare, mark, query = url.partition("?")
     return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 

@@ -1,6 +1,6 @@
 """Serves the files of exports over HTTP or HTTPS, to those who have a link (ADR 0062).
 
-A connection carries one request. It has a slot of its own, so a stalled reader delays nobody.
+A connection carries one request, and has a slot of its own, so a stalled reader delays nobody.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class DownloadServer:
         self._next_s = 0.0
         """The time from which the next bytes may be sent."""
         self.port = 0
-        """The port on which the server listens; 0 before."""
+        """The port on which the server listens; 0 before it listens."""
 
     async def run(self) -> None:
-        """Serve until cancelled. An address that the host does not have yet is tried again."""
+        """Serve until cancelled. Tries to listen again, as the host may get the address later."""
         while True:
             try:
                 listener = self._listen()
@@ -92,7 +92,7 @@ class DownloadServer:
     async def _streams(
         self, connection: socket.socket
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the streams of a connection, after its handshake of TLS."""
+        """Return the streams of a connection, after the TLS handshake if TLS is on."""
         loop = asyncio.get_running_loop()
         context = await self._threads.run(self._context)
         reader = asyncio.StreamReader(requests.HEAD_BYTES)
@@ -102,7 +102,7 @@ class DownloadServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _context(self) -> ssl.SSLContext | None:
-        """Return the context of TLS, with the certificate as it is now; None without one."""
+        """Return the TLS context with the certificate's present files; None for plain HTTP."""
         if self._limits.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -151,7 +151,7 @@ class DownloadServer:
         log.info("export %s: bytes %d to %d sent", want.export, found.start, at, extra=extra)
 
     async def _turn(self, count: int) -> None:
-        """Wait until `count` more bytes are within the rate of all downloads."""
+        """Wait until `count` more bytes are within the rate that all downloads share."""
         if not self._limits.bytes_per_s:
             return
         now_s = asyncio.get_running_loop().time()

@@ -19,13 +19,13 @@ DECISION_S = 10.0
 
 
 class DiskHolders(Protocol):
-    """The interface of the disks: `edge.image_users.ImageUsers`."""
+    """The method of `edge.image_users.ImageUsers` that `Eviction` uses."""
 
     def images_in_use(self) -> frozenset[str] | None: ...
 
 
 class Names(Protocol):
-    """The interface of the rules of names: `edge.alias_files.AliasFiles`."""
+    """The method of `edge.alias_files.AliasFiles` that `Eviction` uses."""
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]: ...
 
@@ -33,9 +33,10 @@ class Names(Protocol):
 class Eviction:
     """Frees space of the store.
 
-    All uses of images begin on the event loop, and the decision is made there, too. So no image is
-    removed between "it is stored" and "a disk is made of it". `wanted` returns the references in
-    the records of the node's VMs, or None before all of them are known.
+    Each use of an image begins on the event loop, and the choice of images to remove is made on
+    the event loop, too. So no image is removed after it is stored and before a disk is made of it.
+    `wanted` returns the image references in the records of the node's VMs, or None before all
+    records are known.
     """
 
     def __init__(
@@ -55,7 +56,10 @@ class Eviction:
         self._one = threading.Lock()
 
     def make_room(self, missing_bytes: Callable[[], int]) -> None:
-        """Remove images until no space is missing; none if that is impossible. In a disk thread."""
+        """Remove images until no bytes are missing, or none if that is impossible.
+
+        Runs in a disk thread.
+        """
         with self._one:
             need_bytes = missing_bytes()
             if need_bytes <= 0:
@@ -91,7 +95,7 @@ class Eviction:
             self._loop.call_soon_threadsafe(self._changed)
 
     def _chosen(self, stored: Iterable[StoredImage], need_bytes: int) -> tuple[str, ...]:
-        """Take the images to remove out of the index. On the event loop."""
+        """Choose images to remove, and take them out of the index. Runs on the event loop."""
         digests = evicted(stored, need_bytes)
         self._store.forget(digests)
         return digests
@@ -99,7 +103,7 @@ class Eviction:
     def _stored(
         self, sizes: Mapping[str, int], used: frozenset[str], pins: frozenset[str], began_ns: int
     ) -> Iterator[StoredImage]:
-        """Yield all images; none before all records are known. `used` are those of disks."""
+        """Yield all images; none before all records are known. `used` are the digests of disks."""
         wanted = self._wanted()
         if wanted is None:
             return

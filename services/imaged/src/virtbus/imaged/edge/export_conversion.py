@@ -14,14 +14,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportFormat
 
 _DRIVERS = {ExportFormat.QCOW2: "qcow2", ExportFormat.RAW: "raw", ExportFormat.RAW_GZ: "raw"}
-"""The driver of qemu-img that writes a format. As it writes to no pipe, gzip is a second step."""
+"""qemu-img's driver for each format. qemu-img cannot write to a pipe, so gzip is a second step."""
 _SLACK_BYTES = 64 * 1024**2
-"""The tables of a qcow2 file are small; this is more than enough for 64 GiB of data."""
+"""Room for the tables of a qcow2 file: more than enough for 64 GiB of data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """An opened disk, and its opened image if it has one (with its format)."""
+    """The descriptors of a disk and of its image, if it has one, with their formats."""
 
     disk: int
     virtual_size_bytes: int
@@ -35,7 +35,7 @@ class ExportSource:
 
     @property
     def below(self) -> tuple[int, ...]:
-        """Return the files that the disk rests on."""
+        """Return the descriptors of the files that the disk rests on, from the top."""
         return self.layers if self.image is None else (*self.layers, self.image)
 
 
@@ -127,12 +127,12 @@ def bounds(source: ExportSource, limits: TransferLimits) -> tuple[int, int]:
 
 
 def too_slow(source: ExportSource, limits: TransferLimits) -> VirtbusError:
-    """Return 422 for a copy that took more time than its bounds allow."""
+    """Return 422 `copy_failed` for a copy that took more time than its bounds allow."""
     return failed(f"it took more than {qemu_img.WALL_PER_CPU * bounds(source, limits)[1]} s")
 
 
 def failure(ended: qemu_img.Ended) -> VirtbusError:
-    """Return the error of a program that did not copy a disk."""
+    """Return the error for a program of QEMU that failed to copy a disk."""
     if ended.is_unavailable:
         return VirtbusError(
             Code.UNSUPPORTED,

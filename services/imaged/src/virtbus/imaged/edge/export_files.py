@@ -38,7 +38,7 @@ class OpenedExport(NamedTuple):
     descriptor: int
 
     def read(self, at: int, most: int) -> bytes:
-        """Return bytes of the file; empty at its end, or once it is removed."""
+        """Return bytes of the file; empty at its end, or if the file was removed."""
         if not os.fstat(self.descriptor).st_nlink:
             return b""
         return os.pread(self.descriptor, most, at)
@@ -56,7 +56,7 @@ class ExportFiles:
         return self._root / check_uid(export) / f"disk.{format_}"
 
     def published(self, export: str) -> ExportResult | None:
-        """Return a published export, None if there is none; raises VirtbusError 503."""
+        """Return a published export, None if there is none; raises 503 `store_error`."""
         try:
             with self._open(export) as folder:
                 note = validate(
@@ -70,9 +70,10 @@ class ExportFiles:
             raise store_error(error) from error
 
     def link_key(self, export: str, new: bytes) -> bytes:
-        """Return the key of a published export's links: `new` if it has none; raises as `begin`.
+        """Return the key of a published export's links; raises as `begin`.
 
-        The key is removed with the export, and all links end then.
+        If the export has no key yet, `new` becomes its key. The removal of the export removes the
+        key, and all links are invalid then.
         """
         try:
             with self._open(export) as folder:
@@ -85,7 +86,10 @@ class ExportFiles:
             raise store_error(error) from error
 
     def opened(self, export: str, name: str) -> OpenedExport | None:
-        """Return an export that has links, None if there is none; raises as `begin`."""
+        """Return an open export; None if it has no key of links, or a file of another name.
+
+        Raises as `begin`.
+        """
         result = self.published(export)
         if result is None or Path(result.path).name != name:
             return None
@@ -99,7 +103,7 @@ class ExportFiles:
             raise store_error(error) from error
 
     def begin(self, export: str) -> ExportPart:
-        """Return a new, empty part; raises VirtbusError 503."""
+        """Return a new, empty part; raises 503 `store_error` or `disk_full`."""
         try:
             self.remove(export)
             openat2.make_passable(self._root)
@@ -126,7 +130,7 @@ class ExportFiles:
             os.fsync(part.descriptor)
             with self._open(export) as folder:
                 openat2.replace(NOTE, encode_json(result), folder)
-                if name != PART:  # no crash may leave this whole disk next to the result
+                if name != PART:  # a crash must not leave the unpacked disk next to the result
                     openat2.remove(PART, folder)
                 final = Path(result.path).name
                 os.rename(name, final, src_dir_fd=folder, dst_dir_fd=folder)
@@ -135,7 +139,7 @@ class ExportFiles:
             raise store_error(error) from error
 
     def remove(self, export: str) -> None:
-        """Remove an export, or the remains of an attempt; raises VirtbusError 503."""
+        """Remove an export, or the remains of an attempt; raises 503 `store_error`."""
         try:
             with self._open(export) as folder:
                 for name in openat2.names(folder):
@@ -146,7 +150,7 @@ class ExportFiles:
             return
         except OSError as error:
             raise store_error(error) from error
-        with contextlib.suppress(OSError):  # there are others
+        with contextlib.suppress(OSError):  # other exports are there
             self._root.rmdir()
 
     def expire(self, older_s: float, busy: Collection[str]) -> list[str]:

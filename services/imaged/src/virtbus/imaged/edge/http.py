@@ -49,7 +49,7 @@ size."""
 class _AddressGuard:
     """Makes the sockets of one request; `refused` is the reason if its address is forbidden.
 
-    A proxy may have any address: its operator named it.
+    A proxy may have any address, because the node's operator has configured it.
     """
 
     def __init__(self, allowed: tuple[Network, ...], *, proxied: bool = False) -> None:
@@ -169,7 +169,7 @@ class Http:
         url: str,
         headers: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
-        """Send one request. Only the image's own server gets our credentials."""
+        """Send one request. Only the image's own server gets the route's `authorization`."""
         route, own = self._route, origin_of(url) == origin_of(site.url)
         sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
         if own and route.authorization:
@@ -177,7 +177,7 @@ class Http:
         to_proxy = {}
         if route.proxy_authorization:
             to_proxy["Proxy-Authorization"] = route.proxy_authorization
-        if to_proxy and url.startswith("http:"):  # with https, only the CONNECT request has them
+        if to_proxy and url.startswith("http:"):  # with https, only CONNECT has this header
             sent |= to_proxy
         return await session.get(
             url,

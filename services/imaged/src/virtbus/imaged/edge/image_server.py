@@ -29,7 +29,7 @@ class ImageServer:
 
     @property
     def url(self) -> str:
-        """Return a URL of the server, which alone gets the secrets of a transport."""
+        """Return a URL of the server. Only this server gets the secrets of a transport."""
         return self.what
 
     def headers(self) -> dict[str, str]:
@@ -44,7 +44,7 @@ class ImageServer:
 
         Raises:
             TransientError: another attempt may help.
-            AgainError: a login is new, so `headers` has changed; repeat the request at once.
+            AgainError: `headers` has a new login, so the caller repeats the request at once.
             VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
         """
         status = response.status

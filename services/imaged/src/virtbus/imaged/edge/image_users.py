@@ -33,7 +33,7 @@ class ImageUsers:
         return self.used(), began_ns
 
     def images_in_use(self) -> frozenset[str] | None:
-        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
+        """Return the digests that disks use; None if the image of any disk is unknown."""
         try:
             disks = list(self.found())
         except OSError:
@@ -43,9 +43,9 @@ class ImageUsers:
         return frozenset(disk.digest for disk in disks if disk.digest)
 
     def found(self) -> Iterator[FoundDisk]:
-        """Yield all layers, and all disks that may rest on images, also those that move meanwhile.
+        """Yield all layers, and all disks that may rest on images.
 
-        In a disk thread.
+        The disks of VMs are listed first and last, so that no disk is missed that moves meanwhile.
         """
         frozen = SnapshotFolders(self._pools.files.root).find()
         volumes, quarantine = self._pools.local.find(), self._quarantine.find()

@@ -1,7 +1,8 @@
 """Keeps the layers of disks: `<disks>/layers/<snapshot uid>.<disk>.qcow2` (ADR 0061).
 
 A layer is the file that a disk had when a snapshot froze the disk. Nothing writes to it any more.
-The disk, the snapshot and clones rest on it. Its name never changes, because headers contain it.
+The disk, the snapshot and clones rest on the layer. The name of a layer never changes, because the
+headers of the files above contain it.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from virtbus.schemas.layer import LAYERS, MAX_LAYERS, layer_name
 from virtbus.schemas.wire import encode_json
 
 READABLE = 0o444
-"""The mode of a layer, as of an image: QEMU's user reads it. Nobody can list the folders above."""
+"""The mode of layers: QEMU's user must read them. Other users cannot list the folders above."""
 
 
 class LayerFolder:
@@ -41,8 +42,8 @@ class LayerFolder:
         """Return the names of the layers below a disk, from the top, and the lowest overlay.
 
         Raises:
-            VirtbusError: 409 `layer_missing`: one is missing; `disk_damaged`, `chain_too_long`; 503
-                `store_error`.
+            VirtbusError: 409 `layer_missing`: a layer is missing. 409 `disk_damaged`,
+                `chain_too_long`. 503 `store_error`.
         """
         names: list[str] = []
         lowest = top
@@ -85,7 +86,7 @@ class LayerFolder:
     def take(self, disk: str, folder: int, name: str) -> None:
         """Make the file of a disk in the open `folder` a layer; may be repeated after a crash.
 
-        From then on the disk has no file, until a staged one takes the place.
+        Afterwards the disk has no file, until a staged file gets its name.
         """
         with self.opened() as below:
             if name not in openat2.names(below) and disk + SUFFIX in openat2.names(folder):
@@ -93,7 +94,7 @@ class LayerFolder:
                     note = openat2.read_small(disk + NOTE_SUFFIX, folder, 4096)
                     openat2.replace(name.removesuffix(SUFFIX) + NOTE_SUFFIX, note, below)
                 os.rename(disk + SUFFIX, name, src_dir_fd=folder, dst_dir_fd=below)
-                with contextlib.suppress(PermissionError):  # QEMU's user owns it: the agent does it
+                with contextlib.suppress(PermissionError):  # QEMU's user owns it; the agent does so
                     os.chmod(name, READABLE, dir_fd=below)
             os.fsync(below)
 

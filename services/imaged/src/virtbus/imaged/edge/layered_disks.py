@@ -30,7 +30,7 @@ def stage_on_layer(
 
 
 def freeze_layers(files: SnapshotFolders, note: SnapshotNote) -> None:
-    """Make the present disks layers, and put the staged ones into their places.
+    """Turn the present disks into layers, give the staged disks their names, publish the snapshot.
 
     May be repeated after a crash at any write. A disk that was removed meanwhile is left out.
 
@@ -54,9 +54,9 @@ def freeze_layers(files: SnapshotFolders, note: SnapshotNote) -> None:
 
 
 def used_new(files: SnapshotFolders, note: SnapshotNote) -> bool | None:
-    """Return True if a guest has written to a staged disk, None while a QEMU has the disks.
+    """Return True if a guest has written to a staged disk; None while a QEMU has any disk open.
 
-    QEMU's first write extends a file, so its length decides (see `DiskFolders.written`).
+    QEMU's first write extends a file, so the length shows a write (see `DiskFolders.written`).
     """
     written = False
     for disk in note.disks:
@@ -71,7 +71,7 @@ def used_new(files: SnapshotFolders, note: SnapshotNote) -> bool | None:
                     made = read_overlay(os.pread(staged, HEAD_BYTES, 0))
                     written = written or os.fstat(staged).st_size != length_bytes(made)
         except PermissionError:
-            return None  # libvirt gave it to QEMU's user, so a guest runs
+            return None  # libvirt gave the disk to QEMU's user, so a guest runs
         except FileNotFoundError:
-            continue  # its VM was removed
+            continue  # the VM was removed
     return written

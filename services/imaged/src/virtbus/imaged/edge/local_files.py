@@ -29,7 +29,7 @@ class Fetched:
     validators: Validators
     unchanged: bool = False
     digest: str = ""
-    """The digest of the fetched bytes: that of the stored file, unless they were converted."""
+    """The digest of the fetched bytes. A stored file that was converted has another digest."""
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:

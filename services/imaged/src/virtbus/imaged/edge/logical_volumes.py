@@ -1,7 +1,7 @@
 """Opens logical volumes as devices whose marks are LVM's tags (ADR 0088).
 
 The agent makes logical volumes and writes their tags. A logical volume that grows keeps its marks,
-and its guest sees all of its extents. All methods block.
+and a guest sees all extents of its logical volume. All methods block.
 """
 
 import os
@@ -19,8 +19,8 @@ from virtbus.schemas.volume_ref import VolumeRef
 AskLogical = Callable[[LogicalRequest], tuple[LogicalAnswer, int | None]]
 """Asks the agent, as `device_socket.ask_logical`."""
 AT_ONCE, WAIT_S = 2, 5.0
-"""At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks no more threads.
-Other requests wait for a turn for at most WAIT_S."""
+"""At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks only as many
+threads. Other requests fail after waiting WAIT_S (seconds) for their turn."""
 
 
 def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
@@ -29,7 +29,7 @@ def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
 
 
 class LogicalVolume(Device):
-    """One logical volume; it does not exist if there is no descriptor."""
+    """One logical volume. Without a descriptor it does not exist."""
 
     def __init__(
         self, ref: VolumeRef, ask: AskLogical, answer: LogicalAnswer, descriptor: int | None
@@ -48,19 +48,19 @@ class LogicalVolume(Device):
 
     @property
     def old_bytes(self) -> int:
-        """Return the number of bytes that may have old data of the group: none in a thin pool."""
+        """Return the number of bytes that may have old data: 0 in a thin pool."""
         return 0 if self._answer.thin else self.room_bytes
 
     def seen_bytes(self, size_bytes: int) -> int:
-        """Return the whole size: that of the volume, rounded up to extents."""
+        """Return the size of the logical volume: `size_bytes`, rounded up to extents."""
         return max(size_bytes, self.room_bytes)
 
     def claim(self) -> DeviceMark | None:
-        """Return the claim: an existing logical volume is claimed."""
+        """Return a claim if the logical volume exists: it was made for the volume."""
         return DeviceMark(kind="claim", ref=self._ref) if self.room_bytes else None
 
     def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content."""
+        """Return the mark of complete content; None if there is none."""
         size_bytes, operation = self._answer.filled_bytes, self._answer.operation
         if not size_bytes:
             return None
@@ -79,7 +79,7 @@ class LogicalVolume(Device):
             self._tell("unmark")
 
     def drop_claim(self) -> None:
-        """Remove the logical volume, which nobody may have open then."""
+        """Close and remove the logical volume. Nobody else may have it open."""
         self.close()
         self._tell("remove")
 
@@ -100,10 +100,11 @@ class LogicalVolumes:
     def opened(
         self, ref: VolumeRef, do: Literal["open", "make", "grow"], size_bytes: int
     ) -> LogicalVolume:
-        """Return the logical volume of a volume; with `make` or `grow`, the agent first does that.
+        """Return the logical volume of a volume; `make` and `grow` let the agent change it first.
 
         Raises:
-            OSError: the reason of the agent; ENOSPC if there is no room.
+            OSError: the agent refuses, with its reason, ENOSPC if there is no room. The agent does
+                not answer, or is busy.
         """
         return LogicalVolume(ref, self._ask, *self._ask(_request(ref, do, size_bytes)))
 

@@ -1,4 +1,4 @@
-"""Finds the layers on which the own disks of a clone are made (ADR 0061)."""
+"""Finds the layers on which a clone's own disks are made (ADR 0061)."""
 
 from pathlib import Path
 
@@ -12,12 +12,15 @@ from virtbus.schemas.snapshot import Origin
 
 
 def begun_with(disks: Path, origin: Origin | None, disk: DiskRequest) -> Overlay | None:
-    """Return a new disk of a clone, on a layer of its origin; None if the origin lacks the disk.
+    """Return the overlay of a clone's new disk, on a layer of the clone's origin.
 
-    A copied snapshot lends its file as a layer. Blocks on the disk; the snapshot is locked.
+    None if there is no origin, if the disk is that of a volume object, or if the origin lacks the
+    disk. The file of a copied snapshot gets a second name as a layer. The caller has locked the
+    snapshot. Blocks on the disk.
 
     Raises:
-        VirtbusError: 409 `snapshot_missing`: it is not on this node any more; `chain_too_long`.
+        VirtbusError: 409 `snapshot_missing`: the snapshot is not on this node any more. 409
+            `chain_too_long`. The errors of `LayerFolder.chain`.
     """
     if origin is None or disk.ref is not None:
         return None
