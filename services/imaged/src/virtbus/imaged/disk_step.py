@@ -33,7 +33,7 @@ class DiskStep:
         """By uid: the image references in the VM's record on the bus."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Return False for a VM with pull secrets: its agent sends them as it requests the disks."""
+        """Return False for a VM with pull secrets: its agent sends them with its own request."""
         self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)
 

@@ -37,7 +37,7 @@ CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 
 
 class Converter(Protocol):
-    """Writes an opened disk to a descriptor; `edge.export_conversion.convert`."""
+    """Writes an opened disk to a descriptor, as `edge.export_conversion.convert` does."""
 
     async def __call__(
         self,
@@ -79,10 +79,10 @@ class Exports:
         """Ensure, cancel or remove an export; see `ExportWork`.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 404 `disk_missing`; 409 `disk_in_use`, `disk_damaged`, `disk_mismatch`,
-                `disk_unreadable`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`,
-                `store_error`.
+            VirtbusError: the failure of the attempt before this request. The next request begins
+                another attempt. Such failures are 404 `disk_missing`. 409 `disk_in_use`,
+                `disk_damaged`, `disk_mismatch`, `disk_unreadable`. 422 `copy_failed`,
+                `sandbox_unavailable`. 503 `disk_full`, `store_error`.
         """
         if want.do == "ensure":
             done, work = partial(self._done, want.id), partial(self._run, want)

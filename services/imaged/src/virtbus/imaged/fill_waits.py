@@ -28,7 +28,7 @@ class FillWaits:
         return await self._threads.run(self._pools.has_content, ref)
 
     async def wait(self, record: VmRecord) -> None:
-        """Return once all copied volumes of a VM have content, except those that it detaches."""
+        """Return once each copied volume that the VM does not detach has content."""
         leaving = record.detaching
         try:
             for name, ref in record.volume_refs.items():

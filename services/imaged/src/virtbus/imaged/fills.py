@@ -1,8 +1,8 @@
 """Fills volumes with copies of images and disks; each request may be repeated (ADR 0053).
 
-The rename of the finished copy is the final step, or on a device the mark of complete content. A
-crash before it leaves a part, which the next attempt replaces. After it, the volume has its disk,
-and every request finds the disk.
+The final step is the rename of the finished copy, or on a device the mark of complete content. A
+crash before the final step leaves a part, which the next attempt replaces. After the final step
+the volume has its disk, and every request finds the disk.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 FETCH, COPY, PUBLISH = (step.name for step in STEPS["fill"])
 _REMOVALS = {PoolKind.BLOCK: "clear its device", PoolKind.LVM: "remove its logical volume"}
 INTO_EXISTING = ("-n", "--target-is-zero")
-"""Options of qemu-img: the target is a disk of ours, empty, and maybe larger than the source."""
+"""Options of qemu-img: the target is an empty disk that exists, maybe larger than the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class FillParts:
 
 
 class Fills:
-    """The copies into volumes of a node. Meanwhile the volume and a source disk are locked."""
+    """The copies into volumes of a node.
+
+    During a copy, the volume is locked, and so is the VM, volume or snapshot that is copied.
+    """
 
     def __init__(
         self,
@@ -77,10 +80,10 @@ class Fills:
         """Ensure or cancel a fill; see `FillWork`.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 400 `disk_too_large`, `disk_too_small`; 409 `disk_in_use`, `released`,
-                `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the errors of `Images.ensure`,
-                `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
+            VirtbusError: the failure of the attempt before this request. The next request begins
+                another attempt. Such failures are 400 `disk_too_large`, `disk_too_small`. 409
+                `disk_in_use`, `released`, `volume_exists`. 422 `copy_failed`. 503 `disk_full`. The
+                errors of `Images.ensure`, `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -96,8 +99,8 @@ class Fills:
     async def _state(self, want: FillWork) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None.
 
-        A move accepts only its own content: raise 409 `volume_exists` for other content. A cancel
-        of the move then returns `none`.
+        For a move, content counts only if the move itself wrote it. Other content raises 409
+        `volume_exists`; a cancel of the move returns `none` instead.
         """
         ref, threads = want.ref, self._parts.threads
         if ref.kind in ON_DEVICES:
@@ -129,7 +132,7 @@ class Fills:
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
             async with self._slots(source), AsyncExitStack() as held:
                 await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
-                if source.snapshot is not None:  # each copy lends the files to the sandbox's user
+                if source.snapshot is not None:  # a copy lends the files and takes them back
                     lock = f"copy of {snapshot_lock(source.snapshot)}"
                     await held.enter_async_context(locks.of(lock))
                 if not source.moved:  # a volume may return to a node that it has left
@@ -196,14 +199,14 @@ class Fills:
         async with self._open(want.source, image, job) as source:
             await self._verify(want.source, source, job)
             size_bytes = self._size(want, source.virtual_size_bytes)
-            on_disk = ref.model_copy(update={"pool": LOCAL})  # the raw copy is there
+            on_disk = ref.model_copy(update={"pool": LOCAL})  # the raw copy is in this pool
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
             await devices.fill(ref, size_bytes, source, limits, job, want.id)
 
     def _size(self, want: FillWork, there: int) -> int:
         """Return the size of the volume, whose source has `there` bytes; raises as `fill_size`."""
         ref = want.ref
-        if want.source.moved:  # the record may not know its size
+        if want.source.moved:  # the record may not know the volume's size
             ref = ref.model_copy(update={"size_bytes": max(ref.size_bytes, there)})
         return fill_size(ref, there, self._parts.limits.max_virtual_bytes)
 
@@ -213,8 +216,8 @@ class Fills:
     ) -> AsyncIterator[ExportSource]:
         """Open the source; errors as `_opened` and `DeviceVolumes.opened`.
 
-        Only the open needs the snapshot's lock: an open file keeps its data when its name goes. So
-        linked clones of the snapshot, and its removal, do not wait for the copy.
+        Only the opening needs the snapshot's lock: an open file keeps its data when its name is
+        removed. So linked clones of the snapshot, and its removal, do not wait for the copy.
         """
         if source.volume is not None and source.volume.kind in ON_DEVICES:
             on_disk = source.volume.model_copy(update={"pool": LOCAL})

@@ -29,7 +29,7 @@ MERGE, PUBLISH = (step.name for step in STEPS["flatten"])
 Flattener = Callable[
     [ExportSource, Path | None, TransferLimits, Callable[[], Awaitable[None]]], Awaitable[None]
 ]
-"""Pulls the layers up, as `flatten_job.flatten`."""
+"""Pulls the data of layers up into the disk, as `flatten_job.flatten` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class FlattenParts:
 
 
 class Flattening:
-    """The merges of layers on a node. Meanwhile no other work of imaged uses the disks."""
+    """The merges of layers on a node. During a merge no other work of imaged uses the disk."""
 
     def __init__(self, jobs: DiskJobs, parts: FlattenParts, flattener: Flattener = flatten) -> None:
         self._jobs = jobs
@@ -54,12 +54,14 @@ class Flattening:
     async def do(self, want: FlattenWork) -> WorkState:
         """Ensure that disks rest on no layer, or cancel this work.
 
-        After a cancel the disks have the same content, and some may have left their layers.
+        After a cancel the disks have the same content, and some may have left their layers. With
+        `want.live` the QEMU of the guest merges the layers, and imaged only helps.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 404 `disk_missing`; 409 `disk_in_use`, `disk_damaged`, `disk_unreadable`;
-                422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`, `store_error`.
+            VirtbusError: the failure of the attempt before this request. The next request begins
+                another attempt. Such failures are 404 `disk_missing`. 409 `disk_in_use`,
+                `disk_damaged`, `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503
+                `disk_full`, `store_error`.
         """
         if want.live:
             return await self._live(want)
@@ -134,9 +136,9 @@ class Flattening:
 
 
 def _refuse_used(path: Path) -> None:
-    """Raise 409 `disk_in_use` if a QEMU has the disk.
+    """Raise 409 `disk_in_use` if a QEMU has the disk open.
 
-    The sandbox's user becomes the disk's owner later. No guest may have the disk open then.
+    The merge makes the sandbox's user the disk's owner, which a running guest would not survive.
     """
     with ExitStack() as opened:
         lock_disk(open_disk(opened, path))

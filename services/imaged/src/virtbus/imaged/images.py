@@ -110,7 +110,7 @@ class Images:
         """Return the image, fetched if it is missing or the policy is Always; errors as `refresh`.
 
         Raises:
-            VirtbusError: 404 `image_not_present`: it is missing, and the policy is Never.
+            VirtbusError: 404 `image_not_present`: the image is missing, and the policy is Never.
         """
         image = self.cached(source) if policy is not ImagePullPolicy.ALWAYS else None
         if image is None and policy is ImagePullPolicy.NEVER:
@@ -143,10 +143,9 @@ class Images:
 
         Concurrent requests with one URL, digest, transport and `pull_secret` share one transfer.
         Another `pull_secret` means another transfer, so that nobody gets content through another's
-        login.
-        Transfers of the same pinned file run one after another, and the later ones take the file
-        from the store. When all requests of a transfer are cancelled, it ends and its bytes are
-        removed.
+        login. Transfers of the same pinned file run one after another, and the later ones take the
+        file from the store. When all requests of a transfer are cancelled, the transfer ends and
+        its bytes are removed.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
@@ -163,7 +162,7 @@ class Images:
         return await self._pull(source, target, asker)
 
     def _uploaded(self, source: ImageSource) -> ImageInfo | None:
-        """Return the image that was uploaded under a name: it has no source to ask."""
+        """Return the image that a client uploaded under a name; None if there is none."""
         link = self._store.link(source.locator)
         if link is None or not link.uploaded_by:
             return None
@@ -171,7 +170,7 @@ class Images:
         return self._store.cached(link.digest) if here else None
 
     async def received(self, what: str, key: str, part: PartialDownload) -> ImageInfo:
-        """Make the image of bytes that a client sent, and store it without a name.
+        """Make an image of the bytes that a client sent, and store it without a name.
 
         Raises the errors of `contents`.
         """
@@ -361,7 +360,7 @@ def _with_query(url: str, query: str) -> str:
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> NameLink:
     """Return the link for a source.
 
-    A pinned reference has its own link, so that it never changes the plain name's.
+    A pinned reference has a link of its own, so the link of the plain name does not change.
     """
     link = NameLink.of(source.name, image, fetched.digest)
     version = fetched.validators

@@ -10,9 +10,10 @@ from virtbus.schemas.layer import UnneededLayers, layer_name
 
 
 class LayerSweep:
-    """Searches all headers for references. A layer is unneeded if two searches say so.
+    """Searches all headers for references to layers.
 
-    A reference may move from a disk to a snapshot, or back, during one search.
+    During one search a reference may move from a disk to a snapshot, or back, and be missed. So a
+    layer is unneeded only if two searches in a row find no reference.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class LayerSweep:
         return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
 
     def _of_disks(self) -> dict[str, str] | None:
-        """Return the layer below each disk (by path) and layer (by name); None: one is unknown."""
+        """Return the layer below each disk (by path) and layer (by name).
+
+        None if the header of one of them cannot be read.
+        """
         layers, found = str(self._files.layers.root), {}
         for disk in self._disks():
             if disk.is_unknown:

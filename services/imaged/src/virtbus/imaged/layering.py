@@ -1,8 +1,8 @@
 """Makes snapshots whose disks become layers: nothing is copied, and a guest may run (ADR 0061).
 
-Each disk continues in a new file that rests on its former one. The new file is complete before any
+Each disk continues in a new file that rests on its former file. The new file is complete before any
 change, so both files together have the disk's content at each instant. If a guest runs, the new
-file is put into place or removed once it is known whether QEMU uses it.
+file is put into place if QEMU uses it, and removed otherwise.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _, LAYER, PUBLISH = (step.name for step in STEPS["snapshot"])
 LOOK_S = 1.0
-"""Interval of the search for a QEMU, until the agent says which files it uses."""
+"""Interval at which the files are checked for a QEMU, until the agent says which files it uses."""
 SOON_S = 2.0
 """Time that a request waits for a step. Staging and the last renames are usually faster."""
 
@@ -44,7 +44,7 @@ class _Pending:
     switched: bool = False
 
     def decide(self, switched: bool) -> None:
-        """Take QEMU's answer. The first one counts."""
+        """Record if QEMU has switched to the new files. Only the first call counts."""
         if not self.decided.is_set():
             self.switched = switched
             self.changed.clear()
@@ -52,7 +52,7 @@ class _Pending:
 
 
 class Layering:
-    """The snapshots by layers of a node. No other work of imaged uses the disks meanwhile."""
+    """The snapshots by layers of a node. During one, no other work of imaged uses the disks."""
 
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs
@@ -60,7 +60,7 @@ class Layering:
         self._pending: dict[str, _Pending] = {}
 
     async def resume(self, held: AsyncExitStack, note: SnapshotNote) -> None:
-        """Continue the work that a crash interrupted; `held` has the locks of its disks."""
+        """Continue a snapshot that a crash interrupted; `held` has the locks of its disks."""
         pending = self._pending[note.ref.uid] = _Pending()
         work = partial(self._resumed, held, note, pending)
         self._jobs.begin(note.ref.uid, note.uid, work)
@@ -81,8 +81,8 @@ class Layering:
         """Ensure or cancel a snapshot by layers. The answer waits for a step, but at most SOON_S.
 
         Raises:
-            VirtbusError: as `Snapshots.do`; 409 `chain_too_long`; 409 `guest_ended`: a guest ended
-                before its QEMU took the new files.
+            VirtbusError: the errors of `Snapshots.do`. 409 `chain_too_long`. 409 `guest_ended`: the
+                guest ended before its QEMU used the new files.
         """
         pending = self._pending.setdefault(want.id, _Pending())
         if want.switched is not None:
@@ -152,12 +152,12 @@ class Layering:
         """Complete the snapshot, or undo it, after its journal was written.
 
         Raises:
-            VirtbusError: 409 `guest_ended`: nothing has changed.
+            VirtbusError: 409 `guest_ended`: QEMU did not use the new files, and they are removed.
         """
         job.step, job.final = LAYER, True
         pending = self._pending.setdefault(note.ref.uid, _Pending())
         if note.live and not pending.decided.is_set():
-            pending.changed.set()  # once decided, the end follows soon and sets it
+            pending.changed.set()  # after a decision, only the end of the work sets it
         if note.live and not await self._switched(note, pending):
             await self._parts.threads.run(translated, discard, self._parts.files, note)
             raise _ended()
@@ -167,8 +167,8 @@ class Layering:
     async def _switched(self, note: SnapshotNote, pending: _Pending) -> bool:
         """Return True if the guest's QEMU has used the new files.
 
-        The agent says so. Without its answer, the files show it once no QEMU has them any more: new
-        files without content may be removed, because the former ones have everything.
+        The agent says so. Without its answer, the files show it once no QEMU has them open: if
+        nothing was written to the new files, the former files have all content.
         """
         while not await wait_for_event(pending.decided, LOOK_S):
             found: bool | None = await self._parts.threads.run(
@@ -207,7 +207,7 @@ def _ended() -> VirtbusError:
 
 
 def refuse_long(disk: SnapshotDisk, layers: int) -> None:
-    """Raise 409 if the disk would rest on more layers than allowed."""
+    """Raise 409 `chain_too_long` if the disk would rest on more layers than allowed."""
     if layers >= MAX_LAYERS:
         message = (
             f"the disk {disk.name} rests on {layers} layers, and no more are allowed; stop the VM, "
@@ -217,7 +217,7 @@ def refuse_long(disk: SnapshotDisk, layers: int) -> None:
 
 
 def discard(files: SnapshotFolders, of: SnapshotWork | SnapshotNote) -> None:
-    """Remove the remains of an attempt before its final step; the journal goes first."""
+    """Remove the files of a snapshot that is not completed, the journal first."""
     ref = of.snapshot if isinstance(of, SnapshotWork) else of.ref
     files.remove(ref.folder)
     files.unstage(of.uid, of.disks)

@@ -88,14 +88,14 @@ class PullSlots:
         work: Callable[[Seat], Awaitable[T]],
         total_timeout_s: float,
     ) -> T:
-        """Return the result of `work`, started when there is a slot.
+        """Return the result of `work`, which begins when there is a slot.
 
         If another pull needs the slot, `work` is cancelled and later called again. It must then
         continue from its partial result. After `Seat.settle` it is not cancelled for another pull.
 
         Raises:
-            VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; the
-                errors of `work`.
+            VirtbusError: 503 `image_unreachable`: the turns of the pull together took longer than
+                `total_timeout_s`. The errors of `work`.
         """
         seat = Seat(next(self._orders), host, flight)
         while seat.held_s < total_timeout_s:

@@ -22,8 +22,8 @@ class ReadingScratch:
         """Stage empty files if wanted, check the free space, or remove the files.
 
         Raises:
-            VirtbusError: 503 `disk_full`: the reading has to end before a write of the guest fails;
-                `store_error`.
+            VirtbusError: 503 `disk_full`: the reading has to end before a write of the guest fails.
+                503 `store_error`.
         """
         if want.do == "cancel":
             await self._threads.run(self._staging.remove, want.id)

@@ -101,6 +101,7 @@ class Requests:
 
         Raises:
             VirtbusError: 503 `image_pulling`, `volume_not_filled`: the disks are not ready in time.
+                The errors of `DiskStep.ensure`.
         """
         want = validate(Ensure, request.data)
         try:
@@ -131,7 +132,7 @@ class Requests:
     async def volume_release(self, request: Request) -> VolumeReleased:
         """Remove the data of a volume. No error if there is none.
 
-        With `kept`, the data stays unless the node has the complete content of that volume.
+        With `kept`, the data stays unless this node has the complete content of the volume `kept`.
         """
         want = validate(VolumeRelease, request.data)
         ref, kept = want.ref, want.kept
@@ -175,7 +176,7 @@ class Requests:
         return await self._transfers.backups.held(validate(BackupsAsk, request.data))
 
     async def snapshot(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a snapshot or a restore; the answer waits at most shortly."""
+        """Begin, continue or cancel a snapshot or a restore; the answer waits at most seconds."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
 
     async def layers(self, request: Request) -> UnneededLayers:
@@ -230,7 +231,7 @@ class Requests:
         """Fetch the current image of a reference. The transfer continues after the answer.
 
         Raises:
-            VirtbusError: 504 `image_pulling` after WAITS_S, or shortly before the deadline; the
+            VirtbusError: 504 `image_pulling` after WAITS_S, or shortly before the deadline. The
                 errors of `Images.refresh`.
         """
         want = validate(PullImage, request.data)

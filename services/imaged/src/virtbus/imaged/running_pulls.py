@@ -20,7 +20,7 @@ class _Pull:
 
 
 class RunningPulls(Generic[T]):
-    """The pulls from their start until their name is stored, and their transfers."""
+    """The pulls, each from its start until its image name is stored, and their transfers."""
 
     def __init__(self, flights: Flights[T]) -> None:
         self.flights = flights
@@ -28,7 +28,10 @@ class RunningPulls(Generic[T]):
 
     @contextmanager
     def running(self, key: str, refs: frozenset[str], asker: Asker) -> Iterator[None]:
-        """Track a pull by the transfer `key` in this context; `refs` are its image's references."""
+        """Track a pull until the context ends.
+
+        `key` is that of the pull's transfer, `refs` are the references that denote its image.
+        """
         pull = _Pull(key, refs, asker)
         self._pulls[pull] = None
         try:
@@ -38,10 +41,12 @@ class RunningPulls(Generic[T]):
             pull.ended.set()
 
     async def end(self, ref: str) -> bool:
-        """End the pulls that `ref` denotes, and return True if there were some.
+        """End the pulls of the image `ref`, with all pulls that share a transfer with them.
+
+        Return True if there were some.
 
         Raises:
-            VirtbusError: 409 `image_wanted`: a VM or volume waits for one of them.
+            VirtbusError: 409 `image_wanted`: a VM or volume waits for one of these pulls.
         """
         keys = {pull.key for pull in self._pulls if ref in pull.refs}
         pulls = [pull for pull in self._pulls if pull.key in keys]

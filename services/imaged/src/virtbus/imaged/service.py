@@ -79,8 +79,8 @@ VERBS["upload"] = 16
 WAITING = {"upload": 48}
 """Limits of the requests that wait for a slot, for verbs with large requests."""
 CROWDED = 1.1
-"""Factor of the setting `max_names`. With more names, some are removed without waiting for
-GC_INTERVAL_S."""
+"""If there are more than CROWDED times `max_names` (setting) image names, some are removed at once,
+not only after GC_INTERVAL_S."""
 GC_INTERVAL_S = 3600.0
 GC_GRACE_S = 3600.0
 """Time that an image without names and disks is kept after its last use."""
@@ -160,7 +160,7 @@ class Imaged:
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
-            """Return the references of all VMs' records, None before all are known."""
+            """Return the image references in all VMs' records, None before all are known."""
             return frozenset[str]().union(*step.refs.values()) if work.synced else None
 
         def pinned() -> Awaitable[frozenset[str]]:
@@ -228,7 +228,10 @@ class Imaged:
         files: DiskFolders,
         waits: FillWaits,
     ) -> Transfers:
-        """Return the parts for long work. Expire old exports, and continue interrupted restores."""
+        """Return the parts for long work.
+
+        Start their tasks, and continue interrupted snapshots and restores.
+        """
         disks, images, names = parts
         threads, limits, locks = self._threads, self._settings.limits, disks.locks
         jobs, places = DiskJobs(group), DiskPlaces(disks.pools, store)
@@ -244,7 +247,7 @@ class Imaged:
             group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
         frozen = SnapshotFolders(files.root)
         of_backups = self._backup_parts(locks, places, space)
-        of_directory = DiskJobs(group)  # other slots too, so that nothing else waits for a server
+        of_directory = DiskJobs(group)  # own slots: the backup directory's server may hang
         backups = Backups(of_directory, of_backups)
         checks = BackupChecks(of_directory, of_backups)
         group.create_task(backups.expire_forever())

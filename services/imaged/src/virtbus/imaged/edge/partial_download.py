@@ -31,7 +31,7 @@ def disk_full(message: str) -> VirtbusError:
 
 
 class Room(Protocol):
-    """The interface of the part's room: `store_space.PartRoom`."""
+    """The room of one part in the store: `store_space.PartRoom`."""
 
     def __call__(self, more_bytes: int) -> None: ...
     def reserve(self, more_bytes: int) -> None: ...
@@ -66,11 +66,11 @@ class PartialDownload:
         self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
     def resume(self, url: str, *, whole: bool = False) -> bool:
-        """Keep the bytes of an earlier part of `url`; drop them if they cannot resume.
+        """Keep the bytes of an earlier part of `url`; drop them if no transfer can continue them.
 
         A complete part loses its last byte, because a server refuses an empty range. With `whole`
         the part keeps the byte, because the caller then sends no request. Return True if bytes are
-        kept; `hash_more` must then hash them.
+        kept; the caller then hashes them by `hash_more`.
         """
         self._untouched = False
         note = read_note(self.key, self._dir_fd)
@@ -94,7 +94,7 @@ class PartialDownload:
     def restart(self, note: PartNote | None) -> None:
         """Drop all bytes.
 
-        `note` is the metadata of the bytes to come; with None they cannot resume.
+        `note` is the metadata of the bytes to come; with None no transfer can continue them.
         """
         self._untouched = False
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
@@ -110,7 +110,7 @@ class PartialDownload:
     def clone(self, source_fd: int) -> bool:
         """Make this file a reflink of `source_fd`; return False if that is not supported.
 
-        `hash_more` must then hash the bytes.
+        The caller then hashes the bytes by `hash_more`.
         """
         try:
             fcntl.ioctl(self._fd, _FICLONE, source_fd)
@@ -186,7 +186,7 @@ class PartialDownload:
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
 
     def close(self, *, keep: bool) -> None:
-        """Close the file. Without `keep`, or if it cannot resume, remove it."""
+        """Close the file; remove it unless `keep` is True and a transfer can resume it."""
         if self._fd < 0:
             return
         try:

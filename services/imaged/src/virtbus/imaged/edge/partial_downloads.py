@@ -17,8 +17,9 @@ async def open_part(
 ) -> AsyncIterator[PartialDownload]:
     """Open the part of `key` for one user.
 
-    Its bytes are kept if a later attempt may succeed, or if the service stops. They are removed if
-    the transfer is done, refused, or cancelled while `abandoned()` is True.
+    The part's bytes are kept if a later attempt may succeed, or if the service stops. They are
+    removed if the transfer is done, refused, out of space, or cancelled while `abandoned()` is
+    True.
     """
     opened: list[PartialDownload] = []  # a cancelled `run` opens the part but returns nothing
     keep = False

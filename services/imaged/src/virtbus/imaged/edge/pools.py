@@ -1,7 +1,8 @@
 """Finds the folders of volumes in the pools of a node, and measures the pools (ADR 0060).
 
-All methods block on the disk. A pool that hangs blocks the thread that measures it. From then on,
-work on its volumes is refused (`pool_probes.py`). Only lists of volumes still read its folder.
+All methods block on the disk. A pool that hangs blocks the thread that measures it, so
+`pool_probes.py` reports it as Slow, then Gone. Work on the volumes of a pool that is Gone is
+refused, and lists of volumes leave its volumes out.
 """
 
 import logging
@@ -33,7 +34,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 log = logging.getLogger(__name__)
 
 _STEPS = 256
-"""A report's sizes are multiples of a 256th of the pool, so that it changes rarely."""
+"""Sizes in reports are multiples of a 256th of the pool, so that reports change rarely."""
 AFTER_MS = 10_000
 
 
@@ -43,7 +44,10 @@ def no_device(_pool: str, _volume: str) -> int:
 
 
 class Pools:
-    """The pools of a node. Only those of kind `local` have folders: `local` has `disks/volumes`."""
+    """The pools of a node. Only pools of the kind `local` have folders.
+
+    The folder of the pool named `local` is `disks/volumes`.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Pools:
         ask_logical: AskLogical = no_group,
     ) -> None:
         self.files = files
-        """The folders of VMs, next to those of the pools."""
+        """The folders of VMs' own disks."""
         self._logical_volumes = LogicalVolumes(ask_logical)
         self.devices = Devices(open_device, self._logical_volumes)
         self._groups = [name for name, one in (settings or {}).items() if isinstance(one, LvmPool)]
@@ -104,7 +108,7 @@ class Pools:
         """Return the disk of a volume on a device or on a server; None for a volume with a file.
 
         Raises:
-            VirtbusError: 503 `volume_not_filled`; as `Devices.grown_bytes`.
+            VirtbusError: 503 `volume_not_filled`. The errors of `Devices.grown_bytes`.
         """
         if ABILITIES[ref.kind].shared:
             return MadeDisk(virtual_size_bytes=ref.size_bytes)
@@ -123,7 +127,7 @@ class Pools:
 
     @property
     def local(self) -> VolumeFolders:
-        """Return the folders of the pool `local`: only its volumes rest on images."""
+        """Return the folders of the pool `local`. Only volumes of this pool rest on images."""
         return self._folders[LOCAL]
 
     def space_of(self, name: str) -> SpaceLimits:
@@ -153,7 +157,10 @@ class Pools:
             )
 
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes whose folder is greater than `after`, of pools that answer."""
+        """Return the first volumes whose folder is greater than `after`.
+
+        `unread_pools` of the answer are the pools with volumes that could not be read.
+        """
         unread: set[str] = set()
         pages = [
             *(self._page_of(name, after, unread) for name in self._folders),
@@ -169,7 +176,7 @@ class Pools:
     def _page_of(
         self, name: str, after: str, unread: set[str]
     ) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return the volumes in a pool's folder. A read of one that is Gone could last for ever."""
+        """Return the volumes in a pool's folder; none if it is Gone: a read could block for ever."""
         if self._is_gone(name):
             unread.add(name)
             return (), False
@@ -182,7 +189,7 @@ class Pools:
         """Return the volumes on devices of a pool; none of a device that cannot be opened."""
         found = []
         for key in pool.volumes:
-            if f"{key}/" <= after:  # a folder is the key, a point and the uid
+            if f"{key}/" <= after:  # the folder of the key, `<key>.<uid>`, sorts before this
                 continue
             try:
                 held = self.devices.held(name, key)
@@ -209,7 +216,7 @@ class Pools:
 
     # --- measures ---------------------------------------------------------------------------
     def unmeasured(self, name: str) -> PoolReport:
-        """Return a report of a pool without its sizes."""
+        """Return a report of a pool, with no sizes."""
         settings = self._settings[name]
         return PoolReport(
             name=name, kind=settings.kind, state=PoolState.READY, overcommit=settings.overcommit
@@ -247,7 +254,7 @@ class Pools:
             self._sizes[ref.pool].pop(ref.folder, None)
 
     def read_again(self, name: str) -> None:
-        """Forget the sizes of volumes: the QEMU of a running guest may have made them larger."""
+        """Forget the sizes of a pool's volumes: QEMU may have grown volumes of running guests."""
         self._sizes[name] = {}
 
     def _volume_sizes(self, name: str, folders: VolumeFolders) -> dict[str, int]:

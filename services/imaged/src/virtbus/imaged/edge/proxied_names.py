@@ -1,8 +1,8 @@
 """Checks the addresses of servers behind a proxy, as far as this host can resolve them.
 
-A proxy resolves names itself, and may get other answers. So this check finds forbidden addresses,
-and names of internal servers that this host knows as well; the proxy's own rules are the second
-line.
+A proxy resolves names itself, and may get other answers. So this check finds only forbidden
+addresses, and names that this host, too, resolves to them. Other names are left to the rules of
+the proxy.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from virtbus.imaged.core.addresses import Network, refusal
 
 LOOKUP_S = 2.0
-"""A host behind a proxy often resolves no outside names: the wait for them is short."""
+"""Limit of a lookup, in seconds. It is short, because a host behind a proxy often cannot resolve
+outside names."""
 
 
 async def refusal_by_proxy(host: str, allowed: Iterable[Network]) -> str:

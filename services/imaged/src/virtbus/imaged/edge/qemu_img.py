@@ -16,7 +16,7 @@ from virtbus.imaged.edge import sandbox
 COMMAND = ("/usr/bin/qemu-img",)
 WALL_PER_CPU = 4
 _ADDRESS_BYTES = 1024**3
-"""Address space of qemu-img; it needs 140 MiB, and 1 MiB more for each request that waits."""
+"""Limit of address space. qemu-img needs 140 MiB, and 1 MiB for each I/O request that waits."""
 LOOK_S = 0.1
 """Interval of checks for free space and progress."""
 _MAX_STDERR_BYTES = 4096
@@ -24,7 +24,7 @@ _MAX_STDERR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Open files: one to read, one to write, and more to read."""
+    """Descriptors of open files: one to read, one to write, and more to read."""
 
     source: int
     target: int
@@ -33,14 +33,14 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a program: its exit code, or minus a signal, and its stderr."""
+    """The end of a program: its exit code, or minus the signal that ended it, and its stderr."""
 
     code: int
     stderr: str
 
     @property
     def why(self) -> str:
-        """Return stderr for people."""
+        """Return stderr with escapes for unprintable characters."""
         return printable(self.stderr)
 
     @property
@@ -71,11 +71,11 @@ async def convert(
 ) -> Ended:
     """Run `convert -q` with `arguments`, then return how it ended.
 
-    `limits` are the target's bytes and the seconds of CPU time. `look` is called meanwhile, and may
-    raise to end it. After a cancellation qemu-img has ended.
+    `limits` are the most bytes of the target and the most seconds of CPU time. `look` is called
+    meanwhile, and may raise to end qemu-img. After a cancellation qemu-img has ended.
 
     Raises:
-        TimeoutError: it took `WALL_PER_CPU` times its CPU time.
+        TimeoutError: qemu-img took `WALL_PER_CPU` times its limit of CPU time.
     """
     async with sandboxed(files, limits, (*command, "convert", "-q", *arguments)) as process:
         async with asyncio.timeout(WALL_PER_CPU * limits[1]):
@@ -99,7 +99,7 @@ async def sandboxed(
     `asyncio.subprocess`.
     """
     file_bytes, cpu_s = limits
-    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as of images: no lending
+    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # images are, and need no lending
     with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),

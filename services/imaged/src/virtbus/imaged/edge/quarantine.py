@@ -2,7 +2,7 @@
 
 An entry is a VM's renamed directory of disks: `<disks>/quarantine/<entry>/`. Its manifest has the
 VM, the time and the reason. The quarantine is below the directory of the disks, because a rename
-does not cross mounts, and a sandbox may mount sibling directories separately.
+does not cross mounts, and the sandbox of imaged's service mounts its directories one by one.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class QuarantineManifest(LenientModel):
 
 
 class QuarantineFiles:
-    """Moves disks in and out. All methods block on the disk.
+    """Moves disks into the quarantine and out of it. All methods block on the disk.
 
     The caller must serialize calls for one uid.
     """
@@ -51,7 +51,7 @@ class QuarantineFiles:
         """The folder of all entries. It exists only while there are entries."""
 
     def keep(self, uid: str, manifest: QuarantineManifest) -> str:
-        """Move a VM's disks here; return the entry's name, empty if nothing is kept.
+        """Move a VM's disks into the quarantine; return the entry's name, empty if none is made.
 
         Disks that were never written to are removed. A repeat after a crash returns the entry of
         the first call.

@@ -29,8 +29,8 @@ class Document(NamedTuple):
 class Registry(ImageServer):
     """One repository of one registry, for one transfer.
 
-    `login_from` names the source of `login` in errors. `realms` are the hosts that may get a
-    registry's password for a token, by registry.
+    `login_from` names the source of `login` in errors. `realms` has, for a registry, the host of
+    the token server that may get the registry's password.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class Registry(ImageServer):
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         """Raise as `ImageServer.refuse`.
 
-        After a 401 it first logs in and raises AgainError, so that the request is repeated.
+        After a 401, first log in and raise AgainError, so that the request is repeated. A 401 to a
+        login that the registry has not accepted yet is refused.
         """
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))

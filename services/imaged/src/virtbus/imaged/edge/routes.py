@@ -1,4 +1,4 @@
-"""Reads the files of a transport, and provides the values for requests to an image server."""
+"""Reads the files that a transport names: logins, certificates and certificate authorities."""
 
 import base64
 import os
@@ -18,7 +18,7 @@ _MAX_LOGIN_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to an image server.
+    """The proxy, TLS contexts and logins of requests to an image server.
 
     `own_tls`, `server_name` and `authorization` are for the server of the image's URL only. The
     rest is for all servers of the pull.
@@ -36,8 +36,9 @@ DIRECT = Route()
 
 
 def route_of(transport: Transport, where: str, folder: Path) -> Route:
-    """Read the files of a transport. `where` names its rule, `folder` has the files of rules.
+    """Read the files that a transport names, relative to `folder`.
 
+    `where` names the transport's rule in errors.
     Blocks on the disk. Files are read for each pull, so they can be replaced at any time.
 
     Raises:
@@ -80,7 +81,7 @@ class _Files:
         return self._read(name, lambda: _basic(self._folder / file)) or ""
 
     def tls(self, transport: Transport, *, own: bool) -> ssl.SSLContext | bool:
-        """Return the context for a server; `own` adds the client's certificate."""
+        """Return the TLS context for a server; `own` adds the client's certificate."""
         authorities = transport.ca_file
         certificate = transport.client_certificate_file if own else None
         if authorities is None and certificate is None:

@@ -1,10 +1,10 @@
 """Runs one program with no rights but open files: `python -I -S sandbox.py LIMITS -- PROGRAM…`.
 
-Landlock takes away all files except the programs and libraries of the system and the given
-descriptors, of which one is for writing. A seccomp filter takes away sockets, processes, signals,
-and calls that change files by path. Both last until the program ends. The sandbox needs no
-privilege, no namespace and no other package. This file imports nothing of virtbus, so that it
-starts in 20 ms. ADR 0041 has the reasons.
+Landlock takes away all files except the programs and libraries of the system, `/dev/null` and the
+given descriptors. One descriptor is for writing, the others are for reading. A seccomp filter
+takes away, among others, sockets, processes, signals, and calls that change files by path. Both
+last until the program ends. The sandbox needs no privilege, no namespace and no other package.
+This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0041 has the reasons.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ NOBODY = 65534
 ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
 """The program's environment. With more arenas, glibc reserves 64 MiB of address space for each."""
 _STACK_BYTES = 1 << 20
-"""A thread's stack. The default is 8 MiB, and qemu-img has up to 64 threads on a slow disk."""
+"""A thread's stack. qemu-img has up to 64 threads on a slow disk: with the default of 8 MiB each,
+their stacks alone would take half of the address space."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
@@ -38,9 +39,10 @@ READABLE = {
 }
 """Paths of the host that stay accessible, each with the rights on it."""
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""By version of Landlock, all rights on files. A version between two has those of the earlier."""
+"""By version of Landlock, all rights on files. A version not listed has those of the one before."""
 _NET_RIGHTS, _SCOPES = 3, 3
-"""Rights to bind and connect TCP (version 4), to use abstract sockets and signals (6)."""
+"""_NET_RIGHTS: to bind and connect TCP sockets (since version 4 of Landlock). _SCOPES: to connect
+to abstract sockets, and to send signals, outside the sandbox (since version 6)."""
 
 # --- seccomp: linux/seccomp.h, linux/bpf_common.h, asm/unistd_64.h ------------------------------
 _ARCH_X86_64 = 0xC000003E
@@ -71,7 +73,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(version: int, sources: tuple[int, ...], target: int) -> None:
-    """Leave only programs and libraries, the descriptors `sources`, and `target` for writing."""
+    """Leave only the `READABLE` paths, `sources` for reading, and `target` for writing."""
     rights = _FILE_RIGHTS[max(known for known in _FILE_RIGHTS if known <= version)]
     fields = [rights] + [_NET_RIGHTS] * (version >= 4) + [_SCOPES] * (version >= 6)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
@@ -94,7 +96,7 @@ def _allow(ruleset: int, descriptor: int, rights: int) -> None:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter: calls in `DENIED` fail, and a call of another machine ends the process.
+    """Return the filter: calls in `DENIED` fail, and one of another architecture ends the process.
 
     Threads and file I/O stay allowed.
     """
@@ -105,7 +107,7 @@ def seccomp_program() -> bytes:
         (_LOAD, 0, 0, _NR),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
-        # glibc falls back to clone, whose flags can be read here.
+        # After ENOSYS glibc falls back to clone, whose flags the filter can read.
         (_EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
         (_EQUAL, 0, 4, _CLONE),
@@ -133,7 +135,7 @@ def _restrict_calls() -> None:
 
 
 def _drop_user() -> None:
-    """Become nobody, without groups and capabilities, if this is root."""
+    """Become nobody, without groups and capabilities, if this process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -162,12 +164,12 @@ def _checked(result: int, what: str) -> int:
 
 
 def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int], parent: int) -> None:
-    """Give up all rights of this process, and let it end when the process `parent` ends.
+    """Enter the sandbox for good, and let this process end when the process `parent` ends.
 
-    `limits` are (address space, file size, CPU seconds).
+    `limits` are the bytes of address space, the bytes of a file, and the seconds of CPU time.
 
     Raises:
-        OSError: the kernel cannot do that, or the parent has ended.
+        OSError: the kernel lacks a part of the sandbox, or the parent has ended.
     """
     version = landlock_version()
     if not version or platform.machine() != "x86_64":
@@ -175,7 +177,7 @@ def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int], p
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "follow its parent")
     _drop_user()
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "follow its parent")
-    if os.getppid() != parent:  # it ended before the kernel was asked to report that
+    if os.getppid() != parent:  # the parent ended before the call of prctl
         raise OSError(errno.ESRCH, "the parent has ended")
     _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs")
     _limit(*limits)
@@ -186,8 +188,8 @@ def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int], p
 def main(argv: list[str]) -> None:
     """Enter the sandbox, and become the program.
 
-    The numbers are the pid of the parent, a descriptor to read, one to write, three limits, and
-    more descriptors to read.
+    The numbers before `--` are the pid of the parent, a descriptor to read, a descriptor to write,
+    the three limits of `enter`, and more descriptors to read.
     """
     end = argv.index("--")
     parent, source, target, *numbers = map(int, argv[:end])

@@ -1,9 +1,10 @@
 """Keeps the disks of snapshots: `<disks>/snapshots/<folder>/<disk>.qcow2` and `record.json`.
 
-A folder is named by `SnapshotRef.folder`. Its disks are frozen: no program writes to them. A
-snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
-from then on it can only be completed, also after a crash. A snapshot whose disks become layers has
-only `record.json` in its folder; `layering.json` is its journal (ADR 0061).
+`SnapshotRef.folder` is the name of a folder. The disks in it are frozen: no program writes to them.
+A snapshot is complete if it has `record.json`. A restore first writes its journal,
+`replacing.json`. From then on the restore can only be completed, also after a crash. A snapshot
+whose disks become layers has the journal `layering.json` first, and in the end only `record.json`
+(ADR 0061).
 """
 
 import contextlib
@@ -41,7 +42,7 @@ _FROZEN = 0o400
 
 
 class SnapshotNote(LenientModel):
-    """The host's own description of a snapshot. Its VM or volume has `uid` and `name`."""
+    """The host's description of a snapshot. `uid` and `name` are those of its VM or volume."""
 
     ref: SnapshotRef
     resource: Literal["vm", "volume"]
@@ -50,7 +51,7 @@ class SnapshotNote(LenientModel):
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
     layered: bool = False
-    """True: its disks are layers, which the uid of the snapshot names."""
+    """True: its disks are layers, whose names begin with the snapshot's uid."""
     live: bool = False
     """True: a guest used the disks when the journal was written."""
 
@@ -85,7 +86,7 @@ class SnapshotFolders(VolumeFolders):
         """Return the descriptions of all snapshots, also of those that are being made.
 
         Raises:
-            VirtbusError: 503 `store_error`: one cannot be read.
+            VirtbusError: a description cannot be read (503 `store_error`), or is damaged.
         """
         found = []
         for folder in filter(self._folder.match, self._folders()):
@@ -119,7 +120,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make an empty folder; raises VirtbusError 503."""
+        """Make an empty folder, in place of an earlier one; raises 503 `store_error`, `disk_full`."""
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
@@ -181,7 +182,7 @@ class SnapshotFolders(VolumeFolders):
             os.fsync(directory)
 
     def publish(self, note: SnapshotNote) -> None:
-        """Make a snapshot complete, durable on return; raises VirtbusError 503."""
+        """Make a snapshot complete, durable on return; raises 503 `store_error`, `disk_full`."""
         try:
             with self._open(note.ref.folder) as directory:
                 os.fsync(directory)
@@ -194,7 +195,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- restores -------------------------------------------------------------------------
     def place(self, uid: str, disk: SnapshotDisk) -> Path:
-        """Return the path of a present disk, which a staged one replaces."""
+        """Return the path of a present disk, which a staged disk replaces."""
         if disk.ref is None:
             return self._disks / uid / f"{disk.name}{SUFFIX}"
         return VolumeFolders(self._disks).path(disk.ref.folder, DISK)
@@ -216,8 +217,9 @@ class SnapshotFolders(VolumeFolders):
                 openat2.remove(STAGED + path.name, directory)
 
     def replace_disks(self, note: SnapshotNote) -> None:
-        """Put the staged disks into their places; may be repeated after a crash at any write.
+        """Put the staged disks into their places, and publish the note.
 
+        May be repeated after a crash at any write.
         A disk whose VM or volume was removed meanwhile is left out.
 
         Raises:
@@ -232,7 +234,7 @@ class SnapshotFolders(VolumeFolders):
         self.publish(note)
 
     def put(self, path: Path) -> None:
-        """Put a staged disk into its place; no effect if it is there already."""
+        """Put a staged disk into its place, if it is not there yet; renew its metadata file."""
         with openat2.opened_directory(path.parent) as directory:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(STAGED + path.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)

@@ -29,12 +29,12 @@ async def run(
 ) -> tuple[qemu_img.Ended, str]:
     """Open block nodes, run a job, and end the daemon; return its end, and the job's error.
 
-    `job` is the command that begins it, with its arguments; `limits` are as in `qemu_img.convert`.
-    `look` is called meanwhile, and may raise to end it. A job with `auto-finalize` false ends once
-    its data is in the files.
+    `job` is the command that begins the job, with its arguments. `limits` are as in
+    `qemu_img.convert`. `look` is called meanwhile, and may raise to end the daemon. A job with
+    `auto-finalize` false ends once its data is in the files.
 
     Raises:
-        TimeoutError: it took `WALL_PER_CPU` times its CPU time.
+        TimeoutError: the daemon took `WALL_PER_CPU` times its limit of CPU time.
     """
     options = [word for node in nodes for word in ("--blockdev", json.dumps(node))]
     program, pipe = (COMMAND, *options, *_MONITOR), asyncio.subprocess.PIPE
@@ -72,7 +72,7 @@ async def _say(
     arguments: Mapping[str, Any],
     id_: str = "",
 ) -> None:
-    # uvloop closes the pipe of a daemon that was killed, and a write raises RuntimeError then
+    # uvloop closes the pipe of a daemon that was killed; a write to it would raise RuntimeError
     if process.stdin is not None and not process.stdin.is_closing():
         line = json.dumps({"execute": command, "arguments": arguments, "id": id_})
         with contextlib.suppress(ConnectionError):  # the daemon has ended; its exit code says why
@@ -99,7 +99,7 @@ async def _heard(
 
 
 def _outcome(message: Mapping[str, Any]) -> str | None:
-    """Return the error in a message, empty for the success of the job, None for others."""
+    """Return the error in a message, empty for the success of the job, None for other messages."""
     error, data = message.get("error"), message.get("data")
     if isinstance(error, dict):
         return printable(str(error.get("desc")))

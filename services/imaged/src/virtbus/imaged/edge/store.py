@@ -4,8 +4,9 @@
     <root>/links/<sha256(name)>    a name (`core.links.NameLink`), replaced atomically
     <root>/part/<key>[.json]       a partial download
 
-The index in memory is read from the files at the start. It changes after the files for an addition,
-and before them for a removal. So a crash at any instruction loses only partial downloads.
+The index in memory is read from the files at the start. An addition changes the files first, a
+removal the index, so the index never names a missing file. Complete files appear by a rename or
+link, so a crash at any instruction loses at most partial downloads.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ class ImageStore:
         """Open the store at `root`, create missing folders, and read its content.
 
         Raises:
-            VirtbusError: 409 `store_in_use`: another imaged has it open.
+            VirtbusError: 409 `store_in_use`: another imaged has the store open.
         """
         openat2.make_passable(root)
         self.data_dir = root / "data"
@@ -166,7 +167,7 @@ class ImageStore:
         return image
 
     def pinned(self, digest: str) -> ImageInfo | None:
-        """Return the image with a digest, or the one made of fetched bytes with this digest."""
+        """Return the image with a digest, or that converted from fetched bytes with this digest."""
         made = (link.digest for link in self._links.values() if link.fetched == digest)
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 
@@ -179,7 +180,7 @@ class ImageStore:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
     def now_s(self) -> float:
-        """Return the Unix time, by the clock that `uses` has."""
+        """Return the Unix time, by the clock of the times in `uses`."""
         return time.time()
 
     def used(self, name: str) -> None:
@@ -221,10 +222,7 @@ class ImageStore:
         return page_of(self._images, list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of the most recently used names and images.
-
-        The controller uses them for placement.
-        """
+        """Return the keys of the most recently used names and images, for placement."""
         return keys_of(self._links.values(), self._names_used_s, frozenset(self._images))
 
     @property
@@ -283,7 +281,7 @@ class ImageStore:
         return image
 
     def write_link(self, link: NameLink) -> None:
-        """Point a name to an image, atomically. No effect if it already does."""
+        """Point a name to an image, atomically. If it does already, only record a use."""
         self._landed_ns.pop(link.digest, None)
         with self._linking:  # all requests of one transfer call this at once
             if self._links.get(link.name) == link:
@@ -300,7 +298,7 @@ class ImageStore:
     def save_uses(self, max_age_s: float) -> None:
         """Write the times of last use to the link files.
 
-        Also remove link files that no name has, once they are older than `max_age_s`.
+        Also remove link files without a name in the index, if they are older than `max_age_s`.
         """
         with self._linking:
             fresh, self._fresh = self._fresh, set()
@@ -319,7 +317,7 @@ class ImageStore:
         self._remove_files(names)
 
     def forget_names(self, names: tuple[str, ...]) -> None:
-        """Take names out of the index; pass them to `discard`."""
+        """Take names out of the index. The caller then passes them to `discard`."""
         for name in names:
             self._links.pop(name, None)
             self._names_used_s.pop(name, None)
@@ -353,7 +351,7 @@ class ImageStore:
         return tuple(sorted(found))
 
     def plain_names(self) -> tuple[str, ...]:
-        """Return the names of `images.d`."""
+        """Return the names that are no URLs and no image names of the bus."""
         return tuple(filter(is_plain, list(self._links)))
 
     def busy(self, since_ns: int) -> frozenset[str]:
@@ -367,7 +365,7 @@ class ImageStore:
         return frozenset(at for at, at_ns in list(self._used_ns.items()) if at_ns >= since_ns)
 
     def forget(self, digests: tuple[str, ...]) -> None:
-        """Take images out of the index; pass them to `discard`."""
+        """Take images out of the index. The caller then passes them to `discard`."""
         for digest in digests:
             self._images.pop(digest, None)
 

@@ -27,11 +27,14 @@ _MEASURE_AGAIN_S = 1.0
 _BLOCK_BYTES = 512
 
 MakeRoom = Callable[[Callable[[], int]], None]
-"""Removes unused images until its argument, which returns the missing bytes, returns at most 0."""
+"""Removes unused images. Its argument returns the number of bytes that are still missing."""
 
 
 class StoreSpace:
-    """Counts `data/` and `part/`. Methods block on the disk, and any thread may call them."""
+    """Counts the bytes in `data/` and `part/`.
+
+    Methods block on the disk, and any thread may call them.
+    """
 
     def __init__(self, data_fd: int, parts_fd: int, limits: SpaceLimits) -> None:
         self._data_fd = data_fd
@@ -50,7 +53,7 @@ class StoreSpace:
         return self._limits.quota_bytes
 
     def make_room_by(self, make_room: MakeRoom) -> None:
-        """Call `make_room` before a transfer is refused."""
+        """Set the function that is called before a transfer is refused."""
         self._make_room = make_room
 
     def used_bytes(self) -> int:
@@ -87,7 +90,7 @@ class StoreSpace:
         """Make room for `more_bytes` of a part.
 
         Raises:
-            VirtbusError: 413 `image_too_large`: more than the whole quota; 503 `image_quota`,
+            VirtbusError: 413 `image_too_large`: more than the whole quota. 503 `image_quota`,
                 `disk_full`.
         """
         quota = self._limits.quota_bytes
@@ -121,7 +124,10 @@ class StoreSpace:
             )
 
     def sweep_parts(self) -> None:
-        """Remove parts that cannot resume, and old ones; at the start, before any transfer."""
+        """Remove parts that cannot resume, or that are older than MAX_PART_AGE_S.
+
+        Call it at the start, before any transfer.
+        """
         oldest = time.time() - MAX_PART_AGE_S
         names = set(openat2.names(self._parts_fd))
         keep: set[str] = set()
@@ -141,7 +147,7 @@ class StoreSpace:
         """Remove uploads that got no byte for MAX_PART_AGE_S; return their number."""
         oldest = time.time() - MAX_PART_AGE_S
         dropped = 0
-        with self._lock:  # so that none is opened meanwhile
+        with self._lock:  # so that no part is opened meanwhile
             for name, note in _notes(self._parts_fd):
                 if (
                     note.owner
@@ -160,9 +166,9 @@ class StoreSpace:
 
     def _drop_idle_parts(self) -> None:
         """Remove parts that wait for another attempt, which then begins with no bytes."""
-        with self._lock:  # so that none is opened meanwhile
+        with self._lock:  # so that no part is opened meanwhile
             for name in set(openat2.names(self._parts_fd)) - set(self._open):
-                if is_hex_digest(name):  # others are notes, and notes that are being written
+                if is_hex_digest(name):  # other files are notes, maybe half written
                     _drop(name, self._parts_fd)
 
     def _missing_bytes(self, part: str, more_bytes: int) -> int:
@@ -249,7 +255,7 @@ def _drop(part: str, parts_fd: int) -> None:
 
 
 def _sizes(directory: int) -> dict[str, int]:
-    """Return the disk space of each file. One may vanish meanwhile."""
+    """Return the disk space of each file. A file may vanish meanwhile."""
     sizes: dict[str, int] = {}
     for name in openat2.names(directory):
         with contextlib.suppress(FileNotFoundError):

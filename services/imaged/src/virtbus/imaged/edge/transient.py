@@ -10,4 +10,4 @@ class TransientError(Exception):
 
 
 class AgainError(Exception):
-    """Raised by an attempt that has logged in: repeat it at once."""
+    """Raised by an attempt that has logged in; the retry loop repeats the attempt at once."""

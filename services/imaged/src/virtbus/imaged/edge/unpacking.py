@@ -1,4 +1,4 @@
-"""Decompresses a fetched image: gzip, xz and zstd, by the first bytes of the file (ADR 0041)."""
+"""Decompresses a fetched image: gzip, xz or zstd, as its first bytes say (ADR 0041)."""
 
 from collections.abc import Callable, Iterator
 
@@ -28,7 +28,8 @@ class Unpacking:
     ) -> None:
         """Write the content of `packed` to `into`; `worked` gets the number of decoded bytes.
 
-        Only one layer of compression is removed. After a cancellation `into` holds a prefix.
+        Only one layer of compression is removed. After a cancellation, `into` has the first bytes
+        of the content.
 
         Raises:
             VirtbusError: 422 `compressed_invalid`; 503 `disk_full`, `store_error`.

@@ -1,9 +1,10 @@
 """Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
 Volumes of other pools are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). The file of a
-shared volume is `disk.raw` (ADR 0086): nobody but its guests reads it. A folder is named by
-`VolumeRef.folder`. It is below the directory of the disks, because a sandbox may mount sibling
-directories separately. Only an explicit release removes a folder with a disk.
+shared volume is `disk.raw` (ADR 0086): nobody but its guests reads it. `VolumeRef.folder` is the
+name of a folder. All folders are below the directory of the disks, because the sandbox of imaged's
+service mounts its directories one by one, and no rename crosses a mount. Only an explicit release
+removes a folder with a disk.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ FOLDER, POOLS = "volumes", "pools"
 DISK = "disk"
 SHARED = "disk.raw"
 PART = "part"
-"""The disk while it is copied. The rename to its final name is the last step (ADR 0053)."""
+"""The name of a disk that is being copied. A rename to `DISK` is the last step (ADR 0053)."""
 RECORD = "record.json"
 """The host's copy of the volume's identity, from which a lost bus is rebuilt."""
 MAX_NOTE_BYTES = 16 * 1024
@@ -54,7 +55,7 @@ class VolumeNote(LenientModel):
     """The file `record.json` next to a volume's data: the host's own copy of its identity.
 
     `holder` is the last VM whose disks were made with the volume, under `epoch`; empty before the
-    first VM. `digest` is that of the image.
+    first VM. `digest` is that of the image that the disk rests on.
     """
 
     ref: VolumeRef
@@ -71,7 +72,7 @@ class VolumeFolders(DiskFolders):
     _folder = _VOLUME
 
     def __init__(self, disks: Path, pool: str = LOCAL) -> None:
-        # the root of the pool `local` exists only while there are volumes; others are mounted
+        # the root of `local` exists only while it has volumes; operators make those of other pools
         self.root = disks / FOLDER if pool == LOCAL else disks / POOLS / pool
         self._ours = pool == LOCAL
         self._notes = os.geteuid() != 0
@@ -91,7 +92,7 @@ class VolumeFolders(DiskFolders):
         """Remove a volume; return False if there was none; errors as `DiskFolders.remove`."""
         found = super().remove(folder)
         if self._ours:
-            with contextlib.suppress(OSError):  # there are others
+            with contextlib.suppress(OSError):  # other volumes are there
                 self.root.rmdir()
         return found
 
@@ -138,7 +139,7 @@ class VolumeFolders(DiskFolders):
         return size_bytes
 
     def note(self, note: VolumeNote) -> None:
-        """Write the copy of a volume's identity, unless it is there; make its folder if needed.
+        """Write `record.json` of a volume if its content changes; make the folder if needed.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
@@ -159,7 +160,7 @@ class VolumeFolders(DiskFolders):
             raise store_error(error) from error
 
     def begin_copy(self, ref: VolumeRef, size_bytes: int, operation: str) -> ExportPart:
-        """Return an empty disk of that size, which no VM sees before `publish_copy`.
+        """Return a new, empty disk of `size_bytes`, which no VM sees before `publish_copy`.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
@@ -246,7 +247,7 @@ class VolumeFolders(DiskFolders):
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def refuse_used(self, folder: str) -> None:
-        """Raise 409 if a VM of this host still has the disk: the agent's hard link shows it."""
+        """Raise 409 `volume_in_use` if the disk has a second hard link: a VM's agent has it."""
         names = 1
         for file in (DISK + SUFFIX, SHARED):
             try:
