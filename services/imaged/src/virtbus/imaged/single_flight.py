@@ -70,7 +70,10 @@ class Flight:
             await listener(self.done_bytes, self.total_bytes)
 
     async def report(self) -> None:
-        """Notify the listeners of each change, until cancelled; then once more."""
+        """Tell the listeners new progress at intervals; when cancelled, tell them once more.
+
+        They are not told at the end of an abandoned transfer.
+        """
         sent: tuple[int, int | None] = (-1, None)
         try:
             while True:
@@ -84,7 +87,7 @@ class Flight:
 
 
 class Flights(Generic[T]):
-    """Runs one task per key, for all its requests. The task is cancelled with the last request."""
+    """Runs one task per key, for all its requests; ends the task when no request is left."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group

@@ -34,7 +34,7 @@ class SnapshotParts:
     threads: DiskThreads
 
     async def forward(self, step: Callable[[SnapshotNote], None], note: SnapshotNote) -> None:
-        """Repeat a final step until it succeeds. Its journal is written, so it cannot be undone."""
+        """Repeat a final step until it succeeds: after the journal, the work cannot be undone."""
         while True:
             try:
                 await self.threads.run(step, note)
@@ -47,7 +47,7 @@ class SnapshotParts:
 
 
 async def finished(parts: SnapshotParts, ref: SnapshotRef) -> WorkState | None:
-    """Return the state of a complete snapshot; None without one."""
+    """Return the state `done` if a snapshot is complete, otherwise None."""
     note = await parts.threads.run(parts.files.complete, ref.folder)
     if note is None:
         return None

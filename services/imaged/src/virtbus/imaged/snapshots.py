@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 AT_ONCE = 4
 """Copies at a time: each takes the disk's bandwidth."""
 SOON_S = 0.3
-"""Time in which a copy that shares its blocks is done. The agent asks again after a second."""
+"""Time that an answer waits for a copy: enough for reflinks. The agent asks again after 1 s."""
 COPY, _, PUBLISH = (step.name for step in STEPS["snapshot"])
 REPLACE = STEPS["restore"][-1].name
 
@@ -74,9 +74,10 @@ class Snapshots:
         """Ensure or cancel a snapshot or a restore; see `SnapshotWork`.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 404 `disk_missing`, `snapshot_missing`; 409 `disk_in_use`,
-                `disk_damaged`, `disk_mismatch`, `disk_unreadable`, `disks_differ`; 503
+            VirtbusError: the failure of an earlier attempt, or of this one if it fails within
+                SOON_S. The next request begins another attempt. Such failures are 404
+                `disk_missing`, `snapshot_missing`. 409 `disk_in_use`, `disk_damaged`,
+                `disk_mismatch`, `disk_unreadable`, `disks_differ`, `chain_too_long`. 503
                 `disk_full`, `store_error`.
         """
         if want.layered:
@@ -156,9 +157,10 @@ class Snapshots:
         disks: tuple[SnapshotDisk, ...],
         job: Job,
     ) -> None:
-        """Put the disks of `restored` next to those that they replace, and keep the latter.
+        """Stage disks with the content of `restored` next to the present disks.
 
-        The new disks rest on the layers of `restored`, if it has layers; otherwise they are copies.
+        The staged disks rest on the layers of `restored`, or are copies if it has no layers. The
+        present disks get second names in the snapshot that keeps them.
         """
         threads, files = self._parts.threads, self._parts.files
         with ExitStack() as opened:
@@ -214,7 +216,8 @@ class Snapshots:
         """Raise 409 unless the frozen disk may replace the disk of the same name.
 
         If the snapshot is of another VM or volume, the volumes may differ. In any case, both disks
-        or none rest on an image, and both or none are volumes.
+        or none rest on an image, and both or none are volumes. A volume must be large enough for
+        the frozen disk.
         """
         kept = self._parts.files.frozen(note, frozen.name)
         folders = [one.ref.folder if one is not None and one.ref else "" for one in (frozen, now)]

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 STEP_BYTES = 8 * 1024**2
 """A crash loses at most about this many bytes of an upload."""
 MAX_FAILED = 100
-"""Failed uploads whose error is remembered."""
+"""Number of failed uploads whose errors are remembered."""
 OWN_ACCOUNT = "node"
 """The owner of uploads by the node's own account."""
 
@@ -46,7 +46,7 @@ class _Upload:
         self.part: PartialDownload | None = None
         self.saved_bytes = 0
         self.turn = asyncio.Lock()
-        """One piece after another, in the order of arrival."""
+        """Held while a piece is written: pieces are written in the order of their arrival."""
         self.ready = asyncio.Event()
         """Set when the earlier bytes are hashed, and at the end."""
         self.complete = asyncio.Event()
@@ -81,7 +81,7 @@ class Uploads:
         self._changed = changed
         self._shares = FairShares(uploads.at_once)
         self._failed: Recent[str, VirtbusError] = Recent(MAX_FAILED)
-        """The errors of the last failed uploads, for clients that did not get theirs yet."""
+        """The errors of the last failed uploads by key, for clients that did not get them yet."""
         self._naming = asyncio.Lock()
         """One name after another, so that two uploads cannot both get the same free name."""
         self._running: dict[str, _Upload] = {}
@@ -89,8 +89,8 @@ class Uploads:
     async def take(self, want: UploadImage, account: str, wait_s: float) -> UploadedImage:
         """Store a piece, or answer how many bytes are there; wait at most `wait_s`.
 
-        Each request may be repeated. A piece that begins before the stored bytes end adds the bytes
-        that are missing; one that begins behind them is not stored.
+        Each request may be repeated. A piece that begins at or before the end of the stored bytes
+        adds the bytes that are missing. A piece that begins after their end is not stored.
 
         Raises:
             VirtbusError: 400 `upload_beyond_size`; 409 `image_name_taken`, `digest_mismatch`; 413
@@ -198,7 +198,7 @@ class Uploads:
             raise too_many(len(names), len(others), self._uploads.per_account)
 
     async def _check_name(self, want: UploadImage) -> None:
-        """Refuse a name that means another image on this node."""
+        """Raise 409 `image_name_taken` if the name means another image here, or a rule has it."""
         link = self._store.link(want.name)
         other = link is not None and want.digest not in {link.digest, link.fetched}
         if link is not None and other and self._store.cached(link.digest) is not None:
@@ -253,8 +253,8 @@ class Uploads:
         """Wait for all bytes.
 
         Raises:
-            VirtbusError: 503 `upload_stalled`: the client sends less than the minimum rate; the
-                error of a piece.
+            VirtbusError: 503 `upload_stalled`: the client sends less than the minimum rate. The
+                error with which a piece could not be written.
         """
         window_s = self._limits.rate_window_s
         seen_bytes = part.offset
@@ -274,7 +274,7 @@ class Uploads:
         return image
 
     async def _name(self, want: UploadImage, owner: str, image: ImageInfo) -> None:
-        """Give a stored image the name of an upload, if it may have it."""
+        """Give a stored image the name of an upload; errors as `_check_name`, 429 `upload_limit`."""
         async with self._naming:
             link = self._store.link(want.name)
             if link is not None and link.digest == image.digest and link.uploaded_by:

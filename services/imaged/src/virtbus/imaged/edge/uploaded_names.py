@@ -1,4 +1,4 @@
-"""Lists the names of images that clients uploaded. Only a request removes such a name (ADR 0047)."""
+"""Lists the names of uploaded images. Only a request removes such a name (ADR 0047)."""
 
 from virtbus.imaged.edge.store import ImageStore
 

@@ -116,7 +116,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pause": _DRY_RUN,
     "unpause": _DRY_RUN,
 }
-"""Fields of each verb's request body."""
+"""Fields of request bodies by verb. Other verbs have no fields."""
 
 
 class _Operation(NamedTuple):

@@ -1,7 +1,8 @@
 """Authenticates users by the headers of the API server, which acts as a front proxy.
 
-Its configuration is in the ConfigMap `kube-system/extension-apiserver-authentication`, which the
-API server maintains (Kubernetes' "Configure the aggregation layer").
+The configuration of the front proxy is in the ConfigMap
+`kube-system/extension-apiserver-authentication`, which the API server maintains (Kubernetes'
+"Configure the aggregation layer").
 """
 
 import json
