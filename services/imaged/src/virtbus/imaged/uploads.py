@@ -274,7 +274,11 @@ class Uploads:
         return image
 
     async def _name(self, want: UploadImage, owner: str, image: ImageInfo) -> None:
-        """Give a stored image the name of an upload; errors as `_check_name`, 429 `upload_limit`."""
+        """Give a stored image the name of an upload.
+
+        Raises:
+            VirtbusError: 429 `upload_limit`. The errors of `_check_name`.
+        """
         async with self._naming:
             link = self._store.link(want.name)
             if link is not None and link.digest == image.digest and link.uploaded_by:

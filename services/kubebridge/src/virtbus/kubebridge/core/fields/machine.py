@@ -19,7 +19,7 @@ def memory_bytes(value: Any) -> int:
     """Return the quantity in bytes, at least MEMORY_MIN: a machine does not start with less.
 
     Raises:
-        ValueError: it is not a quantity, or it is not positive.
+        ValueError: it is not a quantity, it is not positive, or it is larger than 2^63 - 1.
     """
     memory_bytes = whole(value)
     if memory_bytes == 0:

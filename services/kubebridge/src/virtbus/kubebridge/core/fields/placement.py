@@ -147,12 +147,12 @@ Expression = tuple[str, Object]
 
 
 def terms(spec: Object) -> list[Object]:
-    """Return the terms. A node must match one of them."""
+    """Return the node selector terms. A node must match one of them."""
     return items(spec, *TERMS.split("."))
 
 
 def expressions(spec: Object) -> Iterator[Expression]:
-    """Yield the expressions of the first term: a rule refuses more terms. A node must match all."""
+    """Yield the expressions of the first term. A node must match all; a rule refuses more terms."""
     for index, one in enumerate(items(next(iter(terms(spec)), {}), "matchExpressions")):
         yield f"{TERMS}[0].matchExpressions[{index}]", one
 

@@ -55,7 +55,7 @@ class Field:
 
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
-    """Return the row of an object, or of a list if `path` ends in `[]`. Fields below have rows."""
+    """Return the row of an object, or of a list if `path` ends in `[]`. Its fields have own rows."""
     kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
@@ -76,10 +76,10 @@ def mapped(  # noqa: PLR0913  a row has all facts about a field
 
 
 def ignored(path: str, why: str) -> Field:
-    """Return the row of a field that is accepted without effect. It covers all fields below."""
+    """Return the row of a field that is accepted without effect, as are all fields below it."""
     return Field(path, Verdict.IGNORED, why)
 
 
 def refused(path: str, why: str, instead: str) -> Field:
-    """Return the row of a field that virtbus does not support. It covers all fields below."""
+    """Return the row of a field that virtbus refuses, with all fields below it."""
     return Field(path, Verdict.REFUSED, why, instead=instead)

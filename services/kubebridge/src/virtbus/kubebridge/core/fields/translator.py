@@ -30,7 +30,7 @@ _SHAPES: dict[FieldType, tuple[type, ...]] = {
 
 @dataclass(slots=True)
 class Translation:
-    """The result of a walk. `ours` is a VmCreate as plain values.
+    """The result of `walk`. `ours` is a VmCreate as plain values.
 
     `origin` has the manifest field of each field in `ours`. `beside` has values without a field in
     `ours`, such as the name of a Secret.

@@ -1,6 +1,6 @@
 """Declares the fields of disk contents, networks and SSH keys.
 
-These are `volumes`, `networks` and `accessCredentials`.
+The fields are `volumes`, `networks` and `accessCredentials`.
 """
 
 from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused

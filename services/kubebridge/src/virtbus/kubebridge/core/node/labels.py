@@ -67,7 +67,7 @@ class Nodes(Protocol):
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
     """Return the write that is due, or a Requeue at the time of the next write.
 
-    `node` is None if it does not exist or does not have the bridge's mark.
+    `node` is None if the Node does not exist, or does not have the bridge's mark.
     """
     if view is None:
         if node is None:

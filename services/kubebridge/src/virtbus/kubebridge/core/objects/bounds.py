@@ -2,9 +2,10 @@
 
 
 def values_at_most(text: str) -> int:
-    """Return an upper bound of the values in a JSON text: one for each comma and opening bracket.
+    """Return an upper bound of the number of values in a JSON text.
 
-    Characters within strings count too, so the bound may be too high but never too low.
+    It is 1, and 1 more for each comma, `[` and `{`. Characters within strings count too, so the
+    bound may be too high but never too low.
     """
     return 1 + sum(map(text.count, ",[{"))
 

@@ -1,4 +1,4 @@
-"""Names of KubeVirt's finalizers and labels, which users and tools rely on."""
+"""Defines the names of KubeVirt's finalizers and labels, which users and tools rely on."""
 
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 """Keeps a VM until its VMI is gone."""

@@ -57,12 +57,10 @@ T = TypeVar("T")
 
 
 def path(*names: str, default: Any = None, make: Callable[[Any], Any] | None = None) -> Any:
-    """Declare a dataclass field that `read` takes from this path.
+    """Declare a dataclass field that `read` takes from this path; empty: from the whole object.
 
-    An empty path is the whole object.
-
-    `make` converts a value; without it, the type of the field does. `default` replaces a missing
-    or unknown value of an enum.
+    `make` converts the value. Without `make`, the type of the field decides how it is converted.
+    `default` replaces a missing or unknown value of an enum.
     """
     return field(metadata={"path": names, "default": default, "make": make})
 

@@ -69,7 +69,8 @@ class Policies(NamedTuple):
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
         """Return the calls that make the groups on the bus equal to those of the policy.
 
-        A deleted policy has no groups. Until the groups on the bus are listed, it only waits.
+        A deleted policy has no groups. Until the groups on the bus are listed, return only a
+        Requeue.
         """
         if not self.groups.current:
             return [Requeue(1.0)]
@@ -97,7 +98,10 @@ class Policies(NamedTuple):
         return [one.removeprefix(prefix) for one in self.policies if one.startswith(prefix)]
 
     def _events(self, key: Key, wanted: Translated, inputs: Inputs) -> list[Action]:
-        """Return the Events about parts that have no effect, unless the last ones were the same."""
+        """Return Events about parts without a translation, and about a refusal by the bus.
+
+        Return none if the last Events of the policy were the same.
+        """
         if inputs.obj is None:
             self.told.pop(key, None)
             return []

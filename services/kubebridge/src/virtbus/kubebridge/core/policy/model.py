@@ -1,4 +1,4 @@
-"""Declares the fields of NetworkPolicies that rules read."""
+"""Declares the fields of NetworkPolicies that their translation reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A label selector. If both fields are empty, it is missing or selects everything."""
+    """A label selector. Both fields are empty if it selects everything, or if it is missing."""
 
     labels: Object = path("matchLabels")
     expressions: tuple[Requirement, ...] = path("matchExpressions")
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A NetworkPolicy. A missing list of rules reads as empty; only `types` has the directions."""
+    """A NetworkPolicy. A missing list of rules reads as empty: only `types` tells the directions."""
 
     name: str = path("metadata", "name")
     namespace: str = path("metadata", "namespace")

@@ -34,9 +34,9 @@ LAUNCHER = ("kubevirt.io", "virt-launcher")
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 NAME_MAX = 63
 PEER_GROUPS_MAX = 128
-"""Most groups of one policy for selectors of peers. A namespace may have 200 groups."""
+"""Limit of the groups that one policy has for selectors of peers. A namespace may have 200."""
 DENIED_MAX = 64
-"""Most problems of a policy that are kept for its Event, which shows fewer."""
+"""Limit of the problems of a policy that are kept for its Event, which shows fewer."""
 _TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
 _PROTOCOLS = {"": IpProtocol.TCP, "TCP": IpProtocol.TCP, "UDP": IpProtocol.UDP}
 Net = IPv4Network | IPv6Network
@@ -125,7 +125,7 @@ class _Translation:
 
     # --- selectors ------------------------------------------------------------------------
     def _selector(self, selector: Selector, where: str) -> dict[str, Any]:
-        """Return a selector of VMs. If it has too many conditions, it isolates more VMs instead."""
+        """Return a selector of VMs. Surplus expressions are left out, which isolates more VMs."""
         found = _conditions(selector)
         if len(found["expressions"]) > EXPRESSIONS_MAX:
             self._denied.append(f"{where}: expressions beyond {EXPRESSIONS_MAX}; more VMs match")

@@ -2,7 +2,7 @@
 
 Each action is safe to repeat, and actions run in order. A write at the version that was read may
 conflict. A conflict or a refusal ends the actions, and the object is reconciled again. A refusal
-that is ignored, or that repeats the reported one, does not end them.
+does not end the actions if it is ignored (`OnRefusal.IGNORE`) or repeats the reported refusal.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ ORPHAN = Kind("virtbus", "v1", "orphans", "Orphan")
 """Sources on the bus: VMs, nodes, groups, answers of guest agents, and VMs that have no VMI."""
 
 AT_ONCE_S = 0.01
-"""Seconds before the next reconcile if it needs the result of this one."""
+"""Seconds before the next reconcile, if that needs the result of the present reconcile."""
 
 
 class Refused(NamedTuple):
@@ -138,7 +138,7 @@ class OnRefusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object. An existing one of that name counts as success. A refusal is reported."""
+    """Create an object. If one of that name exists, this is a success. A refusal is reported."""
 
     kind: Kind
     body: dict[str, Any]
@@ -166,7 +166,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge fields that only the bridge writes into an object of any version."""
+    """Merge `changes` into an object, at any version of it. Only the bridge writes these fields."""
 
     key: Key
     changes: dict[str, Any]
@@ -176,7 +176,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an object of this uid, and of this version if one is given. A missing one is fine."""
+    """Delete the object of this uid, and of `version` if given. It may be gone already."""
 
     key: Key
     uid: str
