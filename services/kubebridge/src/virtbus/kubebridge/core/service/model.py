@@ -1,4 +1,4 @@
-"""Declares the fields of Services and EndpointSlices that rules read, and the guests behind them.
+"""Declares the fields of Services and EndpointSlices that the bridge reads, and their guests.
 
 Services select a guest by the labels that its pod in KubeVirt would have. The guest's addresses
 come from virtbus.
@@ -67,7 +67,7 @@ class Slice:
 class Member(NamedTuple):
     """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
 
-    `labels` are those of the VMI and of KubeVirt's pod for it.
+    `labels` are those of the VMI, and those that KubeVirt gives the VMI's pod.
 
     Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
     to any host.

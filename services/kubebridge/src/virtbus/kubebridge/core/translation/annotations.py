@@ -1,4 +1,4 @@
-"""Selects the annotations that rules read, and the annotations of a template that its VMI gets."""
+"""Selects the annotations that the bridge reads, and those of a template that its VMI gets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,12 @@ from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, number, part, text
 
 READ = frozenset(ANNOTATIONS)
-"""Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""
+"""Annotations that the bridge reads. All others are ignored; they may have 256 KiB."""
 VALUE_CHARS = 1024
 IGNITION_CHARS = 16 * 1024
 LONG = {IGNITION: IGNITION_CHARS + 1}
-"""Bounds of longer annotations. The extra character shows that a value exceeds its bound."""
+"""Bounds of annotations that may be longer than VALUE_CHARS, in characters. The extra character
+shows that a value exceeds its bound."""
 TEMPLATE_BYTES = 16 * 1024
 """Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -24,7 +25,7 @@ too large."""
 
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the annotations that a rule reads, with values of bounded length."""
+    """Return the annotations that the bridge reads, with values of bounded length."""
     return {name: text(notes, name)[: LONG.get(name, VALUE_CHARS)] for name in READ & notes.keys()}
 
 
@@ -52,7 +53,7 @@ def slim_template(meta: Object) -> dict[str, Any]:
 
 
 def causes(vm: Object) -> list[Cause]:
-    """Report a template with too many annotations, even if its annotations were already cut."""
+    """Report a template whose annotations are too large, even if they were already cut."""
     meta = slim_template(part(vm, "spec", "template", "metadata"))
     size_bytes = number(meta, SIZE)
     if size_bytes <= TEMPLATE_BYTES:

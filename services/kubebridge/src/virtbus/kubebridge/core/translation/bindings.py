@@ -1,4 +1,4 @@
-"""Translates the ports and the guest's networks of the bindings masquerade and passt."""
+"""Translates the ports of the bindings masquerade and passt, and the networks of masquerade."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -13,9 +13,9 @@ _LAST = "last_port"
 
 
 def fill(walked: Translation, spec: Object, prefix: str) -> None:
-    """Give each interface with masquerade its ports and networks, and with passt its ports.
+    """Give each interface with masquerade its ports and networks, and one with passt its ports.
 
-    KubeVirt ignores these fields with other bindings, so their ports close nothing.
+    With other bindings KubeVirt ignores these fields: listed ports close no other ports.
     """
     networks = {
         text(one, "name"): (one, f"{prefix}.networks[{index}].pod")

@@ -32,7 +32,7 @@ class Default(NamedTuple):
 
 
 def into(spec: Plain, *path: str) -> Plain:
-    """Return the object at the path, created if missing; a detached one if the path is invalid."""
+    """Return the object at the path, created if missing; a new one if another value is there."""
     here = spec
     for name in path:
         below = here.get(name)

@@ -75,7 +75,8 @@ def network_of(
 def _named(definition: Object, name: str) -> Found:
     """Return the first name of: the annotation, the CNI configuration, the definition itself.
 
-    A person wrote the annotation, so a network that it names may have any plugins.
+    A person wrote the annotation, so a network that it names may have any plugins. If the
+    configuration is no JSON, its first characters are the name.
     """
     if chosen := text(definition, "metadata", "annotations", ANNOTATION):
         return Found(chosen)

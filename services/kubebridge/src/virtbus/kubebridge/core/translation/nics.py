@@ -27,7 +27,7 @@ def without_absent(vmi: Object) -> Object:
 
 
 def replugged(has: VmSpec, wants: VmSpec) -> VmSpec | None:
-    """Return the spec `has` with the interfaces of `wants`; None if it already has them.
+    """Return the spec `has` with the interfaces of `wants`; None if this changes nothing.
 
     An interface that stays keeps its properties, except for its link state.
     """

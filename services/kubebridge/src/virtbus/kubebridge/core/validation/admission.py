@@ -23,7 +23,7 @@ from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_v
 from virtbus.kubebridge.core.validation.rules import foreign_vmi_causes, vm_causes, vmi_causes
 
 LONGEST = 1024
-"""Most characters of a reported path or message. Both may quote 1.5 MB of a user's object."""
+"""Limit of a reported path or message, in characters. Both may quote 1.5 MB of an object."""
 VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 CREATE, UPDATE = "CREATE", "UPDATE"
 Plain = dict[str, Any]

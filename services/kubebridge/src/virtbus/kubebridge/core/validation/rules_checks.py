@@ -32,7 +32,7 @@ def when(violated: object, *found: str) -> list[Found]:
 
 
 def listed(spec: Object, path: str) -> list[Object]:
-    """Return the list at a path with dots."""
+    """Return the list at a path whose parts are separated by dots."""
     return items(spec, *path.split("."))
 
 

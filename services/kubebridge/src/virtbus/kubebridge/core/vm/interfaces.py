@@ -1,7 +1,7 @@
 """Gives a running VMI the interfaces of its VM's template, as KubeVirt does (ADR 0066).
 
-An interface that the template adds is plugged. An interface with `state: absent` is unplugged, and
-removed from the VMI and the template once the guest has released it. A changed link state takes
+An interface that the template adds is plugged in. An interface with `state: absent` is unplugged,
+and removed from the VMI and the template once the guest has released it. A changed link state takes
 effect at once. All other changes need a restart.
 """
 
@@ -23,7 +23,7 @@ def follow(vm: Vm, vmi: Vmi | None) -> list[Action]:
     """Return the writes that give the VMI and the template the interfaces that are due now."""
     alive = vmi if vmi is not None and not vmi.deleting and vmi.phase not in FINAL else None
     if vmi is not None and (alive is None or vmi.made_of == str(vm.generation)):
-        return []  # its interfaces end with it, or are already the template's
+        return []  # the interfaces end with the VMI, or are already those of the template
     plan: list[Action] = []
     if alive is not None and (spec := _changed(part(defaulted_template(vm.raw), "spec"), alive)):
         key = Key(VMI, alive.namespace, alive.name)
@@ -60,7 +60,10 @@ def _changed(wanted: Object, vmi: Vmi) -> dict[str, Any]:
 
 
 def _ordered(due: Sequence[str], stays: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Return the names in the template's order if those in `stays` keep theirs; new names last."""
+    """Return `stays` and `more` in the order of the template, `due`.
+
+    If this changed the order of `stays`, return `stays` and then `more`.
+    """
     names = {*stays, *more}
     if [name for name in due if name in stays] == list(stays):
         return [name for name in due if name in names]
