@@ -55,7 +55,7 @@ class Field:
 
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
-    """Return the row of an object, or of a list if `path` ends in `[]`; its fields have own rows."""
+    """Return the row of an object, or of a list if `path` ends in `[]`. Fields below have rows."""
     kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
