@@ -72,7 +72,7 @@ class Flight:
     async def report(self) -> None:
         """Tell the listeners new progress at intervals; when cancelled, tell them once more.
 
-        They are not told at the end of an abandoned transfer.
+        The end of an abandoned transfer is not reported.
         """
         sent: tuple[int, int | None] = (-1, None)
         try:
