@@ -11,12 +11,12 @@ from virtbus.schemas.node_rpc import WorkState
 log = logging.getLogger(__name__)
 
 CONVERSIONS_AT_ONCE = 2
-"""Conversions at a time: each takes one CPU and the disk's bandwidth."""
+"""Number of conversions at a time: each takes one CPU and the disk's bandwidth."""
 
 
 @dataclass
 class Job:
-    """The work of one operation; `error` is its failure, which the next request gets."""
+    """The work of one operation; `error` is its failure, until a request has reported it."""
 
     step: str = ""
     done_bytes: int = 0

@@ -15,7 +15,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class DiskStep:
-    """A `virtbus.bus.client.record_worker.Step`. Disks are made once, and later only checked."""
+    """A `virtbus.bus.client.record_worker.Step`. Existing disks are checked and kept."""
 
     name = "make the disks"
     span = "virtbus ensure image"
@@ -33,7 +33,10 @@ class DiskStep:
         """By uid: the image references in the VM's record on the bus."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Return False for a VM with pull secrets: its agent sends them with its own request."""
+        """Record the image references of a VM; return False if it has pull secrets.
+
+        The agent of such a VM requests the disks, and sends the secrets with the request.
+        """
         self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)
 

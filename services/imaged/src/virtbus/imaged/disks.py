@@ -71,7 +71,7 @@ class Disks:
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
-        """Set when the quarantine changed, and at the start, so that it is counted again."""
+        """Set when the quarantine changed, and at the start: its entries must be counted."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self.locks = DiskLocks()
@@ -90,9 +90,9 @@ class Disks:
         Only a missing image is pulled, or the image of a missing disk whose policy is Always.
 
         Raises:
-            VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
-                `disk_damaged`, `disk_mismatch`; 503 `disk_full`, `store_error`; the errors of
-                `Images.ensure`.
+            VirtbusError: 400 `disk_too_small`, `disk_too_large`. 409 `stale_epoch`, `released`,
+                `disk_damaged`, `disk_mismatch`. 503 `disk_full`, `store_error`. The errors of
+                `Images.ensure`, `Pools`, `begun_with`, `DiskFolders.grow` and `LayerFolder.chain`.
         """
         wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
@@ -269,7 +269,7 @@ class Disks:
         does not restrict later epochs.
 
         Raises:
-            VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
+            VirtbusError: 409 `stale_epoch`: the VM was assigned again since. 503 `store_error`.
         """
         async with self.locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
@@ -284,10 +284,12 @@ class Disks:
             return Gone(bool(entry), entry)
 
     async def release_volume(self, ref: VolumeRef, made_by: str = "") -> bool:
-        """Remove a volume's data, with `made_by` only what that operation wrote; False if none.
+        """Remove the data of a volume; return False if nothing was removed.
+
+        With `made_by` (an operation), data stays if another operation wrote it or a VM used it.
 
         Raises:
-            VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
+            VirtbusError: 409 `volume_in_use`: a VM of this node has it. 503 `store_error`.
         """
         if not ABILITIES[ref.kind].copies:
             return False  # its data belongs to the operator of the pool
@@ -356,10 +358,7 @@ class Disks:
     async def expire_names(
         self, wanted: frozenset[str], keep: expiry.ExpiryLimits
     ) -> tuple[str, ...]:
-        """Remove image names that were unused for long or that are too many; return them.
-
-        `wanted` are the names in the node's records, which stay.
-        """
+        """Remove expired image names, except those `wanted` by the node's records; return them."""
         for name in wanted:
             self._store.used(name)
         used = await self._threads.run(self.users.used)

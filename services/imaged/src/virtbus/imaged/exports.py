@@ -80,9 +80,9 @@ class Exports:
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
-                another attempt. Such failures are 404 `disk_missing`. 409 `disk_in_use`,
-                `disk_damaged`, `disk_mismatch`, `disk_unreadable`. 422 `copy_failed`,
-                `sandbox_unavailable`. 503 `disk_full`, `store_error`.
+                another attempt. 404 `disk_missing`. 409 `disk_in_use`, `disk_damaged`,
+                `disk_mismatch`, `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503
+                `disk_full`, `store_error`.
         """
         if want.do == "ensure":
             done, work = partial(self._done, want.id), partial(self._run, want)

@@ -59,7 +59,7 @@ class FillParts:
 class Fills:
     """The copies into volumes of a node.
 
-    During a copy, the volume is locked, and so is the VM, volume or snapshot that is copied.
+    During a copy, the volume is locked, and so is the VM or volume whose disk is copied.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Fills:
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
-                another attempt. Such failures are 400 `disk_too_large`, `disk_too_small`. 409
-                `disk_in_use`, `released`, `volume_exists`. 422 `copy_failed`. 503 `disk_full`. The
-                errors of `Images.ensure`, `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
+                another attempt. 400 `disk_too_large`, `disk_too_small`. 409 `disk_in_use`,
+                `released`, `volume_exists`. 422 `copy_failed`. 503 `disk_full`. The errors of
+                `Images.ensure`, `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -132,7 +132,9 @@ class Fills:
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
             async with self._slots(source), AsyncExitStack() as held:
                 await held.enter_async_context(locks.held(source.vm or want.ref.uid, *volumes))
-                if source.snapshot is not None:  # a copy lends the files and takes them back
+                # A copy lends the files to the sandbox's user, then takes them back. So only one
+                # copy of a snapshot runs at a time.
+                if source.snapshot is not None:
                     lock = f"copy of {snapshot_lock(source.snapshot)}"
                     await held.enter_async_context(locks.of(lock))
                 if not source.moved:  # a volume may return to a node that it has left

@@ -55,13 +55,13 @@ class Flattening:
         """Ensure that disks rest on no layer, or cancel this work.
 
         After a cancel the disks have the same content, and some may have left their layers. With
-        `want.live` the QEMU of the guest merges the layers, and imaged only helps.
+        `want.live` the QEMU of the guest merges the layers: see `_live`.
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
-                another attempt. Such failures are 404 `disk_missing`. 409 `disk_in_use`,
-                `disk_damaged`, `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503
-                `disk_full`, `store_error`.
+                another attempt. 404 `disk_missing`. 409 `disk_in_use`, `disk_damaged`,
+                `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503 `disk_full`,
+                `store_error`.
         """
         if want.live:
             return await self._live(want)
@@ -72,7 +72,7 @@ class Flattening:
         return late or WorkState(state="none")
 
     async def _live(self, want: FlattenWork) -> WorkState:
-        """Note the disks that a guest's QEMU has merged, or check the free space for its copies."""
+        """Note the disks that a guest's QEMU has merged, or check the free space for its writes."""
         threads, places = self._parts.threads, self._parts.places
         if want.merged:
             refs = [disk.ref for disk in want.disks if disk.ref is not None]
@@ -138,7 +138,7 @@ class Flattening:
 def _refuse_used(path: Path) -> None:
     """Raise 409 `disk_in_use` if a QEMU has the disk open.
 
-    The merge makes the sandbox's user the disk's owner, which a running guest would not survive.
+    The merge makes the sandbox's user the disk's owner. No guest may have the disk open then.
     """
     with ExitStack() as opened:
         lock_disk(open_disk(opened, path))

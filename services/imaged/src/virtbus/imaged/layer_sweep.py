@@ -22,7 +22,7 @@ class LayerSweep:
         disks: Callable[[], Iterable[FoundDisk]],
         threads: DiskThreads,
     ) -> None:
-        """`disks` yields all disks, those in snapshots and quarantine, and all layers."""
+        """`disks` yields all disks, also those in snapshots and quarantine, and all layers."""
         self._files = files
         self._disks = disks
         self._threads = threads

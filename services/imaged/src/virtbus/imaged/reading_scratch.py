@@ -1,4 +1,7 @@
-"""Stages files for the data that a guest overwrites while a reader has its disks (ADR 0079)."""
+"""Stages files for readings: clients that read a running guest's disks at one instant (ADR 0079).
+
+The guest's QEMU copies the data that the guest overwrites meanwhile to these files.
+"""
 
 from virtbus.imaged.edge.backup_staging import BackupStaging
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -11,7 +14,7 @@ SERVE = STEPS["serve"][1].name
 
 
 class ReadingScratch:
-    """The files of readings, `disks/backups/<id>/`. The guest's QEMU saves old data in them."""
+    """The files of readings: `disks/backups/<id>/<disk>.qcow2`."""
 
     def __init__(self, staging: BackupStaging, space: DiskSpace, threads: DiskThreads) -> None:
         self._staging = staging

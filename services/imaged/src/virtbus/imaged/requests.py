@@ -176,7 +176,7 @@ class Requests:
         return await self._transfers.backups.held(validate(BackupsAsk, request.data))
 
     async def snapshot(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a snapshot or a restore; the answer waits at most seconds."""
+        """Begin, continue or cancel a snapshot or a restore; the answer waits only briefly."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
 
     async def layers(self, request: Request) -> UnneededLayers:

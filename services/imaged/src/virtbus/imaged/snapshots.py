@@ -47,7 +47,7 @@ class Snapshots:
     async def recover(self) -> None:
         """Continue the restores and layered snapshots that a crash interrupted after their journal.
 
-        Their disks are locked on return, so that no guest starts while only some are replaced.
+        The disks are locked on return, so that no guest starts while only some are replaced.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -75,10 +75,10 @@ class Snapshots:
 
         Raises:
             VirtbusError: the failure of an earlier attempt, or of this one if it fails within
-                SOON_S. The next request begins another attempt. Such failures are 404
-                `disk_missing`, `snapshot_missing`. 409 `disk_in_use`, `disk_damaged`,
-                `disk_mismatch`, `disk_unreadable`, `disks_differ`, `chain_too_long`. 503
-                `disk_full`, `store_error`.
+                SOON_S. The next request begins another attempt. 404 `disk_missing`,
+                `snapshot_missing`. 409 `disk_in_use`, `disk_damaged`, `disk_mismatch`,
+                `disk_unreadable`, `disks_differ`, `chain_too_long`. 503 `disk_full`,
+                `store_error`.
         """
         if want.layered:
             return await self._layering.do(want)

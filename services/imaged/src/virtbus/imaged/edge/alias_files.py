@@ -72,7 +72,10 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return each of `names` if `ImageAliases.pins` its part before `@`. Blocks on the disk."""
+        """Return the `names` that `ImageAliases.pins`; `name@digest` counts as `name`.
+
+        Blocks on the disk.
+        """
         table = self.read()
         return frozenset(name for name in names if table.pins(name.partition("@")[0]))
 

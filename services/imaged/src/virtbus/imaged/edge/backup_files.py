@@ -3,8 +3,8 @@
 A backup is complete or absent: it is made as `.part-<id>`, and the rename to `<id>` publishes it. A
 delete first renames the backup to `.gone-<id>`. `draft.json` in a part names the parent, so that no
 delete removes the parent meanwhile. Others may write to the directory, so its content is checked
-when it is read. It may also be slow: the files that a guest's QEMU writes are on the disk of
-`state_dir`, in `disks/backups/<id>/`, so that no guest waits for the directory.
+when it is read. The directory may also be slow. So the files that a guest's QEMU writes are on the
+disk of `state_dir`, in `disks/backups/<id>/`, and no guest waits for the directory.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class BackupFiles:
 
         Raises:
             VirtbusError: 404 `backup_not_here`. 409 `backup_damaged`: a backup that it rests on is
-                missing or of another VM, or the chain has more than `MAX_CHAIN` of them. 422
+                missing or of another VM, or there are too many (`MAX_CHAIN`). 422
                 `backup_unreadable`.
         """
         found: list[BackupManifest] = []
@@ -176,7 +176,7 @@ class BackupFiles:
             os.fsync(root)
 
     def keep(self, backup: str) -> bool:
-        """Give a part the current time; return False if the part does not exist.
+        """Set a part's time of change to now; return False if the part does not exist.
 
         QEMU may write staged files for days, and the part does not change meanwhile. Without this
         call, each node that uses the directory would remove the part by its age.
@@ -297,8 +297,8 @@ def expire(
 ) -> list[str]:
     """Remove staged files and parts that did not change for `older_s`, except the `busy`.
 
-    Complete deletes that a crash interrupted. Return the names of the removed folders; log those
-    that cannot be removed.
+    Finish deletes that a crash interrupted. Return the names of the removed folders; log the
+    folders that cannot be removed.
     """
     before_s, gone = time.time() - older_s, []
     roots = [] if files is None else [(files.root, PART), (files.root, _GONE)]

@@ -55,8 +55,8 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # A pull may be cancelled to give its slot to another. These bytes let it resume, even
-            # if a slow server sent less than a chunk.
+            # A pull may be cancelled to give its slot to another pull. It resumes after these
+            # bytes, even if a slow server sent less than a chunk.
             with contextlib.suppress(VirtbusError):
                 await self._flush()
             raise

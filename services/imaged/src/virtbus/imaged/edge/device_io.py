@@ -34,7 +34,7 @@ class Device:
         self.room_bytes = max(0, os.lseek(descriptor, 0, os.SEEK_END) - END_BYTES)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the device."""
         os.close(self.descriptor)
 
     @property

@@ -23,7 +23,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 ZERO_BYTES = 64 * 1024**2
 GROW_S = 5.0
-"""Time that a growth works for one request; the next request continues it."""
+"""Seconds that one request spends on a growth; the next request continues the growth."""
 _ZEROES = bytes(CHUNK_BYTES)
 
 OpenDevice = Callable[[str, str], int]
@@ -49,7 +49,8 @@ class Devices:
     ) -> Iterator[Device]:
         """Open the device of a volume.
 
-        `make` first creates a logical volume of `size_bytes`, `grow` first enlarges it to that.
+        `make` first creates a logical volume of `size_bytes`. `grow` first enlarges a logical
+        volume to `size_bytes`.
 
         Raises:
             VirtbusError: 503 `pool_gone`, `disk_full`, `store_error`.

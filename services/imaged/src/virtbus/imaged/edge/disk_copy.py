@@ -84,7 +84,7 @@ def lock_disk(descriptor: int) -> None:
 
 
 def open_disk(opened: ExitStack, path: Path) -> int:
-    """Open a disk for reading; it is closed with `opened`; raises VirtbusError 409."""
+    """Open a disk for reading, until `opened` ends; raises 409 `disk_unreadable`."""
     try:
         with openat2.opened_directory(path.parent) as folder:
             descriptor = openat2.open_file(path.name, folder)

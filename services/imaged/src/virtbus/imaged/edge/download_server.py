@@ -49,7 +49,7 @@ class DownloadServer:
         """The port on which the server listens; 0 before it listens."""
 
     async def run(self) -> None:
-        """Serve until cancelled. Tries to listen again, as the host may get the address later."""
+        """Serve until cancelled. If it cannot listen, retry: the host may get the address later."""
         while True:
             try:
                 listener = self._listen()

@@ -1,7 +1,7 @@
 """Keeps the exported files of operations: `<disks>/exports/<id>/disk.<format>` and `note.json`.
 
-The rename of the finished part to its final name publishes an export. A crash before it leaves a
-part, which the next attempt replaces. An export is a copy, so it may expire by its age.
+The rename of the finished part to its final name publishes an export. A crash before the rename
+leaves a part, which the next attempt replaces. An export is a copy, so it may expire by its age.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class ExportFiles:
             raise store_error(error) from error
 
     def opened(self, export: str, name: str) -> OpenedExport | None:
-        """Return an open export; None if it has no key of links, or a file of another name.
+        """Open the file `name` of an export; None if there is none, or no link was made.
 
         Raises as `begin`.
         """

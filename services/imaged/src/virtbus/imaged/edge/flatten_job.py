@@ -68,7 +68,7 @@ def _lowest(node: dict[str, object]) -> dict[str, object]:
 
 
 def open_writable(opened: ExitStack, path: Path) -> int:
-    """Open a disk for writing, until `opened` ends; raises VirtbusError 409."""
+    """Open a disk for writing, until `opened` ends; raises 409 `disk_unreadable`."""
     try:
         with openat2.opened_directory(path.parent) as folder:
             descriptor = openat2.open_file(path.name, folder, os.O_RDWR)

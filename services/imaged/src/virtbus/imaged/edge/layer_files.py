@@ -94,7 +94,8 @@ class LayerFolder:
                     note = openat2.read_small(disk + NOTE_SUFFIX, folder, 4096)
                     openat2.replace(name.removesuffix(SUFFIX) + NOTE_SUFFIX, note, below)
                 os.rename(disk + SUFFIX, name, src_dir_fd=folder, dst_dir_fd=below)
-                with contextlib.suppress(PermissionError):  # QEMU's user owns it; the agent does so
+                # If QEMU's user owns the file, the agent changes the mode.
+                with contextlib.suppress(PermissionError):
                     os.chmod(name, READABLE, dir_fd=below)
             os.fsync(below)
 

@@ -1,4 +1,4 @@
-"""Reads the files in `links/`, from image names to stored images, at the start of imaged."""
+"""Reads the links from image names to stored images (`links/`) at the start of imaged."""
 
 import logging
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def read_link(file: str, folder: int, there: frozenset[str]) -> NameLink | None:
-    """Return the link in a file of the open `folder`; None if it is damaged or was removed.
+    """Return the link in a file of the open `folder`; None if it is not usable.
 
     `there` are the stored images. The file is removed if its image is not among them: a crash has
     interrupted the removal of both. If `there` is empty, the folder of images may be a mount that

@@ -17,7 +17,7 @@ from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.volume_ref import VolumeRef
 
 AskLogical = Callable[[LogicalRequest], tuple[LogicalAnswer, int | None]]
-"""Asks the agent, as `device_socket.ask_logical`."""
+"""Asks the agent, as `device_socket.ask_logical` does."""
 AT_ONCE, WAIT_S = 2, 5.0
 """At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks only as many
 threads. Other requests fail after waiting WAIT_S (seconds) for their turn."""
@@ -41,7 +41,7 @@ class LogicalVolume(Device):
         self.room_bytes = answer.size_bytes
 
     def close(self) -> None:
-        """Close it, once."""
+        """Close the device. A second call has no effect."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
@@ -103,8 +103,7 @@ class LogicalVolumes:
         """Return the logical volume of a volume; `make` and `grow` let the agent change it first.
 
         Raises:
-            OSError: the agent refuses, with its reason, ENOSPC if there is no room. The agent does
-                not answer, or is busy.
+            OSError: the agent refuses and says why (ENOSPC: no room), does not answer, or is busy.
         """
         return LogicalVolume(ref, self._ask, *self._ask(_request(ref, do, size_bytes)))
 

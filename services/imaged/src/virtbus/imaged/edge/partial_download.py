@@ -104,7 +104,7 @@ class PartialDownload:
         self.note = note
 
     def expect(self, more_bytes: int) -> None:
-        """Reserve room for more bytes; raise `image_quota` or `disk_full` if there is none."""
+        """Reserve room for more bytes; raise `image_quota` or `disk_full` if they do not fit."""
         self._room.reserve(more_bytes)
 
     def clone(self, source_fd: int) -> bool:

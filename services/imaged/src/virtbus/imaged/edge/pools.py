@@ -86,7 +86,7 @@ class Pools:
         """Return the folders of a volume's pool, if the pool is usable.
 
         Raises:
-            VirtbusError: 409 `pool_unknown`: the node has no such pool; 503 `pool_gone`.
+            VirtbusError: 409 `pool_unknown`: the node has no such pool. 503 `pool_gone`.
         """
         folders = self._folders.get(ref.pool)
         if folders is None:

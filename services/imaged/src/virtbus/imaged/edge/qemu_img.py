@@ -75,7 +75,7 @@ async def convert(
     meanwhile, and may raise to end qemu-img. After a cancellation qemu-img has ended.
 
     Raises:
-        TimeoutError: qemu-img took `WALL_PER_CPU` times its limit of CPU time.
+        TimeoutError: qemu-img ran longer than `WALL_PER_CPU` times its limit of CPU time.
     """
     async with sandboxed(files, limits, (*command, "convert", "-q", *arguments)) as process:
         async with asyncio.timeout(WALL_PER_CPU * limits[1]):

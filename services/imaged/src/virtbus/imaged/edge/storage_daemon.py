@@ -34,7 +34,7 @@ async def run(
     `auto-finalize` false ends once its data is in the files.
 
     Raises:
-        TimeoutError: the daemon took `WALL_PER_CPU` times its limit of CPU time.
+        TimeoutError: the daemon ran longer than `WALL_PER_CPU` times its limit of CPU time.
     """
     options = [word for node in nodes for word in ("--blockdev", json.dumps(node))]
     program, pipe = (COMMAND, *options, *_MONITOR), asyncio.subprocess.PIPE

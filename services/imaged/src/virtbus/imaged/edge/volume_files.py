@@ -41,7 +41,7 @@ FOLDER, POOLS = "volumes", "pools"
 DISK = "disk"
 SHARED = "disk.raw"
 PART = "part"
-"""The name of a disk that is being copied. A rename to `DISK` is the last step (ADR 0053)."""
+"""The name of a disk that is being copied. The rename to its final name is last (ADR 0053)."""
 RECORD = "record.json"
 """The host's copy of the volume's identity, from which a lost bus is rebuilt."""
 MAX_NOTE_BYTES = 16 * 1024
@@ -247,7 +247,7 @@ class VolumeFolders(DiskFolders):
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def refuse_used(self, folder: str) -> None:
-        """Raise 409 `volume_in_use` if the disk has a second hard link: a VM's agent has it."""
+        """Raise 409 `volume_in_use` if the disk's file has a pin: a VM of this host has it."""
         names = 1
         for file in (DISK + SUFFIX, SHARED):
             try:

@@ -1,8 +1,8 @@
 """Decides when the bridge's certificates are renewed.
 
-The clients of the bridge are API servers, which get all valid authorities. A new authority signs
-the serving certificate a day later, when every API server knows that authority. Only a missing or
-nearly expired certificate is signed without that wait.
+The clients of the bridge are API servers, which get all valid authorities. A new authority signs a
+serving certificate a day later at the earliest, when every API server knows that authority. Only a
+certificate that is missing, unusable or nearly expired is replaced without that wait.
 """
 
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
 A serving certificate never outlives its authority (`life`).
 """
 SETTLED = timedelta(days=1)
-"""Time after which every API server knows a new authority, even if it was unreachable."""
+"""Time after which each API server knows a new authority, even if the server was unreachable."""
 SKEW = timedelta(hours=1)
 """Certificates begin this much earlier, for API servers whose clocks are behind."""
 

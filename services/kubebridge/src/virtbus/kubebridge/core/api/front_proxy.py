@@ -27,7 +27,8 @@ class User(NamedTuple):
 class FrontProxy(NamedTuple):
     """The front proxy. `ca` (PEM) signs its certificate, whose common name must be in `names`.
 
-    If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, none is.
+    If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, no certificate
+    is accepted.
     """
 
     ca: str = ""
@@ -77,8 +78,8 @@ def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[st
 def of_config_map(found: Object | None) -> FrontProxy:
     """Return the front proxy that the ConfigMap describes.
 
-    A missing or invalid list of headers gets its default. Without the ConfigMap, or if its list of
-    names is invalid, no certificate is accepted.
+    A missing or invalid list of headers gets its default. Without the ConfigMap, or if the list of
+    allowed names is invalid, no certificate is accepted.
     """
     usual = FrontProxy()
     names = _listed(found, "allowed-names")

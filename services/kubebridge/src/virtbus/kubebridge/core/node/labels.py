@@ -29,8 +29,8 @@ OURS = "virtbus.io/node"
 """The label that the bridge sets on each Node that it marks."""
 BEAT = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=5)
-"""Time after the last heartbeat before the mark is removed. It is this long because a bus that has
-just returned may list no nodes yet."""
+"""Time after the last heartbeat at which the mark is removed, if the bus does not list the node. It
+is this long because a bus that has just returned may list no nodes yet."""
 ABSENT_S = 300.0
 """Seconds before the next attempt to mark a Node that does not exist."""
 UNKNOWN_S = 10.0
@@ -65,7 +65,7 @@ class Nodes(Protocol):
 
 
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
-    """Return the write that is due, or a Requeue at the time of the next write.
+    """Return the write that is due, or a Requeue until the next write; empty if none will be due.
 
     `node` is None if the Node does not exist, or does not have the bridge's mark.
     """
@@ -98,7 +98,7 @@ def _marked(name: str, label: str | None, ours: str | None, beat: str | None) ->
 
 
 def slim(node: Object) -> dict[str, Any]:
-    """Return the parts of a Node that the rules read."""
+    """Return the parts of a Node that the controller reads."""
     meta = part(node, "metadata")
     kept = {name: meta.get(name) for name in ("name", "uid", "resourceVersion", "labels")}
     return {"metadata": kept | {"annotations": {HEARTBEAT: text(meta, "annotations", HEARTBEAT)}}}

@@ -30,7 +30,7 @@ from virtbus.schemas.security_group_api import (
 DENIED = "NotTranslated"
 """Reason of the Event about parts that deny traffic because virtbus cannot express them."""
 REFUSED = "NotApplied"
-"""Reason of the Event about a group that the bus refused. The group's rules have no effect."""
+"""Reason of the Event about a group that the bus refused. The refused rules have no effect."""
 RETRY_S = 60.0
 EVENT_CHARACTERS = 1024
 

@@ -138,7 +138,7 @@ class OnRefusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object. If one of that name exists, this is a success. A refusal is reported."""
+    """Create an object. An existing object of the name is a success. A refusal is reported."""
 
     kind: Kind
     body: dict[str, Any]

@@ -30,7 +30,10 @@ def read(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the annotations of a template that its VMI gets: the first that fit."""
+    """Return the annotations of a template that its VMI gets: the first that fit.
+
+    LAST_APPLIED takes room, but the VMI does not get it.
+    """
     left_bytes, kept = TEMPLATE_BYTES, {}
     for name, value in notes.items():
         left_bytes -= _size_bytes(name, value)

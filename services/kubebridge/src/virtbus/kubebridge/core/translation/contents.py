@@ -1,4 +1,4 @@
-"""Finds the Secrets and ConfigMaps that a VMI refers to, and fills their contents into its VM.
+"""Finds the Secrets and ConfigMaps that a VMI refers to, and puts their contents into its VM.
 
 The objects are read when the VMI starts. Their contents become seeds, files, logins and keys.
 """
@@ -63,7 +63,7 @@ IN_VOLUMES: tuple[tuple[tuple[str, ...], str, Use], ...] = (
     (("sysprep", "configMap", "name"), CONFIG_MAP, Use.ANSWERS),
     (("sysprep", "secret", "name"), SECRET, Use.ANSWERS),
 )
-"""Paths below a volume that name an object."""
+"""Paths below a volume that name an object, with the object's kind and use."""
 OF_KEYS = ("sshPublicKey", "source", "secret", "secretName")
 
 

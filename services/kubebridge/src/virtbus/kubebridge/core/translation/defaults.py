@@ -32,7 +32,10 @@ class Default(NamedTuple):
 
 
 def into(spec: Plain, *path: str) -> Plain:
-    """Return the object at the path, created if missing; a new one if another value is there."""
+    """Return the object at the path, created if missing.
+
+    If a value that is no object is in the way, return an object outside of `spec`.
+    """
     here = spec
     for name in path:
         below = here.get(name)

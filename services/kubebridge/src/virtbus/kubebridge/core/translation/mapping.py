@@ -36,7 +36,7 @@ from virtbus.schemas.wire import problems
 CREATED_BY = "kubevirt.io/created-by"
 """The VMI's uid. KubeVirt puts this label on the objects that it creates for a VMI."""
 CLUSTER = "virtbus.io/cluster"
-"""The cluster whose bridge created a VM. A bridge acts only on VMs with its own label."""
+"""The cluster whose bridge created a VM. A bridge acts only on VMs of its own cluster."""
 OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
 """Labels that a VM of virtbus can have in addition to those of its VMI."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"

@@ -1,8 +1,8 @@
 """Finds the network of the bus that a multus network means (ADR 0066).
 
-A NetworkAttachmentDefinition is read in the namespace of its VM. It names a network object of the
-bus, or a conflist of the nodes. The network must have the plugins of the definition's
-configuration, unless an annotation names the network.
+A NetworkAttachmentDefinition is read in the VM's namespace. It names a network object of the bus,
+or a conflist of the nodes. The network must have the plugins of the definition's configuration,
+unless an annotation names the network.
 """
 
 import json

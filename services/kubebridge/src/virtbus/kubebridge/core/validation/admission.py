@@ -43,7 +43,7 @@ class AdmittedKind(NamedTuple):
 def _vmi_filled(vmi: Object, old: Object) -> Plain:
     """Fill in a VMI. As in KubeVirt, the status that a user sends is ignored.
 
-    Kubernetes does not drop it, because VMIs have no status subresource.
+    Kubernetes does not drop this status, because VMIs have no status subresource.
     """
     whole = dict(vmi) if old else of_vmi(vmi)
     whole.pop("status", None)
@@ -89,8 +89,8 @@ KINDS = {
 def answer(review: Any, *, mutating: bool) -> Plain:
     """Return the answer to a review.
 
-    The mutating webhook also refuses objects. The API server checks schema and CEL only after it,
-    so the webhook can report all problems of an object together.
+    The mutating webhook also refuses objects. The API server checks schema and CEL only after the
+    mutating webhook, so this webhook can report all problems of an object together.
 
     Raises:
         ValueError: it is not an AdmissionReview.

@@ -1,8 +1,8 @@
 """Defines the rules between fields, as in KubeVirt's validating webhooks: one row each.
 
-A rule about a single field is in the field's row of the table. `number` is the number of the rule
-in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check
-too. The rules expect objects with filled-in defaults.
+A rule about a single field is in the field's row of the table. `number` counts the rules of
+KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check too.
+The rules expect objects with filled-in defaults.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ from virtbus.kubebridge.core.validation.rules_checks import (
 class Rule(NamedTuple):
     """A rule. Paths of its violations begin below the spec.
 
-    With `of`, such as `volumes[]` or `volumes[].secret`, it checks each item of the list, or that
-    part of each item. The paths then begin at the item, or at its part.
+    With `of`, such as `volumes[]` or `volumes[].secret`, the rule checks each item of the list, or
+    that part of each item. The paths then begin at the item, or at its part.
     """
 
     number: int
@@ -346,7 +346,7 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """Return the violations of rules in a VMI with defaults. The webhook may have missed them."""
+    """Return the violations of rules in a VMI with defaults, which no webhook may have checked."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
