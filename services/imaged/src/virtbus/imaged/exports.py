@@ -82,7 +82,7 @@ class Exports:
             VirtbusError: the failure of the attempt before this request. The next request begins
                 another attempt. 404 `disk_missing`. 409 `disk_in_use`, `disk_damaged`,
                 `disk_mismatch`, `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503
-                `disk_full`, `store_error`.
+                `disk_full`, `store_error`. The errors of `_opened`.
         """
         if want.do == "ensure":
             done, work = partial(self._done, want.id), partial(self._run, want)
@@ -105,7 +105,7 @@ class Exports:
         """Return a link to the file of an export.
 
         Raises:
-            VirtbusError: 404 `export_not_here`; 422 `downloads_off`; 503 `store_error`.
+            VirtbusError: 404 `export_not_here`. 422 `downloads_off`. 503 `store_error`.
         """
         if self._parts.downloads is None:
             message = "this node serves no downloads: set download_address in its imaged.toml"
@@ -204,10 +204,11 @@ class Exports:
 
     @asynccontextmanager
     async def _opened(self, want: ExportWork, job: Job) -> AsyncIterator[ExportSource]:
-        """Open the disk and its image.
+        """Open the disk and all that it rests on.
 
         Raises:
-            VirtbusError: as `DiskPlaces.of`, `DiskPlace.opened` and `DeviceVolumes.opened`.
+            VirtbusError: the errors of `DiskPlaces.of`, `DiskPlace.opened` and
+                `DeviceVolumes.opened`.
         """
         threads, ref = self._parts.threads, want.ref
         if ref is not None and ref.kind in ON_DEVICES:

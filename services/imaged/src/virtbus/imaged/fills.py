@@ -82,8 +82,9 @@ class Fills:
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
                 another attempt. 400 `disk_too_large`, `disk_too_small`. 409 `disk_in_use`,
-                `released`, `volume_exists`. 422 `copy_failed`. 503 `disk_full`. The errors of
-                `Images.ensure`, `Pools.of`, `DiskPlaces` and `DiskPlace.opened`.
+                `released`, `volume_exists`. 422 `copy_failed`, `sandbox_unavailable`,
+                `backups_off`. 503 `disk_full`, `store_error`. The errors of `Images.ensure`,
+                `Pools.of`, `DiskPlaces`, `DiskPlace.opened`, `BackupChecks` and `DeviceVolumes`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -236,7 +237,7 @@ class Fills:
             yield found
 
     async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
-        """Read an opened disk of a backup before it is used; raises VirtbusError 409."""
+        """Read an opened disk of a backup before it is used; errors as `BackupChecks.read_all`."""
         if source.backup and self._parts.backups is not None:
             job.step = FETCH
             await self._parts.backups.read_all(opened, source.backup, source.disk, job)

@@ -59,9 +59,9 @@ class Flattening:
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
-                another attempt. 404 `disk_missing`. 409 `disk_in_use`, `disk_damaged`,
-                `disk_unreadable`. 422 `copy_failed`, `sandbox_unavailable`. 503 `disk_full`,
-                `store_error`.
+                another attempt. 409 `disk_in_use`, `disk_unreadable`. 422 `copy_failed`,
+                `sandbox_unavailable`. 503 `disk_full`, `store_error`. The errors of
+                `DiskPlaces.of`.
         """
         if want.live:
             return await self._live(want)

@@ -148,9 +148,11 @@ class Images:
         its bytes are removed.
 
         Raises:
-            VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
-                503 `image_names_invalid`, `image_transport_invalid`; the errors of `contents`,
-                `edge.download`, `edge.local_files` and `edge.containers`.
+            VirtbusError: 400 `container_name_pinned`. 404 `image_unknown`. 409 `digest_mismatch`.
+                409 `image_deleted`: a request deleted the image meanwhile. 503 `image_lost`,
+                `image_names_invalid`, `image_query_missing`, `image_transport_invalid`,
+                `image_unreachable`. The errors of `contents`, `edge.download`, `edge.local_files`
+                and `edge.containers`.
         """
         try:
             target = await self._resolve(source)
@@ -172,7 +174,7 @@ class Images:
     async def received(self, what: str, key: str, part: PartialDownload) -> ImageInfo:
         """Make an image of the bytes that a client sent, and store it without a name.
 
-        Raises the errors of `contents`.
+        Raises the errors of `contents` and of `PullSlots.run`.
         """
         flight = Flight()
 
@@ -214,7 +216,7 @@ class Images:
         Return the freed bytes, the uids whose disks keep the other images, and the names.
 
         Raises:
-            VirtbusError: 404 `image_unknown`; 409 `image_wanted`.
+            VirtbusError: 404 `image_unknown`. 409 `image_wanted`.
         """
         ended = await self._pulls.end(sealed_ref(ref)[0])
         digests, names = self._store.named(ref)

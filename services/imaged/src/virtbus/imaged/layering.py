@@ -82,7 +82,7 @@ class Layering:
 
         Raises:
             VirtbusError: the errors of `Snapshots.do`. 409 `chain_too_long`. 409 `guest_ended`: the
-                guest ended before its QEMU used the new files.
+                guest ended before its QEMU used the new files. 422 `no_snapshots`.
         """
         pending = self._pending.setdefault(want.id, _Pending())
         if want.switched is not None:

@@ -75,10 +75,9 @@ class Snapshots:
 
         Raises:
             VirtbusError: the failure of an earlier attempt, or of this one if it fails within
-                SOON_S. The next request begins another attempt. 404 `disk_missing`,
-                `snapshot_missing`. 409 `disk_in_use`, `disk_damaged`, `disk_mismatch`,
-                `disk_unreadable`, `disks_differ`, `chain_too_long`. 503 `disk_full`,
-                `store_error`.
+                SOON_S. The next request begins another attempt. 404 `snapshot_missing`. 409
+                `disk_in_use`, `disk_unreadable`, `disks_differ`, `chain_too_long`. 503
+                `disk_full`, `store_error`. The errors of `DiskPlaces.of`.
         """
         if want.layered:
             return await self._layering.do(want)

@@ -93,10 +93,10 @@ class Uploads:
         adds the bytes that are missing. A piece that begins after their end is not stored.
 
         Raises:
-            VirtbusError: 400 `upload_beyond_size`; 409 `image_name_taken`, `digest_mismatch`; 413
-                `image_too_large`; 429 `upload_limit`, `uploads_busy`; 503 `upload_stalled`,
-                `image_quota`, `disk_full`, `store_error`, `image_names_invalid`; 504
-                `upload_checking`; the errors of `contents`.
+            VirtbusError: 400 `upload_beyond_size`. 409 `image_name_taken`, `digest_mismatch`. 413
+                `image_too_large`. 429 `upload_limit`, `uploads_busy`. 503 `upload_stalled`,
+                `image_quota`, `disk_full`, `store_error`, `image_names_invalid`, `recovering`. 504
+                `upload_checking`. The errors of `Images.received`.
         """
         if want.at + len(want.data) > want.size_bytes:
             raise VirtbusError(

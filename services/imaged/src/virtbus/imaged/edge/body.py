@@ -39,7 +39,7 @@ class Body:
 
         Raises:
             TransientError: the body ended early or came too slowly, or the connection broke.
-            VirtbusError: `image_too_large`, `disk_full`, `store_error`.
+            VirtbusError: 413 `image_too_large`. 503 `image_quota`, `disk_full`, `store_error`.
         """
         most = self._limits.max_bytes if total is None else total
         self._next_window()

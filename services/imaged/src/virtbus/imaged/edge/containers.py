@@ -129,10 +129,10 @@ class Containers:
         The tag is resolved once. All further requests are by digest (SRC-15).
 
         Raises:
-            VirtbusError: 413 `image_too_large`; 422 `container_disk_missing`,
+            VirtbusError: 413 `image_too_large`. 422 `container_disk_missing`,
                 `container_disk_many`, `container_disk_irregular`, `layer_invalid`,
-                `manifest_invalid`, `wrong_architecture`; 503 `registry_auth_invalid`,
-                `layer_digest_mismatch`; the errors of `Registry.document` and `Downloads.fetch`.
+                `manifest_invalid`, `wrong_architecture`. 503 `registry_auth_invalid`,
+                `layer_digest_mismatch`. The errors of `Registry.document` and `Downloads.fetch`.
         """
         if pin is not None and known.etag == pin:
             return Fetched(known, unchanged=True)

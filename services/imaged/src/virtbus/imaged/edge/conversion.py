@@ -38,8 +38,8 @@ class Conversions:
         After a cancellation qemu-img has ended, and the second part has arbitrary content.
 
         Raises:
-            VirtbusError: 413 `image_too_large`; 422 `conversion_failed`, `conversion_limit`,
-                `sandbox_unavailable`; 503 `disk_full`, `store_error`.
+            VirtbusError: 413 `image_too_large`. 422 `conversion_failed`, `conversion_limit`,
+                `sandbox_unavailable`. 503 `image_quota`, `disk_full`, `store_error`.
         """
         source, into = parts
         await self._threads.run(into.restart, None)

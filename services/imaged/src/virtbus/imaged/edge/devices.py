@@ -178,7 +178,8 @@ class Devices:
         `operation` is the id of the operation that fills the volume.
 
         Raises:
-            VirtbusError: 409 `disk_damaged`: the device returns other bytes.
+            VirtbusError: 409 `disk_damaged`: the device returns other bytes. The errors of
+                `opened`.
         """
         with self.opened(ref) as device:
             extents = extents_of(source) if source is not None else []
@@ -210,7 +211,7 @@ class Devices:
 
         Raises:
             VirtbusError: 409 `volume_in_use`: the agent says that a VM of this node has the
-                volume, or the agent does not answer.
+                volume, or the agent does not answer. The errors of `opened`.
         """
         with self.opened(ref) as device:
             there = device.claim()

@@ -51,10 +51,10 @@ class Downloads:
         required length, if known. After a cancellation the part has the bytes received so far.
 
         Raises:
-            VirtbusError: 400 `image_url_*`; 403 `redirect_refused`, `image_denied`; 404
-                `image_not_found`; 413 `image_too_large`; 422 `image_source_refused`,
-                `content_encoding`, `image_length_unknown`, `too_many_redirects`; 503
-                `image_unreachable`, `disk_full`, `store_error`.
+            VirtbusError: 400 `image_url_*`. 403 `redirect_refused`, `image_denied`. 404
+                `image_not_found`. 413 `image_too_large`. 422 `image_source_refused`,
+                `content_encoding`, `image_length_unknown`, `too_many_redirects`. 503
+                `image_unreachable`, `image_quota`, `disk_full`, `store_error`.
         """
         check_url(url)
         noted = _noted(url, pinned=pinned)
@@ -102,7 +102,7 @@ class _Request:
 
         Raises:
             TransientError, AgainError: another attempt may help.
-            VirtbusError: as `Downloads.fetch`.
+            VirtbusError: the errors of `Downloads.fetch`.
         """
         headers = self._site.headers() | self._headers()
         async with self._http.get(self._site, self._url, headers) as response:

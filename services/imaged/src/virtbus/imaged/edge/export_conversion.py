@@ -107,7 +107,8 @@ async def convert(
     `into` are further options of qemu-img about the target.
 
     Raises:
-        VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
+        VirtbusError: 409 `disk_in_use`. 422 `copy_failed`, `sandbox_unavailable`. 503 `disk_full`.
+            The errors of `look`.
     """
     files = qemu_img.Files(source.disk, target, source.below)
     out = ("json:" + json.dumps(source_node(source)), qemu_img.name_of(target))

@@ -37,7 +37,8 @@ async def flatten(
     `source.disk` is open for writing. `look` is called meanwhile, and may raise to end the job.
 
     Raises:
-        VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
+        VirtbusError: 409 `disk_in_use`. 422 `copy_failed`, `sandbox_unavailable`. 503 `disk_full`.
+            The errors of `look`.
     """
     if not storage_daemon.exists():
         message = "this node has no qemu-storage-daemon; install qemu-system-common, then repeat"

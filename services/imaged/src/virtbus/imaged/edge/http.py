@@ -79,7 +79,7 @@ class Http:
         An AgainError is repeated at once, a TransientError after a backoff.
 
         Raises:
-            VirtbusError: 503 `image_unreachable`; the errors of `attempt`.
+            VirtbusError: 503 `image_unreachable`. The errors of `attempt`.
         """
         attempts, last = 0, ""
         longest_s = self.limits.max_backoff_s
@@ -113,7 +113,7 @@ class Http:
 
         Raises:
             TransientError: another attempt may help.
-            VirtbusError: 400 `image_url_*`; 403 `redirect_refused`; 422 `too_many_redirects`.
+            VirtbusError: 400 `image_url_*`. 403 `redirect_refused`. 422 `too_many_redirects`.
         """
         current = url
         for _ in range(self.limits.max_redirects + 1):

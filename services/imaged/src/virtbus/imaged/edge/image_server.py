@@ -45,7 +45,7 @@ class ImageServer:
         Raises:
             TransientError: another attempt may help.
             AgainError: `headers` has a new login, so the caller repeats the request at once.
-            VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
+            VirtbusError: 403 `image_denied`. 404 `image_not_found`. 422 `image_source_refused`.
         """
         status = response.status
         if status in _TRANSIENT_STATUS:

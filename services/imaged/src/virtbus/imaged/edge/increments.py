@@ -37,7 +37,8 @@ async def push(
     `look` is called meanwhile, and may raise to end the copy.
 
     Raises:
-        VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
+        VirtbusError: 409 `disk_in_use`. 422 `copy_failed`, `sandbox_unavailable`. 503 `disk_full`.
+            The errors of `look`.
     """
     files = qemu_img.Files(source.disk, target, source.below)
     into = {"driver": "qcow2", "file": {"driver": "file", "filename": qemu_img.name_of(target)}}

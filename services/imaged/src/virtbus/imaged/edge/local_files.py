@@ -69,8 +69,8 @@ class LocalFiles:
         `known` are the validators of the stored copy. If the file has the same, nothing is copied.
 
         Raises:
-            VirtbusError: 403 `file_not_allowed`, 404 `image_not_found`, 413 `image_too_large`, 422
-                `file_not_regular`, 503 `file_changed`, `disk_full`, `store_error`.
+            VirtbusError: 403 `file_not_allowed`. 404 `image_not_found`. 413 `image_too_large`. 422
+                `file_not_regular`. 503 `file_changed`, `image_quota`, `disk_full`, `store_error`.
         """
         root, parts = beneath(url, self._roots)
         descriptor = await self._threads.run(_open, url, root, parts)

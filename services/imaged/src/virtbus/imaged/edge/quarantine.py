@@ -96,7 +96,7 @@ class QuarantineFiles:
         The VM's current disks become an entry with the manifest `instead`, if they were written to.
 
         Raises:
-            VirtbusError: 404 `no_entry`, 503 `store_error`.
+            VirtbusError: 404 `no_entry`. 503 `disk_full`, `store_error`.
         """
         folder = self._folder(entry)
         try:

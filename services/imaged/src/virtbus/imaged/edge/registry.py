@@ -82,9 +82,9 @@ class Registry(ImageServer):
         """Return a manifest or small blob, verified if `name` is a digest.
 
         Raises:
-            VirtbusError: 403 `image_denied`, `registry_realm_unknown`; 404 `image_not_found`; 422
-                `manifest_invalid`, `image_source_refused`, `content_encoding`; 503
-                `image_unreachable`.
+            VirtbusError: 403 `image_denied`, `registry_realm_unknown`. 404 `image_not_found`. 422
+                `manifest_invalid`, `image_source_refused`, `content_encoding`. 503
+                `image_unreachable`. The errors of `Http.get`.
         """
 
         async def attempt() -> Document:

@@ -83,7 +83,7 @@ class SnapshotFolders(VolumeFolders):
         return self.read(note.ref.folder, disk)
 
     def notes(self) -> list[SnapshotNote]:
-        """Return the descriptions of all snapshots, also of those that are being made.
+        """Return the descriptions of all snapshots, also those in journals of layered snapshots.
 
         Raises:
             VirtbusError: a description cannot be read (503 `store_error`), or is damaged.

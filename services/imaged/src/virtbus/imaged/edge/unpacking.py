@@ -32,7 +32,7 @@ class Unpacking:
         of the content.
 
         Raises:
-            VirtbusError: 422 `compressed_invalid`; 503 `disk_full`, `store_error`.
+            VirtbusError: 422 `compressed_invalid`. 503 `image_quota`, `disk_full`, `store_error`.
         """
         await self._threads.run(into.restart, None)
         work = DecodingWork(self._limits, worked)

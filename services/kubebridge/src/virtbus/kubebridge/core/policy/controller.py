@@ -67,7 +67,7 @@ class Policies(NamedTuple):
         return {Key(NETWORK_POLICY, key.namespace, name) for name in names or {key.name}}
 
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        """Return the calls that make the groups on the bus equal to those of the policy.
+        """Return Events, and the calls that make the groups on the bus equal to the policy's.
 
         A deleted policy has no groups. Until the groups on the bus are listed, return only a
         Requeue.

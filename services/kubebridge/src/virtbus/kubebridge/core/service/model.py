@@ -112,7 +112,7 @@ def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
 def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     """Return one address of each family, all from one interface.
 
-    It is the first interface with addresses. Interfaces of the pod network have precedence.
+    The interface is the first with addresses. Interfaces of the pod network have precedence.
     """
     addressed = [one for one in interfaces if one.addresses]
     of_pod = [one for one in addressed if one.network == "default"]

@@ -172,7 +172,7 @@ SPEC_DEFAULTS = (
 
 
 def of_vmi(vmi: Object) -> Plain:
-    """Return the VMI as it is stored: with defaults and, unless it is deleted, its finalizer.
+    """Return the VMI as it is stored: with defaults, and its finalizer if it is not being deleted.
 
     No status is filled in. The first status update sets the phase Pending.
     """

@@ -1,6 +1,6 @@
 """Defines the rules between fields, as in KubeVirt's validating webhooks: one row each.
 
-A rule about a single field is in the field's row of the table. `number` counts the rules of
+A rule about a single field is in the field's row of the table. `number` is our number of a rule of
 KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check too.
 The rules expect objects with filled-in defaults.
 """
