@@ -56,6 +56,6 @@ class DiskStep:
         return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
-        """Return the ready event that reports a failure."""
+        """Return the message that reports a failure."""
         uid, epoch, generation = record.uid, record.epoch, record.generation
         return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)

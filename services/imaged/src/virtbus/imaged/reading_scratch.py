@@ -1,4 +1,4 @@
-"""Stages files for readings: clients that read a running guest's disks at one instant (ADR 0079).
+"""Stages the files of readings: a client reads a guest's disks as of one instant (ADR 0079).
 
 The guest's QEMU copies the data that the guest overwrites meanwhile to these files.
 """

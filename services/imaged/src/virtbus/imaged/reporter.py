@@ -1,4 +1,4 @@
-"""Publishes imaged's ready events, events and progress."""
+"""Publishes imaged's `ImageReady` messages, events and progress."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.step_reporter import StepEvents, StepReporter
@@ -14,7 +14,7 @@ EVENTS = StepEvents(
 
 
 class DiskReporter(StepReporter):
-    """Publishes the ready events and events of disks, and the progress of images."""
+    """Publishes the `ImageReady` messages and events of disks, and the progress of images."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         super().__init__(bus, "imaged", node, EVENTS)

@@ -1,7 +1,8 @@
 """Reads the files of image names in `<config_dir>/images.d`, after each change.
 
-A second folder has the Kubernetes cluster's VirtletImageMapping objects, written by the node's
-`virtbus-cri`. Files ending in `.toml` have virtbus' own format, `.yaml` and `.yml` Virtlet's.
+A second folder has Virtlet's objects of the Kubernetes cluster (VirtletImageMappings and a
+ConfigMap), which the node's `virtbus-cri` writes. Files ending in `.toml` have virtbus' own format,
+files ending in `.yaml` or `.yml` have Virtlet's.
 """
 
 import logging
@@ -24,7 +25,7 @@ DEFAULT_NAMES = ("tiny", "debian")
 """The images of the folder `images/`, which `make setup` and `make debian-image` build."""
 
 _Seen = tuple[tuple[str, int, int, int], ...]
-"""Path, inode, size and time of change of each file."""
+"""Path, inode (or minus the errno of a failure), size and time of change of each file."""
 _TICK_NS = 1_000_000_000
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,8 @@
-"""Reads and writes one open device, and its marks (ADR 0060). All methods block on the disk."""
+"""Reads and writes one open device, and its marks (ADR 0060). All methods block on the disk.
+
+The marks are two blocks at the end of the device. They tell which volume has claimed the device,
+and if the content is complete.
+"""
 
 import errno
 import fcntl

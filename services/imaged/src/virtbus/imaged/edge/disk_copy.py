@@ -17,7 +17,7 @@ FICLONE = 0x40049409
 _NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
 _USED, _UNSHARED, _LOCKS = 100, 200, 64
 """QEMU's locks on a file (block/file-posix.c): a program locks the byte `_USED` + n if it uses the
-permission n, and the byte `_UNSHARED` + n if no other program may use n."""
+permission n, and the byte `_UNSHARED` + n if no other program may use n (n < `_LOCKS`)."""
 _FLOCK = struct.Struct("hhqqi4x")
 
 

@@ -5,8 +5,8 @@
     <root>/part/<key>[.json]       a partial download
 
 The index in memory is read from the files at the start. An addition changes the files first, a
-removal the index, so the index never names a missing file. Complete files appear by a rename or
-link, so a crash at any instruction loses at most partial downloads.
+removal the index, so the index never names a missing file. Complete files appear by a rename, so a
+crash at any instruction loses at most partial downloads.
 """
 
 import contextlib
