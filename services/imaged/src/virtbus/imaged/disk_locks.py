@@ -18,7 +18,7 @@ class DiskLocks(KeyedLock):
 
     @asynccontextmanager
     async def volumes(self, volumes: Iterable[VolumeRef]) -> AsyncIterator[None]:
-        """Hold the locks of volumes, taken in the order of folders. Take a VM's lock before."""
+        """Hold the locks of volumes, taken in the order of folders. Take a VM's lock first."""
         async with AsyncExitStack() as stack:
             for folder in sorted({ref.folder for ref in volumes}):
                 await stack.enter_async_context(self.of(folder))

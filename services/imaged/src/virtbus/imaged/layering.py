@@ -52,7 +52,7 @@ class _Pending:
 
 
 class Layering:
-    """The snapshots by layers of a node. During one, no other work of imaged uses the disks."""
+    """The snapshots by layers. While one is made, no other work of imaged uses its disks."""
 
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs

@@ -224,7 +224,7 @@ class Devices:
     def _check_unused(self, ref: VolumeRef) -> None:
         """Raise 409 `volume_in_use` as `begin_release`.
 
-        Asks the agent, because a restored bus may not know that a guest has the volume.
+        The agent is asked, because a restored bus may not know that a guest has the volume.
         """
         try:
             self.refuse_used(ref.pool, ref.folder)

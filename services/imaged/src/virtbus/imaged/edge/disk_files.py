@@ -165,7 +165,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def replace(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
-        """Write a disk as `make` does, but replace an existing one. For media of drives."""
+        """Write a disk as `make` does, but replace an existing one. For media of CD-ROM drives."""
         try:
             with self._open_root() as root:
                 os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))

@@ -44,7 +44,7 @@ class ImageServer:
 
         Raises:
             TransientError: another attempt may help.
-            AgainError: `headers` has a new login, so the caller repeats the request at once.
+            AgainError: `headers` returns a new login, so the caller repeats the request at once.
             VirtbusError: 403 `image_denied`. 404 `image_not_found`. 422 `image_source_refused`.
         """
         status = response.status

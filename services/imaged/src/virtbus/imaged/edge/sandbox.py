@@ -96,9 +96,9 @@ def _allow(ruleset: int, descriptor: int, rights: int) -> None:
 
 
 def seccomp_program() -> bytes:
-    """Return the filter: calls in `DENIED` fail, and one of another architecture ends the process.
+    """Return the filter: calls in `DENIED` fail, threads and file I/O stay allowed.
 
-    Threads and file I/O stay allowed.
+    A call of another architecture ends the process.
     """
     code = [
         (_LOAD, 0, 0, _ARCH),

@@ -120,7 +120,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make an empty folder, in place of any earlier; raises 503 `store_error`, `disk_full`."""
+        """Make an empty folder, replacing any other; raises 503 `store_error`, `disk_full`."""
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
