@@ -114,9 +114,9 @@ class AliasFiles:
         guests = [Path(root) / f"{name}.qcow2" for root in self._roots for name in DEFAULT_NAMES]
         seen = (*states, *(_state(path) for path in (*paths, *guests)))
         if len(paths) > MAX_FILES:
-            last = paths[MAX_FILES - 1].name
-            message = f"has more than {MAX_FILES} files; those after {last} are not read"
-            wrong.append(_problem(self._directory, message))
+            first = paths[MAX_FILES]
+            message = f"there are more than {MAX_FILES} files of names; {first.name} is not read"
+            wrong.append(_problem(first.parent, message))
         return seen, paths[:MAX_FILES], wrong
 
     @property

@@ -211,11 +211,13 @@ class BackupFiles:
         """Make a backup complete, durable on return; no effect if it is complete already.
 
         Raises:
-            VirtbusError: 404 `backup_not_here`: its parent is gone. The other errors of `chain`,
-                for the parent.
+            VirtbusError: 409 `backup_damaged`: its parent is gone. The other errors of `chain`, for
+                the parent.
         """
         if self.notes.complete(made.id) is not None:
             return
+        if made.parent and self.notes.complete(made.parent) is None:
+            raise damaged(made.id, f"it rests on the backup {made.parent}, which is missing")
         if made.parent:
             self.chain(made.parent)
         name = PART + made.id
