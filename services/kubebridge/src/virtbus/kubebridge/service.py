@@ -24,7 +24,10 @@ AGAIN_S = 1.0
 
 
 class Bridge:
-    """One bridge. `bus` is virtbus, `cluster` is Kubernetes, and `name` names the cluster."""
+    """One bridge. `bus` reaches virtbus, and `cluster` reaches Kubernetes.
+
+    `name` is the label of this cluster's VMs on the bus.
+    """
 
     def __init__(self, bus: Bus, cluster: KubernetesApi, settings: Settings, name: str) -> None:
         self.bus = bus

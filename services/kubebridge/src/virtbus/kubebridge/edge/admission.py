@@ -1,8 +1,8 @@
 """Serves the webhooks: answers admission reviews of the API server (ADR 0025).
 
 Any client that reaches the port may send a review, because API servers by default show webhooks no
-certificate. An answer changes nothing, and the bounds below limit its cost (ADR 0029). A review
-waits for its turn only after its body is read, so a slow sender delays no other.
+certificate. To answer a review changes nothing, and the bounds below limit its cost (ADR 0029). A
+review waits for its turn only after its body is read, so a slow sender delays no other review.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 MAX_BYTES = 8 * 1024**2
-"""Largest review. It has an object at most twice, and an object may have 3 MiB."""
+"""Largest review. A review has the object at most twice, and an object may have 3 MiB."""
 MAX_VALUES = 40_000
-"""Limit of JSON values of a review: two objects as large as a bus message.
+"""Maximum number of JSON values in a review: those of two objects as large as a bus message.
 
-A review costs at most 0.6 s of CPU time.
+Such a review costs at most 0.6 s of CPU time.
 """
 ANSWER_S = 10.0
-"""Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
+"""Seconds in which a review must be answered, as in the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
-"""Longest time between two parts of a body. API servers send a body in one piece."""
+"""Longest wait in seconds for the next part of a body. API servers send a body in one piece."""
 BODIES_BYTES = 64 * 1024**2
 """Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
-"""A larger review is checked in a thread. Others take at most 0.1 s."""
+"""A review beyond either limit is answered in a thread. A smaller review takes at most 0.1 s."""
 MUTATE, VALIDATE = "/admission/mutate", "/admission/validate"
 _log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def routes(
 ) -> list[web.RouteDef]:
     """Return the routes of the two webhooks.
 
-    Only accepted clients get an answer. Without `accepted`, every client gets one, because API
-    servers by default show webhooks no certificate.
+    Only requests for which `accepted` returns True get an answer. Without `accepted`, all do,
+    because API servers by default show webhooks no certificate.
     """
     reviews = _Reviews(accepted, answer_s, idle_s)
     mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
@@ -91,14 +91,14 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # Wait for the end even if cancelled: the turn lasts as long as the thread works.
+            # Wait for the thread even if cancelled, because the turn must last until it has ended.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)
 
     @asynccontextmanager
     async def _body(self, request: web.Request, source: str) -> AsyncIterator[bytes]:
-        """Yield the body, read within the bounds. Its share of memory is released at the end."""
+        """Read the body within the bounds and yield it. At the end, release its share of memory."""
         body = bytearray()
         try:
             if (request.content_length or 0) > MAX_BYTES:
@@ -115,6 +115,10 @@ class _Reviews:
                 self._body_bytes.release(source, len(body))
 
     async def _next_part(self, request: web.Request) -> bytes:
-        """Return the next part of the body, empty at its end; TimeoutError if none arrives."""
+        """Return the next part of the body, empty at the end of the body.
+
+        Raises:
+            TimeoutError: no part arrived in time.
+        """
         async with asyncio.timeout(self._idle_s):
             return await request.content.readany()

@@ -1,4 +1,4 @@
-"""Caches this bridge's security groups on the bus, which the leader lists periodically."""
+"""Caches the security groups that this bridge owns on the bus. The leading bridge lists them."""
 
 import asyncio
 import logging
@@ -30,7 +30,10 @@ TIMEOUT_S = 10.0
 
 
 class BusGroups:
-    """The groups by the namespace and the label of their policy. A bridge lists only its own."""
+    """The groups by the namespace and the label of their NetworkPolicy.
+
+    The list that the bus returns has only groups that this bridge owns.
+    """
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
         self._bus = bus
@@ -42,7 +45,7 @@ class BusGroups:
         self.notify: Notify = lambda _: None
 
     def of(self, namespace: str, label: str) -> Mapping[str, SecurityGroupView]:
-        """Return the groups of a policy by name."""
+        """Return the groups of a policy by their names."""
         return self._groups.get((namespace, label), {})
 
     def paths(self) -> Iterable[str]:
@@ -57,7 +60,7 @@ class BusGroups:
         return None
 
     def answered(self, request: Request, reply: Any) -> None:
-        """Update the cache by the answer of a call."""
+        """Update the cache after `request` succeeded with the answer `reply`."""
         for (namespace, _), groups in self._groups.items():
             if namespace == request.namespace:
                 groups.pop(request.name, None)

@@ -22,7 +22,11 @@ TIMEOUT_S = 10.0
 
 
 class BusNodes:
-    """The nodes by name. `notify` gets `/name` if the mark of the Kubernetes Node may change."""
+    """The nodes by name.
+
+    `notify` gets `/name` if the bridge may have to change its mark on the Kubernetes Node of this
+    name.
+    """
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
         self._bus = bus
@@ -71,5 +75,5 @@ class BusNodes:
 
 
 def _shown(view: NodeView | None) -> tuple[bool, bool] | None:
-    """Return two flags: the node takes VMs, and it is silent. Its Node's mark depends on both."""
+    """Return the facts that decide the mark: the node takes VMs, and it is silent or has left."""
     return None if view is None else (takes(view), view.state in SILENT)

@@ -1,4 +1,4 @@
-"""Keeps the bridge's certificates in a Secret for all replicas, and their CA at the API server.
+"""Keeps the bridge's certificates in a Secret for all replicas, and publishes their CA.
 
 Missing certificates are made, and expiring ones renewed. cert-manager or another tool can maintain
 them in the folder `own` (`tls.crt`, `tls.key`) instead. The bridge then only serves them.
@@ -29,7 +29,7 @@ SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Sec
 SERVICE_NAME = "virtbus-kubebridge"
 WEBHOOKS = "virtbus-kubebridge"
 LOOK_S = 60.0
-"""Time between checks. The next check sees a change by another replica or by cert-manager."""
+"""Seconds between checks. A check also finds changes by another replica or by cert-manager."""
 RETRY_S = 5.0
 API_SERVICES = ("v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io")
 _FILES = {"ca.crt": "ca_crt", "ca.key": "ca_key", "tls.crt": "tls_crt", "tls.key": "tls_key"}
@@ -40,9 +40,10 @@ Show = Callable[[Path, Path], None]
 
 
 class Certificates:
-    """Keeps the certificate that `show` serves valid and trusted.
+    """Keeps the bridge's serving certificate valid and trusted, and passes it to `show`.
 
-    `namespace` is the bridge's. `own` is the folder of certificates that another tool maintains.
+    `namespace` is the namespace of the bridge. `own` is the folder of certificates that another
+    tool maintains.
     """
 
     def __init__(
@@ -101,7 +102,10 @@ class Certificates:
 
     # --- the Secret -----------------------------------------------------------------------
     async def _kept(self) -> KeyMaterial:
-        """Return the shared certificates. The first replica to write wins; the others read them."""
+        """Return the certificates in the Secret, renewed if necessary.
+
+        Of several replicas that renew them at once, the first one writes, and the others read.
+        """
         while True:
             secret = await self._cluster.get(SECRET, SECRET_NAME, self._namespace)
             kept = _read(secret)
@@ -138,7 +142,7 @@ class Certificates:
             self._shown = found
 
     async def _trust_in_webhooks(self, kind: Kind, bundle: str) -> None:
-        """Set the CA of each webhook, unless the list changed since it was read."""
+        """Set the CA of each webhook. The patch fails if the webhooks were reordered meanwhile."""
         configured = await self._cluster.get(kind, WEBHOOKS)
         steps: list[dict[str, Any]] = []
         for index, webhook in enumerate(items(configured, "webhooks")):

@@ -22,13 +22,20 @@ Query = list[tuple[str, str]]
 Headers = Mapping[str, str]
 
 PAGE = 50
-"""Objects in a page of a list. One may have 1.5 MiB, and a page is parsed as a whole (ADR 0028)."""
+"""Objects in a page of a list. An object may have 1.5 MiB, and a page is parsed at once (ADR 0028).
+"""
 TIMEOUT_S = 35.0
 """Timeout of a request. Without etcd, the API server itself ends most requests after 34 s."""
 WATCH_S = (55.0, 75.0)
-"""Duration that a watch asks for. It bounds the time until a silent server is noticed."""
+"""Shortest and longest duration that a watch asks for, in seconds.
+
+The duration bounds the time until a silent server is noticed.
+"""
 SILENT_S = 10.0
-"""Time beyond the duration of a watch after which its server counts as silent."""
+"""Seconds beyond the duration of a watch after which its server counts as silent.
+
+It is also the timeout of a watch's connection.
+"""
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """Longest line of a watch. An object has at most 1.5 MiB (etcd), and JSON may escape each byte."""
 MESSAGE_MAX = 4096
@@ -64,28 +71,31 @@ class StatusError(Exception):
 
 
 class UnreachableError(StatusError):
-    """Raised if there was no answer. A write may or may not have been executed."""
+    """Raised if there was no readable answer. A write may or may not have been executed."""
 
     def __init__(self, why: str) -> None:
         super().__init__({"code": 503, "reason": "Unreachable", "message": why})
 
 
 class WatchEvent(NamedTuple):
-    """An event of a watch. `type` is ADDED, MODIFIED, DELETED or BOOKMARK (only a version)."""
+    """An event of a watch. `type` is ADDED, MODIFIED, DELETED or BOOKMARK.
+
+    The object of a BOOKMARK has only a resource version.
+    """
 
     type: str
     object: Json
 
 
 class Listing(NamedTuple):
-    """A page of objects, at one version."""
+    """A page of a list, and the resource version of this list."""
 
     items: list[Json]
     resource_version: str
 
 
 class Scope(NamedTuple):
-    """The objects of a list or a watch: all, or those of a namespace or with some labels.
+    """Selects the objects of a list or a watch by namespace and labels. The default is all objects.
 
     With `metadata_only`, the objects have their metadata and nothing else.
     """
@@ -110,7 +120,7 @@ class KubernetesApi:
         self._client = client
         self._sources = sources
         self.written = 0
-        """Number of writes."""
+        """Number of requests that were not GET."""
 
     # --- reading --------------------------------------------------------------------------
     async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
@@ -123,7 +133,11 @@ class KubernetesApi:
             raise
 
     async def pages(self, kind: Kind, scope: Scope = EVERYTHING) -> AsyncIterator[Listing]:
-        """Yield all objects in pages of one version. A list that takes too long ends with 410."""
+        """Yield all objects in pages that have the same resource version.
+
+        Raises:
+            StatusError: 410, the list took too long, and the server no longer knows its version.
+        """
         query = [("limit", str(PAGE))]
         if scope.selector:
             query.append(("labelSelector", scope.selector))
@@ -144,7 +158,8 @@ class KubernetesApi:
         """Yield the changes since a version. The server ends the watch after about a minute.
 
         Raises:
-            StatusError: 410, the version is too old; only a new list shows deletions.
+            StatusError: 410, the server no longer knows the version. Only a new list shows which
+                objects were deleted meanwhile.
         """
         lasts_s = self._sources.uniform(*WATCH_S)
         query = [
@@ -171,11 +186,11 @@ class KubernetesApi:
 
     # --- writing --------------------------------------------------------------------------
     async def create(self, kind: Kind, body: Json, namespace: str = "") -> Json:
-        """Create an object and return it; 409 if one of its name exists."""
+        """Create an object and return it; 409 if an object of this name exists."""
         return await self._json("POST", kind.path(namespace=namespace), body=body)
 
     async def replace(self, kind: Kind, body: Json, sub: str = "") -> Json:
-        """Replace the version in `body`; 409 if a newer one exists."""
+        """Replace an object; 409 if its current version is not the one in `body`."""
         meta = body["metadata"]
         path = _place(kind, meta["name"], meta.get("namespace", ""), sub)
         return await self._json("PUT", path, body=body)
@@ -201,10 +216,10 @@ class KubernetesApi:
     async def delete(
         self, kind: Kind, name: str, namespace: str = "", uid: str = "", version: str = ""
     ) -> None:
-        """Delete an object if it still has this uid. A missing object counts as success.
+        """Delete an object. A missing object counts as success.
 
-        An object of that name with another uid counts as success, too. With `version`, which needs
-        `uid`, another uid or version is a conflict (409).
+        With `uid`, an object with another uid stays, and the call succeeds. With `uid` and
+        `version`, another uid or another version is a conflict (409).
         """
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
@@ -247,7 +262,7 @@ class KubernetesApi:
         body: Any = None,
         headers: Headers = {},  # noqa: B006  never changed
     ) -> aiohttp.ClientResponse:
-        """Return the response, its body unread; a status other than 2xx raises `StatusError`."""
+        """Return the response with an unread body. A status of 300 or more raises `StatusError`."""
         try:
             response: aiohttp.ClientResponse = await self._client.call_api(
                 path,
@@ -312,7 +327,10 @@ def _parsed(body: bytes) -> Json:
 
 
 def _status(body: bytes) -> Json:
-    """Parse the Status of a refusal. A proxy in between may answer anything."""
+    """Parse the Status of a refusal.
+
+    If a proxy answered with anything else, its text becomes the message.
+    """
     try:
         found = json.loads(body)
     except ValueError:

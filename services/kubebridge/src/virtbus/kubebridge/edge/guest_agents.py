@@ -1,8 +1,9 @@
-"""Polls the guest agents for the condition AgentConnected, the guest's system and its addresses.
+"""Polls the guest agents, whose answers become part of the status of VMIs.
 
+These parts are the condition AgentConnected, the guest's operating system and its addresses.
 A guest that answered is polled each minute. A guest that did not answer may still be booting, or
-may have no agent. It is polled at growing intervals: half of the time that it has run, within the
-bounds of `Delays`. A guest that cannot have an agent is polled at the longest interval.
+may have no agent. It is polled at growing intervals: half of its running time, within the bounds
+of `Delays`. A guest that cannot have an agent is polled at the longest interval.
 """
 
 import asyncio
@@ -29,14 +30,15 @@ ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
-"""Changes that cause a poll. A VM that was stored from an answer of the bus causes no BUS_VM
-change. But the status of its VMI changes then, so VMIs are included."""
+"""Changes that cause a poll. VMIs are included, because a VM that is stored from the answer to a
+call causes no change of BUS_VM. It only changes the status of its VMI."""
 
 
 class Delays(NamedTuple):
-    """Intervals between polls: the shortest and the longest of a guest that does not answer.
+    """Intervals between polls, in seconds.
 
-    `each_s` is the interval of a guest that answers.
+    `first_s` and `longest_s` are the shortest and the longest interval of a guest that does not
+    answer. `each_s` is the interval of a guest that answers.
     """
 
     first_s: float = 10.0
@@ -55,7 +57,9 @@ NORMAL = Delays()
 class _Asked:
     """The polling state of one guest. Times are of the event loop's clock.
 
-    `answer` is the last answer, encoded: empty if there was none, None until the first poll.
+    `due_s` is the time of the next poll. `since_s` is the time at which the guest was first seen
+    running, or 0. `answer` is the last answer, encoded. It is empty if the guest did not answer,
+    and None until the first poll.
     """
 
     due_s: float
@@ -75,7 +79,7 @@ class GuestAgentPoller:
         self._delays = delays
         self._asked: dict[str, _Asked] = {}
         self._uids: dict[str, set[str]] = {}
-        """The polled uids of each name."""
+        """The uids of the polled VMs, by `namespace/name`."""
         self.notify: Notify = lambda _: None
 
     def get(self, uid: str) -> GuestInfo | None:
@@ -97,7 +101,10 @@ class GuestAgentPoller:
         return Lane(self.poll, AT_ONCE)
 
     async def poll(self, key: Key) -> float:
-        """Poll the guests of a name that are due. Return the seconds before the next poll, or 0."""
+        """Poll those guests of a name whose poll is due.
+
+        Return the seconds before the next poll, or 0 if no VM has this name.
+        """
         uids = set(self._views.named(key.path))
         for uid in self._uids.pop(key.path, set()) - uids:
             self._asked.pop(uid, None)

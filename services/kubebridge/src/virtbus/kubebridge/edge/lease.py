@@ -1,8 +1,9 @@
-"""Elects one leading bridge by a Lease. The others watch it and take over.
+"""Elects one leading bridge by a Lease. The other bridges read the Lease, and take it if it is free.
 
 Correctness does not depend on the election, because every write is made at the version that was
-read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew its Lease
-continues until another one has it. A bridge without permission for Leases works without one.
+read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew the Lease
+continues to lead until another bridge has the Lease. A bridge without permission for Leases leads
+without a Lease.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 NAME = "virtbus-kubebridge"
 LASTS_S = 6.0
-"""A Lease is free if it was not renewed for this long by this bridge's own clock."""
+"""Seconds without a renewal after which a Lease is free, by the clock of the bridge that reads."""
 RENEW_S = 2.0
 GIVE_BACK_S = 2.0
 
@@ -79,14 +80,20 @@ class LeaseHolder:
             self.leads.set()
 
     def _over(self, lease: Json) -> bool:
-        """Return True if the Lease did not change for LASTS_S. Other clocks are not trusted."""
+        """Return True if the Lease did not change for LASTS_S.
+
+        The times in the Lease are ignored, because they come from the clock of another bridge.
+        """
         now_s, version = asyncio.get_running_loop().time(), lease["metadata"]["resourceVersion"]
         if self._seen[0] != version:
             self._seen = (version, now_s)
         return now_s - self._seen[1] > LASTS_S
 
     def _mine(self, before: Json | None) -> Json:
-        """Return the Lease with this bridge as holder, at the version read: only one can win."""
+        """Return the Lease with this bridge as its holder.
+
+        It has the version that was read, so the write of only one bridge succeeds.
+        """
         now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
         switched = at(before, "spec", "leaseTransitions") or 0

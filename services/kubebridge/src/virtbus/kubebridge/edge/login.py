@@ -25,12 +25,12 @@ READ_BYTES = 2 * 1024 * 1024
 
 @asynccontextmanager
 async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient]:
-    """Return a client of the cluster of a kubeconfig, or of the cluster of this pod.
+    """Yield a client of the cluster of a kubeconfig, or of the cluster of this pod.
 
-    It renews expiring logins. `agent` is its user agent.
+    The client renews logins before they expire. `agent` is its User-Agent header.
 
     Raises:
-        VirtbusError: 400 `no_login`: there is no valid login; the message says what to give.
+        VirtbusError: 400 `no_login`: there is no valid login. The message says which was tried.
     """
     configuration = Configuration()
     try:
@@ -59,7 +59,7 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy in the environment (HTTPS_PROXY, NO_PROXY)."""
+    """Return the proxy for a URL, from the environment (HTTPS_PROXY, NO_PROXY)."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -67,7 +67,7 @@ def _proxy(url: str) -> str | None:
 
 
 def _ask_for_no_proxy(client: ApiClient) -> None:
-    """Keep aiohttp from looking up the proxy in a thread at each request."""
+    """Keep aiohttp from looking up the proxy in a thread at each request. Set READ_BYTES."""
     rest = client.rest_client
     connector = rest.pool_manager.connector
     rest.pool_manager.detach()

@@ -23,7 +23,8 @@ _CA_MAY = x509.KeyUsage(
 class KeyMaterial(NamedTuple):
     """The content of the Secret.
 
-    `ca_crt` has all authorities, the newest first. `ca_key` is the key of the newest.
+    `ca_crt` has the certificates of all authorities, the newest first. `ca_key` is the key of the
+    newest authority.
     """
 
     ca_crt: str = ""
@@ -33,9 +34,9 @@ class KeyMaterial(NamedTuple):
 
 
 def renewed(kept: KeyMaterial, names: tuple[str, ...], now: datetime) -> KeyMaterial:
-    """Return the content with renewed certificates. Unreadable parts count as missing.
+    """Return the content, with certificates renewed if they are missing or about to expire.
 
-    `names` are the host names of the serving certificate.
+    Unreadable parts count as missing. `names` are the host names of the serving certificate.
     """
     authorities = [one for one in _certificates(kept.ca_crt) if one.not_valid_after_utc > now]
     key = stored = _key(kept.ca_key)
@@ -107,7 +108,10 @@ def _name(common: str) -> x509.Name:
 def _serving(
     kept: KeyMaterial, names: tuple[str, ...], authorities: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
-    """Return the serving certificate if it is valid for this bridge, otherwise None."""
+    """Return the serving certificate if it fits its key, the names and an authority.
+
+    Otherwise return None. The caller checks its expiry.
+    """
     found, key = _certificates(kept.tls_crt), _key(kept.tls_key)
     if not found or key is None or key.public_key() != found[0].public_key():
         return None

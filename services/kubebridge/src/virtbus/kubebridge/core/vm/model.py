@@ -1,4 +1,4 @@
-"""Declares the fields of a VM that rules read."""
+"""Declares the fields of a VirtualMachine that the bridge reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from virtbus.schemas.vm import RunStrategy
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A requested start or stop. `raw` is written back while the request is unmet."""
+    """A requested start or stop, from `status.stateChangeRequests`.
+
+    `raw` is the entry itself. The bridge keeps it in the status until the request is met.
+    """
 
     raw: Object = path()
     action: str = path("action")
@@ -21,7 +24,10 @@ class StateChange:
 
 
 def _strategy(spec: Any) -> RunStrategy:
-    """Return `spec.runStrategy`, or that of `spec.running`; Halted if neither is valid."""
+    """Return `spec.runStrategy` if it is valid.
+
+    Otherwise return Always if `spec.running` is true, and Halted if not.
+    """
     if not isinstance(spec, Mapping):
         return RunStrategy.HALTED
     if (strategy := spec.get("runStrategy")) in set(RunStrategy):
@@ -31,7 +37,7 @@ def _strategy(spec: Any) -> RunStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Vm:
-    """A VM. `raw` is the whole object, from which its VMI is made."""
+    """A VirtualMachine. `raw` is the whole object, from which its VMI is made."""
 
     raw: Object = path()
     name: str = path("metadata", "name")

@@ -47,18 +47,18 @@ ORPHAN = "orphan"
 
 
 YOUNG_S = 1.0
-"""Seconds after which most guests run. A new VM's status waits for this time, so that one write
-is enough."""
+"""Seconds within which most guests start. The first status of a new VM is delayed until its VMI has
+this age, so that the first write already reports a running guest."""
 REFUSED_S = 10.0
-"""Seconds before a retry after a refused create (a quota, an absent webhook). No event reports that
-such a cause has ended."""
+"""Seconds before a refused create is repeated. No event reports that the cause of the refusal, such
+as a quota or an absent webhook, has ended."""
 
 
 def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[Action]:
     """Return the actions for a VM; none if all is done and reported.
 
-    `vmi` is the VMI of the same name. A VMI of another owner is not touched. `failed` is the reason
-    why the last create of a VMI was refused.
+    `vmi` is the VMI of the same name. If this VM does not own the VMI, the VMI is not touched.
+    `failed` is the reason why the last create of a VMI was refused.
     """
     own = vmi if vmi is not None and any(one.uid == vm.uid for one in vmi.owners) else None
     if vm.deleting:
@@ -73,7 +73,7 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
 
 
 def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]:
-    """Follow the run strategy."""
+    """Return the actions that the run strategy needs, and the write of a changed status."""
     do, requests = plan(vm, vmi)
     if do is Decision.START:
         return _start(vm, requests, now, failed)
@@ -92,21 +92,21 @@ def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]
 
 
 def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
-    """Return the seconds for which a new VM's status waits for its VMI to start."""
+    """Return the seconds by which the first status of a VM is still delayed, or 0."""
     if vmi is None or vmi.created is None or vm.status or printable(Pair(vm, vmi)) != "Starting":
         return 0.0
-    # negative under clock skew; creationTimestamp has one-second resolution
+    # Clock skew can make the age negative. creationTimestamp has one-second resolution.
     age_s = (now - vmi.created).total_seconds()
     return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
 
 
 def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
-    """Create a VMI once the backoff is over. The new VMI causes the next status update."""
+    """Create a VMI once the backoff is over. The watch event of the new VMI updates the status."""
     if vm.retry_at is not None and vm.retry_at > now and start_failure(vm, None, now):
         left_s = (vm.retry_at - now).total_seconds()
         return [*_report(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
-    # The create contains the first status, which saves a write.
+    # The create contains the VMI's first status, which saves a write.
     vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)
     create: list[Action] = [Create(VMI, vmi)]
     if failed:
@@ -134,9 +134,10 @@ def _delete(vmi: Vmi) -> Action:
 
 
 def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
-    """Delete the VMI first, then remove the finalizer. With `--cascade=orphan` the VMI stays.
+    """Delete the VMI, and remove the VM's finalizer once the VMI is gone.
 
-    The status is written last, so a failed write of it does not delay the deletion.
+    With `--cascade=orphan` the VMI stays. The status is written after the delete of the VMI, so a
+    failed write of the status does not delay this delete.
     """
     if vmi is not None and ORPHAN not in vm.finalizers:
         report = _report(Pair(vm, vmi, stops=True), [], now)
@@ -168,7 +169,7 @@ def _message(vm: Vm, kind: str) -> str:
 
 
 def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
-    """Return the VMI that a VM's template makes."""
+    """Return the VMI that a VM's template describes. If `paused`, its guest starts paused."""
     made = read(Vmi, of_vm(vm.raw).get("spec", {}).get("template"))
     owner = {
         "apiVersion": VM.api_version,
@@ -191,7 +192,10 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
 
 
 def controller(vmis: Lister) -> Controller:
-    """Return the controller of VMs. A VM and its VMI have the same name."""
+    """Return the controller of VMs.
+
+    A VM and its VMI have the same name, so a change of the VMI reconciles the VM of that name.
+    """
 
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if inputs.obj is None:

@@ -1,7 +1,7 @@
-"""Decides the next action for a VM: a table by its run strategy, its VMI and its requests.
+"""Decides the next action for a VM, by its run strategy, the state of its VMI and its requests.
 
-It follows KubeVirt's behaviour. If the strategy continues after a VMI has finished, the VMI is
-deleted. The next reconcile finds no VMI, and decides about a new one.
+The table follows KubeVirt's behaviour. Under Always, RerunOnFailure and Halted, a finished VMI is
+deleted. The next reconcile then finds no VMI, and the table decides whether to create another.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class VmiPresence(StrEnum):
     NONE = "none"
     ALIVE = "alive"
     ENDING = "ending"
-    """Deleted, but not gone yet. The only thing to do is to wait."""
+    """The VMI is deleted, but not gone yet, so the VM has to wait."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
@@ -63,7 +63,7 @@ TABLE: Mapping[tuple[RunStrategy, VmiPresence, PendingRequest], Decision] = {
     **{(R.HALTED, has, asked): Decision.STOP for has in EXISTS for asked in A},
     **{(R.ONCE, H.NONE, asked): Decision.START for asked in A},
 }
-"""The action for each combination. A combination without a row needs none."""
+"""The action for each combination. A combination without a row needs no action."""
 
 BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
 BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
@@ -83,7 +83,8 @@ def has_of(vmi: Vmi | None) -> VmiPresence:
 def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
     """Return the next step, and the requests that are still open.
 
-    A change to Halted drops all earlier requests, because an open restart must not undo the change.
+    A change to Halted drops all earlier requests, because the start of an open restart would set
+    the strategy to Always again.
     """
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
@@ -98,7 +99,7 @@ def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
 
 
 def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
-    """Return the requests from the first unmet one on."""
+    """Return the first unmet request and all requests after it."""
     requests = list(vm.requests)
     while requests and _met(requests[0], vmi):
         del requests[0]
@@ -106,7 +107,10 @@ def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
 
 
 def _met(request: StateChange, vmi: Vmi | None) -> bool:
-    """Return True for a stop whose VMI is gone, a start whose VMI lives, or an unknown action."""
+    """Return True if the request is met: the VMI to stop is gone, or the VM's VMI is alive.
+
+    A request with an unknown action counts as met.
+    """
     match request.action:
         case "Stop":
             return vmi is None or request.uid != vmi.uid
@@ -119,7 +123,7 @@ def _met(request: StateChange, vmi: Vmi | None) -> bool:
 def back_off_s(count: int, uid: str) -> int:
     """Return the seconds before the next start after `count` failures in a row: 10, 40, 90 … 300.
 
-    The uid of the failed VMI adds up to 50 %, so VMs that fail together are started apart.
+    The uid of the failed VMI adds up to 50 %, so VMs that fail together do not start together.
     """
     delay = BACK_OFF_STEP_S * max(count, 1) ** 2
     end = uid.replace("-", "")[-4:]

@@ -1,4 +1,4 @@
-"""Derives a VM's status from its VMI: printableStatus in KubeVirt's order of precedence."""
+"""Derives a VM's status from its VMI. `printableStatus` has KubeVirt's order of precedence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,9 +32,11 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A VM and its VMI. The VMI is about to be created if `starts`, and deleted if `stops`.
+    """A VM and its VMI.
 
-    `failures` is the new number of failed starts in a row; None: the number in the status counts.
+    `starts` means that the VMI is about to be created, and `stops` that it is about to be deleted.
+    `failures` is the new number of failed starts in a row. If it is None, the number in the VM's
+    status is valid.
     """
 
     vm: Vm
@@ -44,7 +46,10 @@ class Pair:
     failures: int | None = None
 
     def holds(self, kind: str, *, on: bool = True, reason: str = "") -> bool:
-        """Return True if the VMI's condition has this status, and this reason if one is given."""
+        """Return True if the VMI's condition `kind` has the status `on`.
+
+        If `reason` is not empty, the condition must also have this reason.
+        """
         return self.vmi is not None and any(
             one.type == kind and one.status == str(on) and reason in {"", one.reason}
             for one in self.vmi.conditions
@@ -90,10 +95,11 @@ PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
     ("CrashLoopBackOff", _crash_loop),
     ("Stopped", _over),
 )
-"""Statuses in order of precedence. The first that applies counts; Unknown if none does.
+"""Statuses in order of precedence. The first that applies is used; if none applies, Unknown.
 
-Migrating will come after Stopping, and WaitingForReceiver last. Provisioning,
-WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError will come around ErrorUnschedulable.
+KubeVirt's other statuses are not used yet. Their places would be: Migrating after Stopping;
+WaitingForReceiver last; Provisioning, WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError
+around ErrorUnschedulable.
 """
 
 
@@ -107,8 +113,9 @@ def status(
 ) -> dict[str, Any]:
     """Return the whole status.
 
-    `failed` is the reason why the VMI could not be created. `observed` is the strategy that was
-    acted on. `requests` are the unmet requests.
+    `failed` is the reason why the VMI could not be created. `observed` is the run strategy that
+    the bridge has acted on; if it is empty, the status keeps its `runStrategy`. `requests` are the
+    unmet requests.
     """
     vm, vmi = pair.vm, pair.vmi
     failure = start_failure(vm, vmi, now)
@@ -138,7 +145,10 @@ _OURS = frozenset(
 
 
 def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
-    """Return the count of failed starts in a row, and the time of the next retry."""
+    """Return `status.startFailure`: the failed starts in a row, and the time of the next start.
+
+    It is empty if the run strategy has no backoff, or if the guest has run.
+    """
     ran = vmi is not None and any(one.phase == VmiPhase.RUNNING for one in vmi.transitions)
     if vm.strategy not in BACKS_OFF or ran:
         return {}
@@ -170,7 +180,7 @@ def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
             conditions.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
         conditions.append(NewCondition(FAILURE, True, "FailedCreate", failed))
-    if pair.vm.annotation_bytes:  # the webhooks were unreachable when the VM was written
+    if pair.vm.annotation_bytes:  # the webhooks refuse this, but were unreachable at the write
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
         conditions.append(NewCondition(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
@@ -182,14 +192,17 @@ def _alive(vmi: Vmi | None) -> bool:
 
 
 def restart_required(vm: Vm, vmi: Vmi) -> bool:
-    """Return True if a changed template has no effect before the guest's next start."""
+    """Return True if the VM's template has changes that take effect only at the next start."""
     if not _alive(vmi) or vmi.made_of == str(vm.generation):
         return False
     return changed(_lasting(defaulted_template(vm.raw).get("spec")), _lasting(vmi.spec), VMI)
 
 
 def _observed(vm: Vm, vmi: Vmi | None) -> int:
-    """Return the generation that runs: the VM's, unless the VMI has an older template."""
+    """Return the generation of the template that runs.
+
+    It is the VM's, unless a live VMI was made from an older template that differs from the VM's.
+    """
     if vmi is None or vmi.made_of == str(vm.generation) or not _alive(vmi):
         return vm.generation
     readable = vmi.made_of.isdecimal() and len(vmi.made_of) < DIGITS_OF_INT64
@@ -197,7 +210,10 @@ def _observed(vm: Vm, vmi: Vmi | None) -> int:
 
 
 def _is_behind(vm: Vm, vmi: Vmi) -> bool:
-    """Return True if a VMI created now would differ in any field, even in an ignored one."""
+    """Return True if a VMI created now would have another spec, or labels or annotations to add.
+
+    Unlike in `restart_required`, the fields of the spec that virtbus ignores count.
+    """
     wanted = read(Vmi, defaulted_template(vm.raw))
     return _lasting(wanted.spec) != _lasting(vmi.spec) or any(
         there.get(key) != value
@@ -207,6 +223,6 @@ def _is_behind(vm: Vm, vmi: Vmi) -> bool:
 
 
 def _lasting(spec: Object | None) -> Object:
-    """Return the spec without the fields that verbs of a VM change only in its VMI."""
+    """Return the spec without the fields that a verb of the VM changes in the VMI alone."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
     return {key: value for key, value in (spec or {}).items() if key not in own}

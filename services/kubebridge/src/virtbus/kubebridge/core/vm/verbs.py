@@ -1,9 +1,9 @@
-"""Decides about the verbs of a VM.
+"""Decides the effects of a VM's verbs, which are its subresources such as `start`.
 
 A VM is started, stopped and restarted by a change of its run strategy, or by a request in its
 status. The effects on the bus follow from the VMI that is created or deleted (`reconcile.py`). A
-verb never both writes to Kubernetes and sends to the bus, so it can be repeated if its answer was
-lost.
+verb never both writes to Kubernetes and sends to the bus, so a caller that lost the answer can
+repeat the verb.
 """
 
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from virtbus.schemas.vm import RunStrategy as R
 NOT_RUNNING = "VM is not running"
 UNDERWAY = "unable to complete request: stop/start already underway"
 BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
-"""Strategies whose starts and stops are requests in the status. Their spec does not change."""
+"""Strategies under which starts and stops are requests in the status. The spec does not change."""
 
 
 def _no(call: SubresourceCall, why: str) -> Refusal:
@@ -39,7 +39,7 @@ def _phase(call: SubresourceCall) -> str:
 
 
 def start(call: SubresourceCall) -> Outcome:
-    """Start a VM. Before any other check, refuse a VM that already runs."""
+    """Start a VM. The first check refuses a VM whose VMI is pending, starting or running."""
     if call.vmi is not None and _phase(call) not in {*FINAL, VmiPhase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
     paused = call.options.get("paused") is True
@@ -62,7 +62,10 @@ def _asked_start(call: SubresourceCall, strategy: R, asked: dict[str, Any]) -> O
 
 
 def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
-    """Return the seconds of grace in a call, None without any, or a refusal if it is invalid."""
+    """Return the grace in the option `name` of a call, in seconds.
+
+    Return None without this option, and a refusal if its value is invalid.
+    """
     grace_s = call.options.get(name)
     if grace_s is None:
         return None
@@ -74,7 +77,7 @@ def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
 
 
 def stop(call: SubresourceCall) -> Outcome:
-    """Stop a VM. A shorter grace applies even if the guest is already stopping."""
+    """Stop a VM. Under Halted, where the guest is stopping, only a shorter grace is accepted."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriod")
     if isinstance(grace_s, Refusal):
@@ -124,7 +127,7 @@ def _running(vm: Object, *, on: bool) -> JsonPatch:
 
 
 def _request(call: SubresourceCall, *asked: dict[str, Any]) -> Outcome:
-    """Add requests to the status if no others are open."""
+    """Add requests to the status. Refuse them if other requests are open."""
     if items(call.vm, "status", "stateChangeRequests"):
         return _no(call, UNDERWAY)
     return (_requests(call.vm, asked),)
@@ -151,7 +154,8 @@ def _changed(
 ) -> JsonPatch:
     """Return the patch that sets a field.
 
-    A concurrent change of the field is a conflict, unless another condition is given as `test`.
+    The patch is a conflict if the field was changed since it was read. With `test`, the patch is a
+    conflict only if `test` fails.
     """
     pointer, before = "/" + "/".join(path), at(obj, *path)
     change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
@@ -162,7 +166,7 @@ VERBS = (
     Verb("PUT", VM, "start", start),
     Verb("PUT", VM, "stop", stop),
     Verb("PUT", VM, "restart", restart),
-    # Without instance types, a VM is already expanded.
+    # virtbus has no instance types, so there is nothing to expand in a VM.
     Verb("GET", VM, "expand-spec", lambda call: (Give(dict(call.vm or {})),), 200),
     *shared(VM),
     missing("PUT", VM, "migrate", MIGRATION),

@@ -1,4 +1,4 @@
-"""Declares the fields of a VMI that rules read."""
+"""Declares the fields of a VirtualMachineInstance (VMI) that the bridge reads."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,7 +7,7 @@ from enum import StrEnum
 from virtbus.kubebridge.core.objects.unstructured import Condition, Object, path
 
 GENERATION = "kubevirt.io/vm-generation"
-"""The generation of the VM from which a VMI was created."""
+"""Annotation of a VMI with the generation of the VM from which the VMI was created."""
 
 
 class VmiPhase(StrEnum):
@@ -27,14 +27,14 @@ FINAL = frozenset({VmiPhase.SUCCEEDED, VmiPhase.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """An owner of an object."""
+    """An entry of `metadata.ownerReferences`."""
 
     uid: str = path("uid")
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The start of a phase."""
+    """An entry of `status.phaseTransitionTimestamps`: a phase that the VMI has reached."""
 
     phase: str = path("phase")
 
@@ -57,7 +57,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Vmi:
-    """A VMI. `raw` is the whole object, for the table of fields."""
+    """A VMI. `raw` is the whole object, from which the VM on the bus is made."""
 
     raw: Object = path()
     name: str = path("metadata", "name")

@@ -1,10 +1,10 @@
 """Reconciles this cluster's VMs on the bus that have no VMI.
 
 A slow create or a restored API server can leave such VMs. A VM whose VMI is not in the cache is a
-suspect. After GRACE_S, the bridge asks the API server itself for this VMI. If it does not exist,
-and its end was reported, the VM is deleted. Otherwise a person decides (ADR 0033). The VM is marked
-on the bus, and reported by an Event and by the `kubevirt` object. VMs without this cluster's label
-are ignored.
+suspect. After GRACE_S, the bridge asks the API server itself for this VMI. If the VMI does not
+exist and its end was reported, the VM is deleted. If the VMI does not exist and no end was
+reported, a person decides (ADR 0033): the VM is marked on the bus, and reported by an Event and by
+the `kubevirt` object. VMs without this cluster's label are ignored.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ from virtbus.schemas.vm_status import VmView
 GRACE_S = 10.0
 """Seconds before a suspect's first check. A new VMI's watch event arrives within this time."""
 LOOK_AGAIN_S = 300.0
-"""Time between two checks of a kept VM: a restored API server may have its VMI again."""
+"""Seconds between two checks of a kept VM, because a restored API server may have its VMI again."""
 NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
 OTHER_VMI = "its cluster has another VirtualMachineInstance of its name, and reported no delete"
 HELD = (
@@ -46,11 +46,12 @@ HELD = (
 
 
 def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | None:
-    """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
+    """Return the action for a VM on the bus, or None.
 
-    `ended` is True if the end of the VM's own VMI was reported. Such a VM is deleted; a slow bridge
-    may have created it after that end. Otherwise the VMI is only absent, for example after the API
-    server was restored to an older state. Absence ends nothing (ADR 0033).
+    `there` is the uid of the VMI that has the VM's name, or "". `ended` is True if the end of the
+    VM's own VMI was reported. The VM is then deleted, because a slow bridge may have created it
+    after that end. If no end was reported, the VMI may be absent because the API server was
+    restored to an older state, so the VM is only marked (ADR 0033).
     """
     if view.labels.get(CLUSTER) != cluster or view.deleting:
         return None
@@ -63,9 +64,9 @@ def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | 
 
 
 def hold(view: VmView, why: str) -> BusCall:
-    """Mark a VM that has no VMI with `why`, or remove the mark if `why` is empty.
+    """Return the call that marks a VM as orphaned for the reason `why`.
 
-    The VM continues to run.
+    If `why` is empty, the call removes the mark. The VM continues to run.
     """
     notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
     notes |= {ORPHANED: why} if why else {}
@@ -75,7 +76,7 @@ def hold(view: VmView, why: str) -> BusCall:
 class Orphans:
     """The suspects, and the VMs that are kept until a person decides.
 
-    `notify` gets the name of each VM that is kept, or not kept any more.
+    `notify` gets the `namespace/name` of a VM when the VM becomes kept, or is no longer kept.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Orphans:
         self._views = views
         self._grace_s, self._again_s = delays_s
         self._due_s: dict[str, dict[str, float]] = {}
-        """Times of the next checks, by the suspect's name and uid."""
+        """Time of each suspect's next check, by the suspect's name and then by its uid."""
         self.kept: dict[str, str] = {}
         """The `namespace/name` of each kept VM, by uid."""
         self.notify: Notify = lambda _: None
@@ -107,14 +108,17 @@ class Orphans:
         return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
 
     def _suspicious(self, key: Key) -> Iterable[Key]:
-        """Return the key if its name has a suspect, or a VM that is marked or has no VMI."""
+        """Return the key if its name has a suspect, a marked VM, or a VM without its VMI."""
         path = key.path
         uid = self._vmis.uid(path)
         odd = any(one != uid or self._views.marked(one) for one in self._views.named(path))
         return (key,) if odd or path in self._due_s else ()
 
     def _references(self, key: Key, time_s: float) -> Iterable[Key]:
-        """Return the key of the VMI if the API server itself has to be asked for it now."""
+        """Return the key of the VMI if the bridge must read this VMI from the API server now.
+
+        The bridge must if the check of a suspect is due, or if the VM of the cached VMI is marked.
+        """
         uid = self._vmis.uid(key.path)
         due = any(at_s <= time_s for at_s in self._due_s.get(key.path, {}).values())
         return (key.of(VMI),) if due or (uid and self._views.marked(uid)) else ()
@@ -147,7 +151,7 @@ class Orphans:
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:
-        """Return the actions for a VM for which the API server has no VMI."""
+        """Return the actions for a VM whose VMI the API server does not have."""
         ended = self._vmis.ended(view.uid)
         found = orphan(view, there, self._cluster, ended=ended)
         actions: list[Action] = [found] if found is not None else []

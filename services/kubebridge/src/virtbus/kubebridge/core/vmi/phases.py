@@ -55,11 +55,11 @@ EVENTS: Mapping[VmiPhase, tuple[str, str]] = {
     P.SUCCEEDED: ("Stopped", "The VirtualMachineInstance was shut down."),
     P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),
 }
-"""The Event at the start of a phase."""
+"""The reason and the message of the Event at the start of a phase."""
 
 ENDS: Mapping[str, str] = {
     "panicked": "The VirtualMachineInstance's guest panicked.",
     "watchdog": "The VirtualMachineInstance was powered off by its watchdog.",
     "ended": "The VirtualMachineInstance was ended by somebody on its node.",
 }
-"""Event messages for a guest that failed in another way than by a crash."""
+"""Messages of the Event of FAILED, by `GuestExit.how`. Other ends have the message in EVENTS."""

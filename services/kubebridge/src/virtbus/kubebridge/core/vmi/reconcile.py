@@ -46,31 +46,32 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmView
 
 RETRY_S = (10.0, 300.0)
-"""Shortest and longest delay between retries.
+"""Shortest and longest delay between retries, in seconds.
 
 A start that failed permanently is retried 10, 20, 40 … seconds after its failure, with delays
-within these bounds. Other calls wait for the first bound if the cause may end by itself, and for
-the second if a user must act.
+within these bounds. Other calls are repeated after the shortest delay if the cause may end by
+itself, and after the longest delay if a user must act.
 """
 FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
-"""Refusals that last until the manifest, or a Secret that it names, changes."""
+"""Refusals that last until the VMI, or a Secret or ConfigMap that the VMI refers to, changes."""
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
-"""The grace of a VMI that gives none, and the longest that `vm.delete` accepts."""
+"""Grace in seconds: that of a VMI that gives none, and the longest that `vm.delete` accepts."""
 UID_TAKEN = "uid_taken"
 """Reason of a refused create: the uid belongs to a VM with another spec."""
 REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
 """Kinds of objects that a VMI can refer to."""
 ADDED = frozenset({CREATED_BY, CLUSTER, NODE_LABEL})
-"""Labels that the bridge adds, to a VM or to a VMI."""
+"""Labels that the bridge itself sets on VMs and VMIs."""
 LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, VmiPhase.UNKNOWN})
-"""Phases of a VMI whose VM was seen, but not its end."""
+"""Phases of a VMI whose VM was seen on the bus and was not seen to end."""
 
 
 def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
     """Return the actions for a VMI; none if all is done and reported.
 
-    Any input may be older than the others. A missing VM ends, releases or fails its VMI only if the
-    VM's end is certain (`Seen.gone`). A repeated create changes nothing.
+    Any input may be older than the others. The VMI's finalizer is removed, or its phase becomes
+    Failed, for a missing VM only if the VM's end is certain (`Seen.gone`). A create that is
+    repeated for an existing VM changes nothing.
     """
     plan: list[Action] = []
     if vmi.deleting:
@@ -79,7 +80,7 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
             return plan
         _tell(vmi, seen if seen.view is None else replace(seen, refused=None), now, "", plan)
         return plan
-    if VMI_FINALIZER not in vmi.finalizers:  # first: each VMI with a VM needs it
+    if VMI_FINALIZER not in vmi.finalizers:  # before the create: each VMI with a VM needs it
         plan.append(Patch({"metadata": {"finalizers": [*vmi.finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
     seen = _follow(vmi, seen, given, cluster, plan)
@@ -93,17 +94,21 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
 
 
 def _unseen(seen: Seen) -> bool:
-    """Return True if no VM is seen for the VMI, without a known reason. The status then stays.
+    """Return True if the VMI's VM is missing for no known reason. The VMI's status then stays.
 
-    A controller that lags behind may have listed the VMs without this VM. A repeated create shows
-    if it exists. Its answer can be `uid_taken`, because a Secret changed since the VM was created.
+    A controller that lags behind may have listed the VMs without this VM, so the create is repeated
+    to find out. The refusal `uid_taken` means that the VM exists, but was created with another
+    content of a Secret.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
     return seen.view is None and not seen.gone and not seen.waits and there
 
 
 def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Create the VM if none is seen. Return `seen`, or why the create waits (`Seen.waits`)."""
+    """Create the VM if none is seen. Return `seen`.
+
+    If the VMI cannot be translated, return a `Seen` with the reason in `waits`.
+    """
     if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
     translated = translate(vmi.raw, given, cluster)
@@ -112,7 +117,7 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
         create = BusCall("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
         plan.append(create)
         for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
-        # Requeue on success too: the returned VM may never emit another change.
+        # Requeue even if the create succeeds: the new VM may never cause another change.
         plan.append(Requeue(RETRY_S[1 if for_good else 0]))
         if for_good:
             plan.append(Await(references(vmi)))
@@ -124,9 +129,10 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
 
 
 def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Give the VM the interfaces and labels of the VMI.
+    """Update the VM if its interfaces or labels differ from the VMI's.
 
-    Return `seen`, with `waits` if the VMI cannot be translated.
+    Return `seen`, with `waits` if the VMI cannot be translated, and without `refused` if the VM
+    needs no update.
     """
     view = seen.view
     if view is None:
@@ -140,7 +146,8 @@ def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]
         waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
         plan.append(Requeue(RETRY_S[0]))
         return replace(seen, waits=waits[:1024])
-    # if only labels changed, no definitions were read, and the translated networks are wrong
+    # If only labels changed, no NetworkAttachmentDefinitions were read, so the translated networks
+    # are wrong.
     spec = replugged(view.spec, translated.create.spec) if is_replugged(vmi, view) else None
     labels = _labels(translated.create.labels, view) if is_relabelled(vmi, view) else None
     if spec is None and labels is None:
@@ -151,31 +158,34 @@ def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]
 
 
 def is_replugged(vmi: Vmi, view: VmView) -> bool:
-    """Return True if a VMI has other interfaces or links than its VM. It is a quick check."""
+    """Return True if a VMI has other interfaces or link states than its VM."""
     wanted = {nic.name: nic.state or LinkState.UP for nic in vmi.nics if nic.state != ABSENT}
     has = view.spec.domain.devices.interfaces
     return wanted != {nic.name: nic.state or LinkState.UP for nic in has}
 
 
 def is_relabelled(vmi: Vmi, view: VmView) -> bool:
-    """Return True if a VMI has other labels than its VM, apart from those of the bridge."""
+    """Return True if a VMI has other labels than its VM, apart from the labels in ADDED."""
     wanted = {key: value for key, value in vmi.labels.items() if key not in ADDED}
     return wanted != {key: value for key, value in view.labels.items() if key not in ADDED}
 
 
 def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
-    """Return the labels of the VMI, with the bridge's own ones as the VM has them."""
+    """Return the labels of the VMI, but the labels in ADDED as the VM has them."""
     own = {key: value for key, value in view.labels.items() if key in ADDED}
     return {key: value for key, value in wanted.items() if key not in ADDED} | own
 
 
 def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
-    """Retry a permanent failure with growing delays. Return the time of the last retry, or ""."""
+    """Retry a start that the node has given up, with growing delays.
+
+    Return the time of the last retry, or "" if there was none.
+    """
     if view is None or not given_up(view) or vmi.phase in FINAL:
         return ""
     trouble = _trouble(vmi)
     since = moment(trouble.since) if trouble is not None else None
-    if trouble is None or since is None:  # report it first, then retry
+    if trouble is None or since is None:  # the status must report the failure before a retry
         plan.append(Requeue(RETRY_S[0]))
         return ""
     last = moment(trouble.probed) or since
@@ -188,7 +198,7 @@ def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> 
 
 
 def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
-    """Delete the VM, and remove the finalizer once no node has anything of the VM."""
+    """Delete the VM, and remove the VMI's finalizer once the VM is certainly gone."""
     if seen.gone:
         if VMI_FINALIZER in vmi.finalizers:
             kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
@@ -198,14 +208,15 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
     grace_s = DEFAULT_GRACE_S if vmi.grace_s is None else min(max(vmi.grace_s, 0), GRACE_MOST_S)
     view = seen.view
     if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
-        # Requeue on success too: the VM may have left the watch before the answer arrives.
+        # Requeue even if the delete succeeds: if the VM has left the watch before it was seen
+        # deleting, only the 404 of a repeated delete shows its end.
         plan += [delete(vmi.uid, grace_s), Requeue(RETRY_S[0])]
     if view is not None and not view.deleting:
         plan.append(RecordEvent("ShuttingDown", "Signaled Graceful Shutdown"))
 
 
 def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
-    """Write the status and the node's label in one write, if anything is new."""
+    """Write the status and the label of the node in one patch if either changed. Record Events."""
     after_status = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
     if after_status != vmi.status:
@@ -239,7 +250,7 @@ def _trouble(vmi: Vmi) -> Condition | None:
 
 
 def given_up(view: VmView) -> bool:
-    """Return True if the VM's node has given up on a start and waits for a request."""
+    """Return True if the VM's node has given up a start, and retries only after `vm.start`."""
     retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
     return view.state is VmState.FAILED and view.failure_stage != "guest" and not retrying
 
@@ -269,7 +280,7 @@ NAME_HELD = (
 
 
 class Instances(NamedTuple):
-    """The sources of a VMI's reconcile."""
+    """The caches that a VMI's reconcile reads, and the name of this cluster."""
 
     vmis: Lister
     views: VmLister
@@ -277,7 +288,7 @@ class Instances(NamedTuple):
     cluster: str
 
     def controller(self) -> Controller:
-        """Return the controller of VMIs. A VMI and its VM on the bus have one name and one uid."""
+        """Return the controller of VMIs. A VMI and its VM on the bus have the same name and uid."""
         watches = (KeyMapping(VMI), KeyMapping(BUS_VM), KeyMapping(GUEST_AGENT))
         return Controller(VMI, self._reconcile, watches, self._references, workers=32)
 
@@ -297,9 +308,10 @@ class Instances(NamedTuple):
         return reconcile(vmi, seen, given, inputs.now, self.cluster)
 
     def _references(self, key: Key, _: float) -> Iterable[Key]:
-        """Return the objects to read.
+        """Return the objects that the next reconcile of the VMI must read from the API server.
 
-        These are all references before a create, and definitions before a change of interfaces.
+        Before a create, these are the Secrets, ConfigMaps and NetworkAttachmentDefinitions that the
+        VMI names. Before a change of interfaces, only the NetworkAttachmentDefinitions.
         """
         uid = self.vmis.uid(key.path)
         if not uid or self.views.gone(uid):
@@ -313,9 +325,10 @@ class Instances(NamedTuple):
         return references(vmi) | networks
 
     def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
-        """Return a refusal that names the orphaned VM with this name, if there is one.
+        """Return a refusal that names the orphaned VM which holds this name, if there is one.
 
-        Otherwise return `refused`. A person must decide about the orphaned VM.
+        The orphaned VM is kept until a person decides. Without such a VM, or if `refused` is not a
+        conflict, return `refused`.
         """
         if refused is None or refused.code != Code.CONFLICT:
             return refused

@@ -46,7 +46,7 @@ class GuestAnswers(Protocol):
     """The last answers of the guest agents."""
 
     def get(self, uid: str) -> GuestInfo | None:
-        """Return the last answer, or None."""
+        """Return the last answer from the guest of this uid, or None."""
 
     def asked(self, uid: str) -> bool:
         """Return True once the guest was polled, with or without an answer."""
@@ -58,10 +58,10 @@ class Seen:
 
     `gone` is certain and permanent: the watch reported the VM's end, `vm.delete` answered 404, or
     `vm.create` answered 410. `refused` is the last refusal of `vm.create` or `vm.update`. `waits`
-    is the reason why that call was not sent.
+    is the reason why the create or the update cannot be sent.
 
-    `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
-    written status is kept until then.
+    `guest` is the last answer of the guest agent. `asked` is False until the agent was polled.
+    Until then, the VMI's status keeps the guest information that it has.
     """
 
     view: VmView | None = None
@@ -116,7 +116,7 @@ _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW
 
 
 def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
-    """Return the first time of each phase. Metrics are computed from these times."""
+    """Return each phase with the time of its first start. Metrics are computed from these times."""
     there = list(vmi.status.get("phaseTransitionTimestamps") or ())
     if any(one.phase == after for one in vmi.transitions):
         return there
@@ -181,7 +181,7 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
         return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
     # The addresses from virtbus come first, because they are certain.
-    # Behind NAT, the guest reports its own addresses, which nobody else reaches.
+    # Behind NAT, nobody reaches the addresses that the guest reports, so they are left out.
     own = inside.addresses if inside and one.binding != NicBinding.MASQUERADE else ()
     reported = (*one.addresses, *own)
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
@@ -202,7 +202,8 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
 def _sources(one: InterfaceStatus, vmi: Vmi, *, inside: bool) -> str:
     """Return the sources of an interface's status, in KubeVirt's words.
 
-    `domain` is a source once the guest has the device. Each multus network has `multus-status`.
+    `domain` is a source once the guest has the device, and `multus-status` if the network is one
+    of Multus.
     """
     multus = any(net.multus for net in vmi.networks if net.name == one.name)
     named = {
@@ -214,7 +215,7 @@ def _sources(one: InterfaceStatus, vmi: Vmi, *, inside: bool) -> str:
 
 
 def guest_os(guest: GuestInfo | None) -> dict[str, str]:
-    """Return the guest's system under KubeVirt's names; empty without an agent."""
+    """Return the guest's operating system under KubeVirt's names; empty without an agent."""
     if guest is None or guest.os is None:
         return {}
     os = guest.os
@@ -232,7 +233,10 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
 
 
 def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
-    """Return True if the condition has this status, and this reason if one is given."""
+    """Return True if the VMI's condition `kind` has the status `on`.
+
+    If `reason` is not empty, the condition must also have this reason.
+    """
     return any(
         one.type == kind and one.status == str(on) and reason in {"", one.reason}
         for one in vmi.conditions
@@ -244,7 +248,10 @@ MACHINE = "q35"
 
 
 def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
-    """Return the status of machine, QoS and disks. The node's QEMU decides the q35 version."""
+    """Return the status of machine, QoS and disks.
+
+    The machine type `q35` has no version here, because the node's QEMU decides it.
+    """
     return {
         "machine": {"type": vmi.machine or MACHINE},
         "qosClass": qos_class(vmi),
@@ -262,7 +269,7 @@ def qos_class(vmi: Vmi) -> str:
 
 
 def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
-    """Return the volumes by name. `target` is the name of the disk in the guest."""
+    """Return the disks, sorted by name. `target` is the name of the disk in the guest."""
     pairs = zip(disks, target_names(disks), strict=True)
     volumes = [{"name": disk.name, "target": target} for disk, target in pairs]
     return sorted(volumes, key=lambda one: one["name"])

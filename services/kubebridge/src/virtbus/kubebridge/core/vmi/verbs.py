@@ -1,4 +1,4 @@
-"""Decides about the verbs of a VMI."""
+"""Decides the effects of a VMI's verbs, which are its subresources such as `pause`."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
 NO_AGENT = "VMI does not have guest agent connected"
 IS_PAUSED = "VMI is paused"
 FREEZE_DEFAULT_S = 300
-"""KubeVirt's default of `unfreezeTimeout`."""
+"""KubeVirt's default of `unfreezeTimeout`, in seconds."""
 
 
 def _runs(call: SubresourceCall) -> bool:
@@ -56,9 +56,9 @@ def _agent(call: SubresourceCall) -> bool:
 def _if(
     make: Callable[[str], Effect], *needs: tuple[Callable[[SubresourceCall], bool], str]
 ) -> Decide:
-    """Return the function that decides a verb: one effect, or a conflict if a need is not met.
+    """Return a function that decides a verb: it returns one effect, or a conflict.
 
-    A need is a condition on the call, with the message if it is False.
+    Each of `needs` is a check of the call, and the message of the conflict if the check fails.
     """
 
     def decide(call: SubresourceCall) -> Outcome:
@@ -136,7 +136,7 @@ BACKUP = "there are no backups yet"
 
 
 def shared(resource: str) -> tuple[Verb, ...]:
-    """Return the verbs that VMs and VMIs have."""
+    """Return the verbs that VMs and VMIs have in common."""
     return (
         Verb("GET", resource, "portforward", port_forward, 101),
         missing("PUT", resource, "addvolume", CLAIMS),
@@ -163,7 +163,7 @@ VERBS = (
         _bus("unpause", (_runs, VMI_NOT_RUNNING), (_paused, "VMI is not paused")),
     ),
     Verb("PUT", VMI, "reset", _bus("reset", (_runs, VMI_NOT_RUNNING))),
-    Verb(  # it needs ACPI, which every guest has
+    Verb(  # a soft reboot needs ACPI, which every guest has
         "PUT",
         VMI,
         "softreboot",

@@ -1,7 +1,8 @@
-"""Records Events on objects, with rate limits. Events beyond a limit, or that fail, are dropped.
+"""Records Events on objects, with rate limits. An Event beyond a limit is dropped.
 
-Each object has a burst of BURST events and then one event per REFILL_S, as in client-go's recorder.
-A repeated event increments the series of the first. Events do not delay the reconcile.
+An Event that the API server refuses is dropped, too. Each object has a burst of BURST Events, and
+after that one Event per REFILL_S seconds, as in client-go's recorder. A repeated Event increments
+the series of the first. Events do not delay the reconcile.
 """
 
 import asyncio
@@ -18,11 +19,14 @@ log = logging.getLogger(__name__)
 
 BURST, REFILL_S = 25.0, 300.0
 WAITING_MAX = 2000
-"""Events in the queue. Further ones are dropped."""
+"""Maximum number of Events in the queue. Further Events are dropped."""
 SENT_MAX = 4096
-"""Most sent events that are remembered to count repeats, and most objects with a rate limit."""
+"""Maximum number of sent Events that are remembered, in order to count repeats.
+
+It is also the maximum number of objects whose rate is remembered.
+"""
 COUNTED_S = 60.0
-"""Shortest time between two writes of a count."""
+"""Shortest time in seconds between two writes of an Event's count."""
 SENDERS = 2
 NOTE_MAX = 1024
 """Longest note, in bytes."""
@@ -89,7 +93,7 @@ class EventRecorder:
         await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
 
     async def _counted(self, sent: _SentEvent, about: Json, now_s: float) -> bool:
-        """Count a repeat. Return False if the event no longer exists: it expires after an hour."""
+        """Count a repeat. Return False if the Event no longer exists, because Events expire."""
         sent.count += 1
         if now_s - sent.written_s < COUNTED_S:
             return True

@@ -1,8 +1,8 @@
 """Executes the actions of a reconcile in order (`core/runtime/controller.py` documents each).
 
-A write is made at the version that was read. A conflict or a refusal ends the actions, unless the
-refusal is ignored or repeats the reported one. Temporary errors are raised, and the work queue
-retries them.
+A Patch or Replace is made at the version that was read. A conflict or a refusal ends the actions,
+unless the refusal is ignored, or has the same reason as the refusal before it. Temporary errors are
+raised, and the work queue retries them.
 """
 
 import logging
@@ -51,7 +51,10 @@ _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 
 
 class EndedError(Exception):
-    """Ends the actions. The remaining ones are skipped; reconcile again after `after_s`."""
+    """Ends the actions of a reconcile: the remaining actions are skipped.
+
+    The next reconcile follows after `after_s` seconds; if it is 0, after the next change.
+    """
 
     def __init__(self, after_s: float) -> None:
         super().__init__()
@@ -80,7 +83,10 @@ class Executor:
         """The last refusal of each object, with the object's uid."""
 
     def refused(self, key: Key, uid: str) -> Refused | None:
-        """Return the last refusal for the object. That of an earlier object is forgotten."""
+        """Return the last refusal for the object.
+
+        A refusal for an earlier object of the same name is forgotten.
+        """
         of_uid, refused = self._refusals.get(key, (uid, None))
         if of_uid == uid:
             return refused
@@ -129,7 +135,7 @@ class Executor:
         except StatusError as answer:
             if answer.transient:
                 raise
-            if answer.code == 409 and answer.reason != THERE:  # a quota changed meanwhile
+            if answer.code == 409 and answer.reason != THERE:  # for example, a quota changed
                 raise EndedError(CONFLICT_S) from None
             if answer.code != 409:
                 self._report(key, read, Refused(answer.code, answer.reason, answer.message))
@@ -193,7 +199,11 @@ class Executor:
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
     async def _group_call(self, action: GroupCall, key: Key, read: Json) -> None:
-        """Send a call about a security group. A conflict leads to a new list of the groups."""
+        """Send a call about a security group.
+
+        After 404 or 409, list the groups again. If the list shows a change of the group, end the
+        actions, so that the next reconcile uses it. Otherwise report the refusal.
+        """
         subject = subjects.api("security-group", action.verb)
         try:
             reply = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
@@ -205,7 +215,7 @@ class Executor:
                 return
             before = self._groups.known(action.request)
             await self._groups.refresh()
-            if self._groups.known(action.request) == before:  # somebody else has the name
+            if self._groups.known(action.request) == before:  # another owner has the name
                 self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
                 return
             raise EndedError(AT_ONCE_S) from None
@@ -213,7 +223,10 @@ class Executor:
         self._groups.answered(action.request, reply)
 
     def _report(self, key: Key, read: Json, refused: Refused) -> None:
-        """Remember a refusal. If it is new, end the actions: a reconcile reports it at once."""
+        """Remember a refusal. If its reason is new, end the actions.
+
+        The next reconcile follows at once, and reports the refusal.
+        """
         uid = text(read, "metadata", "uid")
         before = self.refused(key, uid)
         self._refusals[key] = uid, refused
@@ -225,7 +238,8 @@ class Executor:
 def operations(read: Object, patch: Json) -> list[Json]:
     """Return a JSON patch at the version that was read, so that a concurrent write is a conflict.
 
-    `status` replaces the whole status. Entries are added to an existing map, such as the labels.
+    A `status` in `patch` replaces the whole status. If the object has a map, such as its labels,
+    the entries of the same map in `patch` are added to it.
     """
     version = text(read, "metadata", "resourceVersion")
     changes: dict[tuple[str, ...], Any] = {("metadata", "resourceVersion"): version}

@@ -36,7 +36,7 @@ RESYNC_S = 1.0
 
 
 class ChangeSource(Protocol):
-    """Calls `notify` for each change."""
+    """A source of changes outside Kubernetes. It calls `notify` with a changed object's path."""
 
     notify: Notify
 
@@ -64,7 +64,7 @@ class Reconciler:
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
         self._watches: dict[Kind, list[tuple[Kind, KeyMapping]]] = defaultdict(list)
-        """The controllers that watch a kind, by their own kinds."""
+        """For each watched kind: the kinds that are reconciled after its changes, and the keys."""
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
         self.groups = BusGroups(bus, leads)
@@ -109,7 +109,8 @@ class Reconciler:
     def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
         """Queue the keys of a changed object. An error in the mapping of one kind stops no other.
 
-        An `own` write queues no key of its own kind, because the controller of that kind made it.
+        If the change is the bridge's `own` write, no key of the same kind is queued, because the
+        controller of that kind made the write.
         """
         for kind, watch in self._watches[source]:
             if own and kind == source:
@@ -140,7 +141,7 @@ class Reconciler:
             await self._synced[kind].wait()
 
     async def _resync(self) -> None:
-        """Queue every object after this bridge became the leader: it dropped keys before that."""
+        """Queue every object once this bridge leads, if it dropped keys while it did not lead."""
         while True:
             await self._leads.wait()
             if self.queue.dropped:

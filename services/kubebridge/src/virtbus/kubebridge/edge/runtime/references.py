@@ -1,8 +1,8 @@
 """Watches the objects that a key waits for, and queues the key when one of them changes.
 
-A watch covers one kind in one namespace, and runs while a key waits for an object there. It gets
-metadata only (ADR 0039). Without permission to watch, the objects are read again after growing
-delays.
+A watch covers one kind in one namespace, and runs while a key waits for an object of this kind in
+this namespace. A watch gets metadata only (ADR 0039). Without permission to watch, the waiting keys
+are queued again after growing delays, so that their reconciles read the objects again.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _Place = tuple[Kind, str]
 
 
 class References:
-    """The index of references, with a watch for each kind and namespace in it."""
+    """The objects that keys wait for, with a watch for each kind and namespace of these objects."""
 
     def __init__(
         self, cluster: KubernetesApi, add: Callable[[Key], None], sources: Sources = REAL
@@ -36,12 +36,15 @@ class References:
         self._sources = sources
         self._of: dict[Key, frozenset[Key]] = {}
         self._waiting: dict[Key, set[Key]] = defaultdict(set)
-        """The keys that wait for an object. It is the inverse of `_of`."""
+        """The keys that wait for each object: the inverse of `_of`."""
         self._watches: dict[_Place, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
     def wait(self, who: Key, references: frozenset[Key]) -> None:
-        """Queue `who` when one of the objects changes. They replace those of an earlier call."""
+        """Queue `who` when one of the objects changes.
+
+        The objects replace those of an earlier call for `who`.
+        """
         before = self._of.pop(who, frozenset())
         for one in before - references:
             self._waiting[one].discard(who)
@@ -69,9 +72,10 @@ class References:
                     self._watches[place] = tasks.start(self._watch(*place))
 
     async def _watch(self, kind: Kind, namespace: str) -> None:
-        """Watch until cancelled. A watch without a version begins with all existing objects.
+        """Watch until cancelled.
 
-        So it needs no list, and no right to list.
+        A watch without a version begins with all existing objects. So neither a list nor the
+        permission to list is needed.
         """
         scope, version = Scope(namespace, metadata_only=True), ""
         pauses = delays(*PAUSE_S, self._sources)

@@ -1,9 +1,9 @@
-"""Lists and watches objects without losses.
+"""Lists and watches objects without missing a change.
 
-It lists, then watches from the list's version on, with bookmarks to keep the version recent. A
-watch that ends, also by 429, 5xx or a timeout, is resumed. After any other error, such as 410 (the
-API server no longer knows the version), everything is listed again, and objects that are missing in
-the list are removed.
+A reflector lists the objects, and then watches from the list's version on. Bookmarks keep the
+version recent. A watch that ends, also by 429, 5xx or a timeout, is resumed. After any other error,
+such as 410 (the API server no longer knows the version), everything is listed again, and objects
+that are missing in the list are removed.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from virtbus.kubebridge.edge.runtime.store import ObjectStore
 log = logging.getLogger(__name__)
 
 PAUSE_S = (0.1, 10.0)
-"""First and longest delay between retries."""
+"""First and longest delay between retries, in seconds."""
 LASTS_S = 5.0
-"""A watch without events that ends sooner than this counts as failed."""
+"""A watch that ends within these seconds without an event counts as failed."""
 
 
 class Reflector:
@@ -104,7 +104,7 @@ class Reflector:
             await asyncio.sleep(next(self._pauses))
 
     def _take(self, obj: Object) -> str:
-        """Store an object. Items of a list lack their kind."""
+        """Store an object with its kind, which the items of a list lack. Return its key."""
         named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
         self._objects.put(named)
         return key(obj)

@@ -1,4 +1,4 @@
-"""Caches the objects of one kind, as JSON of the fields that the rules read.
+"""Caches the objects of one kind, as JSON of the fields that the controllers read.
 
 Objects are kept as bytes, because a parsed object takes five times as much memory (ADR 0024).
 Parsing takes microseconds.
@@ -14,11 +14,11 @@ from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.kubebridge.core.translation import annotations as notes
 
 Slim = Callable[[Object], dict[str, Any]]
-"""Removes the fields that no rule reads."""
+"""Removes the fields that no controller reads."""
 
 ENDED_MAX = 10_000
-"""Number of deleted objects that are remembered by uid. If one is forgotten, its VM is kept until a
-person decides."""
+"""Number of deleted objects that are remembered by uid. If a deleted VMI is forgotten, its VM on
+the bus counts as orphaned, and is kept until a person decides."""
 
 
 class _Stored(NamedTuple):
@@ -67,7 +67,7 @@ class ObjectStore:
     def wrote(self, obj: Object) -> None:
         """Store the answer of the bridge's own write before the watch delivers it.
 
-        A removed object does not come back this way.
+        An object that the watch has removed is not stored again.
         """
         name, stored = key(obj), self._slimmed(obj)
         before = self._stored.get(name)
@@ -78,8 +78,8 @@ class ObjectStore:
     def ended(self, uid: str) -> bool:
         """Return True if the object's end was reported: by a deletion timestamp or a DELETED event.
 
-        An object that is only missing in a list does not count: an API server may be restored to an
-        older state.
+        An object that is only missing in a list has not ended for certain, because the API server
+        may have been restored to an older state.
         """
         return uid in self._ended
 
@@ -89,7 +89,7 @@ class ObjectStore:
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
-        """Remove an object that is deleted or missing."""
+        """Remove an object that is deleted, or missing in a list."""
         if self._stored.pop(name, None) is not None:
             self.notify(name)
 
@@ -106,10 +106,9 @@ class ObjectStore:
 
 
 def slim_kubevirt(obj: Object) -> dict[str, Any]:
-    """Remove managedFields, and the annotations that no rule reads and no VMI gets.
+    """Remove managedFields, and the annotations that no controller reads and no VMI gets.
 
-    An object may have 256 KiB of annotations. Its template may have as many as fit into etcd (ADR
-    0028).
+    An object may have 256 KiB of annotations, and its template as many as fit into etcd (ADR 0028).
     """
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     if isinstance(meta.get("annotations"), dict):

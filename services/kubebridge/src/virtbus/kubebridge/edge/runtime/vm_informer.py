@@ -1,7 +1,8 @@
 """Caches this cluster's VMs from virtbus' own watch.
 
-A missing view proves nothing: a list may come from a lagging controller. A VM is gone for certain
-if a delete did not find it, a create was refused as deleted, or the watch reported its end.
+A VM that is missing here may exist, because its list may come from a controller that lags behind.
+A VM is gone for certain if a delete did not find it, if its create was refused because its uid is
+deleted, or if the watch reported its end.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Seconds of silence that end a watch: three of its heartbeats."""
+"""Seconds of silence that end a watch: three intervals of its heartbeats."""
 RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 
@@ -37,7 +38,7 @@ Plain = Mapping[str, Any]
 
 
 class VmInformer:
-    """The VMs with this cluster's label, by uid. They are kept as bytes and parsed at each read."""
+    """The VMs with this cluster's label, by uid. A VM is kept as bytes, and parsed at each read."""
 
     def __init__(self, bus: Bus, cluster: str) -> None:
         self._bus = bus
@@ -45,7 +46,8 @@ class VmInformer:
         self._views: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
-        self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request shows a forgotten end again
+        # If an end is forgotten, the next delete or create shows it again.
+        self._gone: Recent[str, None] = Recent(ENDED_MAX)
         self._left: Recent[str, None] = Recent(ENDED_MAX)
         """The uids of VMs that left the watch, and have not come back."""
         self._pauses = delays(*PAUSE_S, bus.sources)
@@ -76,15 +78,15 @@ class VmInformer:
         return tuple(self._named.get(path, ()))
 
     def ended(self, uid: str) -> None:
-        """Note a certain end: a delete found nothing, or a create was refused as deleted."""
+        """Note that the VM is gone for certain, and remove it."""
         self._drop(uid)
         self._gone[uid] = None
 
     def answered(self, view: VmView) -> None:
-        """Store the VM in an answer, unless the watch is already ahead of it.
+        """Store the VM in an answer, unless the cache has the same or a newer revision.
 
-        The answer to a delete may arrive after the VM has left the watch. It is not stored then,
-        because no later change would remove the VM.
+        The answer to a delete may arrive after the VM has left the watch. The VM is then not
+        stored, because no later change would remove it.
         """
         before, left = self.get(view.uid), view.deleting and view.uid in self._left
         newer = before is None or before.revision < view.revision
@@ -158,7 +160,7 @@ class VmInformer:
         return uid
 
     def _went(self, uid: str) -> None:
-        """Remove a VM that left the watch. It has ended only if it was being deleted."""
+        """Remove a VM that left the watch. It is gone for certain only if it was being deleted."""
         view, path = self.get(uid), self._drop(uid)
         self._left[uid] = None
         if view is None:

@@ -1,7 +1,8 @@
 """Implements a work queue: merges changes of a key, serialises its reconciles, retries failures.
 
-Each kind has a lane with its own workers. While the bridge does not lead, its queue drops new keys,
-because the next leader reconciles every object.
+Each kind has a lane with its own workers. While the bridge does not lead, the queue drops new keys,
+because a bridge that becomes the leader reconciles every object. Lanes that are `always` at work
+drop no keys.
 """
 
 import asyncio
@@ -19,28 +20,34 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 REST_S = 0.15
-"""Pause between two reconciles of a key. Changes in between are handled together."""
+"""Seconds between two reconciles of a key. Changes in between are handled together."""
 AGAIN_S = (0.2, 10.0)
-"""First and longest delay after failures."""
+"""First and longest delay after failures, in seconds."""
 
 Handle = Callable[[Key], Awaitable[float]]
-"""Reconciles a key. Returns the seconds before the next reconcile without a change, or 0."""
+"""Reconciles a key. Returns the seconds after which it is reconciled again even without a change.
+
+0 means that only a change causes the next reconcile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The reconciles of one kind. With `gather_s`, changes are collected before a reconcile."""
+    """The reconciles of one kind, of which `workers` run at once.
+
+    A reconcile begins `gather_s` seconds after a change, so that it also covers later changes.
+    """
 
     handle: Handle
     workers: int
     gather_s: float = 0.0
     always: bool = False
-    """True if it works without the Lease, too."""
+    """True if the lane also works while the bridge does not lead."""
     queue: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
 
 
 class WorkQueue:
-    """The queue. It works while `leads` is set."""
+    """The queue. It works while `leads` is set; for a lane with `always`, it works all the time."""
 
     def __init__(self, leads: asyncio.Event, sources: Sources = REAL) -> None:
         self._leads = leads
@@ -146,9 +153,10 @@ class WorkQueue:
         self._add(key)
 
     def _rested(self, key: Key) -> None:
-        """Remember the end of the key's pause, until it is over.
+        """Remember the end of the key's pause until the pause is over.
 
-        A key that was reconciled during its pause may be forgotten too early, which is harmless.
+        If the key is reconciled again during its pause, the end of the first pause also ends the
+        second, which is harmless.
         """
         loop = asyncio.get_running_loop()
         self._rest_until_s[key] = until_s = loop.time() + REST_S

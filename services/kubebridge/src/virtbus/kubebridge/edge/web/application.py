@@ -21,7 +21,7 @@ class Application:
     def __init__(self, bus: Bus, cluster: KubernetesApi, listen: str) -> None:
         self.door = TlsListener()
         self.where: tuple[str, int] | None = None
-        """The address on which it listens; None before that."""
+        """The address and the port on which it listens; None before it listens."""
         host, _, port = listen.rpartition(":")
         self._listen = (host.strip("[]"), int(port))
         self.asking = Authorization(cluster, self.door)

@@ -18,16 +18,16 @@ from virtbus.kubebridge.edge.web.tls import TlsListener
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Time between reads of the front proxy's ConfigMap. Its CA changes once in years."""
+"""Seconds between reads of the front proxy's ConfigMap. The CA in it changes once in years."""
 AGAIN_S = 2.0
-"""Time before a retry if the ConfigMap could not be read."""
+"""Seconds before a retry if the ConfigMap could not be read, or has no CA."""
 ALLOWED_S = 5.0
-"""Time for which a permission is cached. A refusal is never cached."""
+"""Seconds for which a permission is cached. A refusal is never cached."""
 ALLOWED_MAX = 1024
 
 
 class Authorization:
-    """The users of the aggregated API."""
+    """Authenticates and authorizes the users of the aggregated API."""
 
     def __init__(self, cluster: KubernetesApi, door: TlsListener) -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class Authorization:
             await asyncio.sleep(LOOK_S if found else AGAIN_S)
 
     async def look(self) -> bool:
-        """Read the configuration now. If that fails, the old one stays.
+        """Read the configuration now. If the read fails, the old configuration stays.
 
         Return False if the read failed, or if the configuration has no CA.
         """
@@ -77,7 +77,7 @@ class Authorization:
         """Check that the user may send the request.
 
         Raises:
-            RefusedError: 403.
+            RefusedError: 403, the user may not.
             StatusError: the API server could not decide.
         """
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()

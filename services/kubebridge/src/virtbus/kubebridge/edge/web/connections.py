@@ -30,7 +30,7 @@ class _Open:
 
 
 class Connections:
-    """Accepts TLS connections with `context`. `make` makes the server's protocol for each."""
+    """Accepts TLS connections with `context`. `make` makes the protocol object of a connection."""
 
     def __init__(
         self, make: Protocol, context: ssl.SSLContext, *, most: int = MOST, first_s: float = FIRST_S
@@ -67,7 +67,10 @@ class Connections:
                 self._open[made] = _Open(source, loop.time())
 
     def _sweep(self) -> None:
-        """Release the shares of closed connections, and end those that never sent a request."""
+        """Release the shares of closed connections, and end connections without a first request.
+
+        A connection has `first_s` seconds for its first request.
+        """
         late_s = asyncio.get_running_loop().time() - self._first_s
         for transport, one in tuple(self._open.items()):
             if transport.is_closing():

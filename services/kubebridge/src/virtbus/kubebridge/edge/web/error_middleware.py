@@ -1,4 +1,4 @@
-"""Turns every refusal into a Status object: from the core, the API server, the bus or aiohttp."""
+"""Turns every error into a Status object: of the core, the API server, the bus and aiohttp."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 @web.middleware
 async def in_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn a handler's exception into a Status, unless the response has begun."""
+    """Answer a handler's exception with a Status. A ConnectionError is left to aiohttp."""
     try:
         return await handler(request)
     except ConnectionError:
@@ -41,7 +41,10 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _refusal_for(error: Exception) -> Refusal | None:
-    """Return the refusal for an error, or None. Overload and failed logins become 503."""
+    """Return the refusal for an error, or None if the error is not expected.
+
+    Temporary errors of the API server become 503, and so does its refusal of the bridge's login.
+    """
     match error:
         case RefusedError():
             return error.refusal

@@ -105,7 +105,11 @@ def _want(effect: effects.GuestStream, owner: str) -> StreamOpen:
 
 
 async def _picture(request: web.Request, stream: ByteStream) -> web.StreamResponse:
-    """Stream the picture as it arrives. If it breaks off, so does the answer."""
+    """Stream the picture as it arrives. If it is incomplete, abort the connection.
+
+    Raises:
+        RefusedError: 500, there is no picture.
+    """
     data = await stream.read()
     if not data:
         raise RefusedError(of_http(500, f"there is no picture: {stream.closed}"))

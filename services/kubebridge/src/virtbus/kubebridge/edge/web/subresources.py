@@ -42,10 +42,8 @@ OPTIONS_VALUES_MAX = 256
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""Limit of JSON values of an object, as in a bus message: no VM can be made from a larger one.
-
-Parsing takes 0.1 s at most.
-"""
+"""Maximum number of JSON values in an object. It is that of a bus message, so no VM could be made
+from a larger object. Parsing takes 0.1 s at most."""
 MEANWHILE = "the object has been modified; please apply your changes to the latest version"
 PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm": (kinds.VM, ""),
@@ -68,7 +66,7 @@ class Subresources:
         self._asking = asking
 
     def routes(self) -> list[web.RouteDef]:
-        """Return one route for all verbs. `core/api/subresources.py` has their table."""
+        """Return one route for all verbs. `core/api/subresources.py` has the table of the verbs."""
         return [web.route("*", "/apis/{rest:.*}", self._handle)]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -173,17 +171,20 @@ def _object(text: str) -> Any:
 
 
 def _json_or_yaml(text: str) -> Any:
-    """Parse options. Their size is bounded: on the event loop, 3 MB of YAML would take a minute."""
+    """Parse options.
+
+    Their size is bounded, because 3 MB of YAML would block the event loop for a minute.
+    """
     if text.lstrip().startswith("{"):
         return json.loads(text)
     return read_yaml(text, max_values=OPTIONS_VALUES_MAX)
 
 
 async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]) -> Any:
-    """Read and parse the body. An empty one is an empty object.
+    """Read and parse the body. An empty body counts as an empty object.
 
     Raises:
-        RefusedError: 400, 413.
+        RefusedError: 400, the body cannot be parsed; 413, the body is too long.
     """
     body = bytearray()
     async for data in request.content.iter_any():

@@ -15,15 +15,15 @@ from virtbus.kubebridge.edge.web.error_middleware import Handler
 
 BACKLOG = 1024
 SHUTDOWN_S = 1.0
-"""Time for open requests to end when the listener closes. A console would never end."""
+"""Seconds that open requests get to end after the listener closes. A console would never end."""
 
 
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
     Before the port has a certificate, no client can connect. A client need not show a certificate
-    of its own; API servers that call webhooks show none. If it shows one that the CA did not sign,
-    the handshake fails. A connection keeps the settings with which it was made.
+    of its own; API servers that call webhooks show none. If a client shows a certificate that the
+    CA did not sign, the handshake fails. A connection keeps the settings with which it was made.
     """
 
     def __init__(self) -> None:
@@ -44,17 +44,18 @@ class TlsListener:
 
         Raises:
             OSError: a file cannot be read.
-            ssl.SSLError: they are not PEM, or do not belong together. Nothing changes.
+            ssl.SSLError: the files are not PEM, or do not belong together. The port keeps its
+                certificate.
         """
         pair = certificate.read_bytes(), key.read_bytes()
         self._now = _context(pair, self._ca)
         self._pair = pair
 
     def trust(self, ca: str) -> None:
-        """Accept clients' certificates from this CA (PEM) from now on. If empty, accept none.
+        """Accept clients' certificates from this CA (PEM) from now on. If it is empty, accept none.
 
         Raises:
-            ssl.SSLError: it is not a certificate. Nothing changes.
+            ssl.SSLError: `ca` is not a certificate. The port keeps its old CA.
         """
         if ca:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca)
@@ -83,7 +84,7 @@ def _context(pair: tuple[bytes, bytes], ca: str) -> ssl.SSLContext:
 
 @contextmanager
 def in_memory(data: bytes) -> Iterator[Path]:
-    """Yield the path of a file that is only in memory, while the context is open."""
+    """Yield the path of a file that is only in memory, and exists while the context is open."""
     file = os.memfd_create("virtbus-tls", os.MFD_CLOEXEC)
     try:
         os.write(file, data)

@@ -15,9 +15,9 @@ from virtbus.kubebridge.edge.web.error_middleware import RefusedError
 
 PROTOCOL = "plain.kubevirt.io"
 MESSAGE_BYTES_MAX = 256 * 1024
-"""Longest message. virtctl's have 32 KiB; a paste into a display may be longer."""
+"""Longest message. virtctl's messages have 32 KiB; a paste into a display may be longer."""
 ALIVE_S = 30.0
-"""Interval of pings. A port's client must answer them."""
+"""Seconds between pings. The client of a forwarded port must answer them."""
 NO_WEBSOCKET = "websocket: the client is not using the websocket protocol"
 LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 
@@ -55,7 +55,8 @@ async def carry(
     if stream.closed == GUEST_CLOSED and effect.what == "portforward":
         await socket.close()
     elif not socket.closed and request.transport is not None:
-        # As in KubeVirt: virtctl explains code 1006 to people, and no other code.
+        # As in KubeVirt, close without a code. virtctl reads this as 1006, the only code that it
+        # explains to people.
         request.transport.close()
     return socket
 
@@ -78,9 +79,10 @@ async def _back(stream: ByteStream, socket: web.WebSocketResponse, *, datagrams:
 
 
 async def _knock(socket: web.WebSocketResponse) -> None:
-    """Detect that a client left while its socket is not read, because the guest accepts no data.
+    """Detect that a client left while the guest accepts no data.
 
-    A ping to a client that left fails (OSError), which ends the stream.
+    The client's socket is not read then. But a ping to a client that left fails (OSError), which
+    ends the stream.
     """
     while True:
         await asyncio.sleep(ALIVE_S)
