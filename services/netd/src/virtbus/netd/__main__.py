@@ -86,7 +86,7 @@ def resolver_site(settings: Settings) -> ResolverSite:
 
 
 async def serve(settings: Settings) -> None:
-    """Serve until cancelled. Guests of this host do not wait for a connection to the bus."""
+    """Serve until cancelled. The networks of this host's guests do not wait for the bus."""
     networks = HostNetworks(settings, host_ports(settings), word_in(settings.run_dir))
     async with networks.running():
         await serve_with_agent(

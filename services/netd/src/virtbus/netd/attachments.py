@@ -115,7 +115,7 @@ class Attachments:
         return True
 
     async def _guard_relabelled(self, entry: NetworkEntry) -> None:
-        """Apply the rules for new labels; until this has succeeded, each call tries again."""
+        """Apply the rules for new labels. If that fails, the next call applies them."""
         if entry.relabelled and entry.attachment.joined.nics:
             await self._builder.guard(entry.attachment.joined)
         entry.relabelled = False
@@ -184,7 +184,7 @@ class Attachments:
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
     async def amend(self, uid: str, change: Callable[[Attachment], Attachment]) -> NetReady | None:
-        """Change a ready network and apply its filters; return its state if it is different now."""
+        """Change a ready network and apply its filters; return its state if `change` changed it."""
         async with self._locks.of(uid):
             entry = self._entries.get(uid)
             if entry is None or entry.phase is not NetPhase.READY:
@@ -201,12 +201,12 @@ class Attachments:
     ) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
-        `unused`: refuse if a guest runs with it, and let `ensure` make another for this epoch.
+        `unused`: refuse if a guest uses the network, and let `ensure` make it again for this epoch.
 
         Raises:
-            VirtbusError: 409 for an older epoch; 503 `network_used`; as `Builder.unmake` (the state
-                file stays, so that a further release tries again). `forced`: the third failure of
-                `unmake`, or a later one, is not raised.
+            VirtbusError: 409 for an older epoch. 503 `network_used`: a guest uses the network. The
+                errors of `Builder.unmake`: the state file stays, so that a further release tries
+                again. With `forced`, the third and later failures of `unmake` are not raised.
         """
         self.refuse_while_recovering()
         async with self._locks.of(uid):
@@ -255,10 +255,10 @@ class Attachments:
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
 
     async def tidy(self) -> None:
-        """Remove an unneeded host bridge, and host links that outlived their VM.
+        """Remove unneeded host bridges, and host links that outlived their VM.
 
-        The kernel frees namespaces asynchronously. If a link still exists at the second call, a
-        process may hold its namespace, so it is deleted. Does nothing before the recovery's end.
+        The kernel frees namespaces asynchronously. A link that still exists at the second call is
+        deleted, because a process may hold its namespace. Before the recovery's end, do nothing.
         """
         self.untidy.clear()
         if self.recovering:
@@ -271,7 +271,7 @@ class Attachments:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
     async def _replug_new(self) -> None:
-        """Attach every host link again if a bridge was made: it lacks the links of other VMs."""
+        """Attach every host link again if a bridge was made, because it has no links of VMs yet."""
         times_made = self._doors.attachers.bridges.times_made()
         if self._bridge_seen != times_made:
             self._bridge_seen = times_made
@@ -283,7 +283,7 @@ class Attachments:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
     async def compare(self, uids: Collection[str] = ()) -> list[NetworkFinding]:
-        """Check and repair these networks, by default all; return findings of incomplete ones."""
+        """Check and repair networks, by default all; return a finding for each incomplete one."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._entries))
         for uid in list(uids or self._entries):
@@ -361,7 +361,7 @@ class Attachments:
         return self.look(uid)[1]
 
     def look(self, uid: str) -> tuple[Attachment | None, NetReady | None]:
-        """Return the network of `uid` and its state; None if there is none."""
+        """Return the network of `uid` and its state; both are None if there is no network."""
         entry = self._entries.get(uid)
         return (None, None) if entry is None else (entry.attachment, entry.ready())
 

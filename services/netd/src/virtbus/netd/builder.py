@@ -39,7 +39,7 @@ BUILDS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class HostPorts:
-    """The objects through which netd acts on the host, most of them of `edge`."""
+    """The objects through which netd acts on the host. Most are of the package `edge`."""
 
     namespaces: Namespaces
     bridge: HostBridge
@@ -98,7 +98,8 @@ class Builder:
         """Complete an existing network; return messages about parts that were missing.
 
         Raises:
-            VirtbusError, OSError: it cannot be completed, for example without its CNI link.
+            VirtbusError, OSError: the network cannot be completed, for example because its CNI
+                link is gone.
         """
         faults = await in_thread(lambda: self.links.faults(attachment.joined))
         if any(nic.publish for nic in attachment.nics):
@@ -169,13 +170,14 @@ class Builder:
     async def with_cni(
         self, attachment: Attachment, keep: Keep, begun: Callable[[], Awaitable[None]]
     ) -> None:
-        """Make a network with CNI interfaces; `begun` is awaited before the first plugin runs.
+        """Make a network with CNI interfaces.
 
-        `begun` is not called if plugins are known to choose the MAC.
+        `begun` is awaited before the first plugin runs, unless plugins of one of the networks are
+        known to choose the MAC.
 
         Raises:
-            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC; as
-                `built_in`.
+            VirtbusError: the error of a plugin. 409 `cni_mac`: a plugin chose another MAC. The
+                errors of `built_in`.
         """
         await self._claim_ports(attachment)
         insists = any(nic.network in self.insistent for nic in attachment.nics)
@@ -196,7 +198,8 @@ class Builder:
         """Run the CNI plugins of one interface of a running guest, unless they have run already.
 
         Raises:
-            VirtbusError: as `with_cni`. The plugins have been undone, unless a DEL failed, too.
+            VirtbusError: the errors of `with_cni`. After an error, the plugins have been undone,
+                unless a plugin also failed on DEL.
         """
         if nic.cni is None or nic.cni.result is not None:
             return attachment
@@ -208,7 +211,9 @@ class Builder:
     async def disconnect(self, attachment: Attachment, nic: Nic) -> None:
         """Stop passt of one interface, or run DEL of its CNI plugins.
 
-        Raises VirtbusError 500 `cni_failed`, `passt_stays`.
+        Raises:
+            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt did not
+                end.
         """
         if nic.binding is NicBinding.PASST:
             passt = self._doors.attachers.passt
@@ -250,8 +255,8 @@ class Builder:
         The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed` if a plugin failed on DEL, 500 `passt_stays`. Everything
-                else is gone then.
+            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt did not
+                end. All other parts of the network are gone even after an error.
         """
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
@@ -274,7 +279,7 @@ class Builder:
 async def write_ports(write: Callable[[], None]) -> bool:
     """Write the table of published ports; return False if that failed.
 
-    If the kernel refuses the table, netd must still serve other VMs.
+    A failure is only logged: if the kernel refuses the table, netd must still serve other VMs.
     """
     try:
         await in_thread(write)

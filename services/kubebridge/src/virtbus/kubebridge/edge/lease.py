@@ -1,4 +1,4 @@
-"""Elects one leading bridge by a Lease. The other bridges read the Lease, and take it if it is free.
+"""Elects one leading bridge by a Lease. The other bridges read the Lease, and take a free Lease.
 
 Correctness does not depend on the election, because every write is made at the version that was
 read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew the Lease

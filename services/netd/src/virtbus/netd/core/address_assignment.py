@@ -1,4 +1,4 @@
-"""Assigns addresses and MACs to a plan, or refuses it."""
+"""Assigns addresses and MACs to the planned interfaces of a VM, or refuses the plan."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
@@ -18,7 +18,7 @@ NOTHING_FREED: Mapping[str, int] = MappingProxyType({})
 
 
 def check_macs(attachment: Attachment, used: UsedNics) -> None:
-    """Refuse a MAC that another VM has (NET-04).
+    """Refuse a MAC that another VM on this node has (NET-04).
 
     Raises:
         VirtbusError: 409 `mac_in_use`.
@@ -36,9 +36,10 @@ def check_macs(attachment: Attachment, used: UsedNics) -> None:
 def carried_over(
     plan: Attachment, known: Attachment | None, insistent: Collection[str]
 ) -> Attachment:
-    """Return the plan with the earlier addresses of the same interfaces, and MACs that CNI chose.
+    """Return the plan with the addresses or the MACs that the same interfaces have in `known`.
 
-    `insistent` are the networks whose plugins choose the MAC.
+    `insistent` are the CNI networks whose plugins choose the MAC. An interface on such a network
+    keeps its MAC. An interface on a network other than CNI keeps its addresses.
     """
     nics = known.nics if known is not None else ()
     former = {(nic.name, nic.network, nic.place): nic for nic in nics}
@@ -64,13 +65,13 @@ def addressed(
 ) -> Nic:
     """Return an interface with an address of each gateway's subnet, and the network's settings.
 
-    The first gateway is IPv4's. `taken` are the other addresses of the network on this host.
-    `freed` are its released addresses, with their order.
-    `most` is the MTU of a network whose object sets none.
+    The first gateway is IPv4's. `taken` are the addresses of the network that other interfaces on
+    this host have. `freed` are the released addresses of the network, with the order of their
+    releases. `most` is the MTU if the network object sets none.
 
     Raises:
-        VirtbusError: 409 if the record's address is in use; 422 if it is not in a subnet of this
-            node, or `mtu_too_large`; 429 if no address is left.
+        VirtbusError: 409 `address_in_use`: the record's address is taken. 422 `address_outside`: it
+            is not in a subnet of this node. 422 `mtu_too_large`. 429: no address is left.
     """
     spec = nic.target.spec if nic.target is not None else None
     return nic.model_copy(
@@ -145,8 +146,8 @@ def on_segment(
     `taken` is as in `addressed`. `hosts` are the addresses of hosts, which no guest may have.
 
     Raises:
-        VirtbusError: as `addressed`; 422 `mtu_too_large` if the network's or the record's MTU
-            exceeds the link's.
+        VirtbusError: the errors of `addressed`. 422 `mtu_too_large`: the network's or the record's
+            MTU exceeds the link's.
     """
     mtu = network_mtu(nic, link_mtu)
     if nic.on_segment or nic.target is None:
@@ -191,7 +192,8 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
 
     Raises:
         VirtbusError: 403 `lease_refused` for an address that a host has, or that no host can have.
-            The agent connects to the addresses of guests on behalf of its clients.
+            The agent connects to the addresses of guests on behalf of its clients, so such an
+            address would lead the clients to a host.
     """
     nic = next((one for one in vm.nics if one.index == index and one.on_segment), None)
     if nic is None:

@@ -2,16 +2,16 @@
 
 The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
 frames that no rule allows. So VLAN, STP and LLDP need no rule of their own, and neither does IPv6
-of a guest without IPv6 addresses. It also drops DHCP and router solicitations from the guest:
-netd's packet socket on the tap reads them before this hook.
-Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
+of a guest without IPv6 addresses. The chain also drops DHCP requests and router solicitations of
+the guest, because netd's packet socket on the tap reads them before this hook.
+Packets to the resolver's TCP port are limited in rate, because all guests share one listener.
 
-The kernel compares a frame with each rule up to the one that decides. So the first rules accept
-most TCP, which later ones would accept, too.
+The kernel compares a frame with each rule up to the rule that decides. To save comparisons, the
+first rules accept most TCP packets, which later rules would accept, too.
 
 This host does not route the frames of some guests: guests on a segment, and guests whose CNI
 plugins made a link past the host. Their chains also drop packets to hosts of the fleet (ADR 0036).
-On a segment without a subnet in its network, the guest asks the segment's DHCP server by broadcast,
+If the network of a segment has no subnet, the guest asks the segment's DHCP server by broadcast,
 and has the address that this server gives it.
 """
 
@@ -37,9 +37,10 @@ _UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
 _DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
 _BROADCAST = IPv4Address("255.255.255.255")
 _DNS_TCP_HZ = 200
-"""Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
+"""Packets a second of one guest to TCP port 53 of its gateway. They suffice for 30 short queries,
+or for 500 KiB."""
 _DHCP_HZ = 20
-"""DHCP requests a second of one guest to servers of a segment, as many as netd answers itself."""
+"""DHCP requests a second of one guest to servers of a segment. netd itself answers as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,14 @@ class Tap:
     reach: ReachRules | None = None
     """The addresses that the guest may and may not reach, if the host sees none of its packets."""
     on_segment: bool = False
-    """The DHCP server of a segment gives the address."""
+    """True if the DHCP server of a segment gives the guest its address."""
     wire: str = ""
     """The link to a segment, if netd gives the guest its address there; empty otherwise."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
-"""The expressions of rules, each behind the label of its counter. It is empty without a counter."""
+"""Rules, each as the label of its counter and its expressions. Without a counter, the label is
+empty."""
 
 
 def refusals(tap: Tap) -> list[str]:
@@ -77,9 +79,9 @@ def refusals(tap: Tap) -> list[str]:
 def _rules(tap: Tap) -> Rules:
     """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
 
-    They drop everything else, and so does the policy of the chain. Drops are counted, except DHCP
-    requests and router solicitations, which netd answers, extension headers of IPv6, and TCP above
-    the resolver's limit.
+    They drop everything else, and so does the policy of the chain. Dropped packets are counted,
+    except DHCP requests and router solicitations (which netd answers), packets with extension
+    headers of IPv6, and TCP above the resolver's limit.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
@@ -172,9 +174,9 @@ def _limited6(own: Sequence[IPv6Address], reach: ReachRules) -> Rules:
 
 
 def _rules6(tap: Tap) -> Rules:
-    """Return the rules of IPv6: for the guest's addresses, and the link-local one of its MAC.
+    """Return the rules of IPv6, for the guest's addresses and the link-local address of its MAC.
 
-    A neighbour advertisement, and a check for duplicates, must be about an own address. Router
+    A neighbour advertisement, and a check for duplicates, must be about one of these. Router
     advertisements, redirects, DHCPv6 replies and extension headers are refused. Fragments pass:
     receivers drop neighbour discovery in fragments (RFC 6980).
     """
@@ -278,7 +280,7 @@ def _named(tap: Tap) -> str:
 def _unheard() -> Rules:
     """Return the rules of a `wire`: no router advertisement or DHCP answer of the segment passes.
 
-    From a prefix that a router of the segment announces, the guest would make a further address.
+    Otherwise the guest would make itself a further address, from a prefix that a router announces.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     ip, ip6 = nft.ether_type(nft.ETHERTYPE_IP), nft.ether_type(nft.ETHERTYPE_IPV6)
@@ -338,5 +340,5 @@ def has_table() -> NetlinkCall:
 
 
 def has_chain(tap: Tap) -> NetlinkCall:
-    """Return the query for the filter of `tap` with these rules (ENOENT if there is none)."""
+    """Return the query for the filter of `tap` with its current rules (ENOENT if there is none)."""
     return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap))

@@ -57,7 +57,7 @@ class CniState(LenientModel):
 
     conflist: dict[str, Any]
     source: str = ""
-    """The text of the conflist until ADD. Afterwards, the stored result (`CniCache`) has it."""
+    """The text of the conflist, until ADD. After ADD, only the file in `CniCache` has the text."""
     result: dict[str, Any] | None = None
 
 
@@ -65,7 +65,7 @@ class Nic(LenientModel):
     """One interface. Addresses (`10.0.0.5/16`) are empty until they are assigned."""
 
     index: int
-    """The number in the names of its links. It stays if an earlier interface is removed."""
+    """The number in the names of its links. The removal of other interfaces does not change it."""
     position: int = 0
     """Its position among the record's interfaces."""
     name: str
@@ -79,7 +79,10 @@ class Nic(LenientModel):
     gateway: str = ""
     gateway6: str = ""
     router6: str = ""
-    """With CNI: the link-local address of the router `gateway6`, if it is known. Guests need it."""
+    """With CNI: the link-local address of the router `gateway6`, if it is known.
+
+    A guest uses this address for its default route.
+    """
     mtu: int = 1500
     asked_mtu: int = 0
     """The MTU in the record; 0 if the network's MTU applies."""
@@ -102,19 +105,21 @@ class Nic(LenientModel):
     plugins_digest: str = ""
     """The digest of the plugins that its conflist must have; empty: any plugins."""
     plugin_args: dict[str, str] = Field(default_factory=dict)
-    """Further arguments in CNI_ARGS, which name the pod if the VM is one."""
+    """Further arguments in CNI_ARGS, which name the pod of a VM pod."""
     asks_segment: bool = False
-    """The conflist has the plugin `dhcp`. It is not run: the guest asks the DHCP server itself."""
+    """The conflist has the plugin `dhcp`. netd does not run it: the guest asks the DHCP server."""
     on_macvlan: bool = False
-    """The plugins made a macvlan link. It has the guest's MAC, as it takes frames for no other."""
+    """The plugins made a macvlan link. This link has the guest's MAC, because it takes frames for
+    no other MAC."""
     off_host: bool = False
-    """The host sees no packet of the plugins' link, such as a device moved into the namespace."""
+    """The host sees no packets of the link that the plugins made. This link is, for example, a
+    device that the plugins moved into the namespace."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
-    """True: a running guest does not have it yet, or has released it. It may have no links."""
+    """True if a running guest does not have it yet, or has released it. It may have no links."""
     leaving: bool = False
-    """True: the record has it no longer, and a running guest may still use it."""
+    """True if the record no longer has it, and a running guest may still use it."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -190,7 +195,7 @@ class Nic(LenientModel):
 
     @property
     def of_segment(self) -> bool:
-        """Return True for the kinds whose guests are on a segment."""
+        """Return True if the kind of its network puts guests on a segment."""
         return self.target is not None and self.target.spec.kind in ON_SEGMENTS
 
     @property
@@ -201,7 +206,7 @@ class Nic(LenientModel):
 
     @property
     def filters_reach(self) -> bool:
-        """Return True if the tap's filter limits its reach: the host sees none of its packets."""
+        """Return True if its reach is limited by the tap's filter, as the host sees no packet of it."""
         return self.of_segment or self.asks_segment or self.off_host or self.on_macvlan
 
     @property
@@ -270,7 +275,7 @@ class Attachment(LenientModel):
 
     @property
     def changing(self) -> bool:
-        """Return True while an interface is plugged or unplugged. A new start ends that."""
+        """Return True while an interface is being plugged or unplugged, or until a new start."""
         return any(nic.pending or nic.leaving for nic in self.nics)
 
     def with_nics(self, nics: Iterable[Nic]) -> "Attachment":

@@ -1,4 +1,4 @@
-"""Counts the ports of the host's bridges, and refuses one that the kernel would refuse."""
+"""Counts the ports of the host's bridges, and refuses a port that the kernel would refuse."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -27,7 +27,7 @@ def read_conflist(raw: bytes, source: str) -> CniState:
     """Return a conflist; a single plugin's conf becomes a list of one.
 
     Raises:
-        VirtbusError: 422 `cni_config` with the problem in `source`.
+        VirtbusError: 422 `cni_config`, which names `source` and the problem in it.
     """
     try:
         text = raw.decode()
@@ -119,9 +119,9 @@ def plugin_input(
 
 
 def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
-    """Return the values of all capabilities. A plugin gets those that its conf declares.
+    """Return the values of all capabilities. A capability without a value is left out.
 
-    A capability without a value is left out.
+    A plugin gets the values of the capabilities that its conf declares.
     """
     values = {
         "mac": nic.mac,
@@ -155,7 +155,7 @@ def _bandwidth(limits: NicLimits, mtu: int) -> dict[str, int]:
 def _with_prefix(conflist: dict[str, Any], address: str) -> str:
     """Return an address with the prefix of the subnet that a plugin for addresses names.
 
-    The plugin `static` needs it; `host-local` takes both forms.
+    The plugin `static` needs the prefix; `host-local` takes addresses with and without it.
     """
     for text in _subnets(conflist["plugins"]):
         try:

@@ -1,4 +1,4 @@
-"""Reads results of CNI plugins for a guest, and completes those that leave a part to the link.
+"""Reads results of CNI plugins for a guest, and completes results that lack a part.
 
 A container finds its routes and addresses on its link. A guest learns them by DHCP, so netd has to
 know them. Each strategy in `REPAIRS` completes one kind of result, and has a name for the log.
@@ -30,9 +30,9 @@ class PluginLink:
     addresses: tuple[str, ...] = ()
     """IPv4, with the prefix."""
     routes: tuple[Route, ...] = ()
-    """Of IPv4 and IPv6. Routes to the networks of the addresses are left out."""
+    """Routes of IPv4 and IPv6, without the routes to the networks of the addresses."""
     to_host: bool = True
-    """Its other end is in the host's namespace, so the host sees its packets."""
+    """True if its other end is in the host's namespace, so that the host sees its packets."""
 
 
 Repair = Callable[[Result, str, PluginLink | None], Result | None]
@@ -52,8 +52,8 @@ def _of_0_2(result: Result, eth: str, link: PluginLink | None) -> Result | None:
 def _own_addresses(result: Result, eth: str, link: PluginLink | None) -> Result | None:
     """Leave out addresses of other interfaces in the namespace.
 
-    An address without an index is the interface's, as is one of an interface outside of the
-    namespace (Calico lists the host's end only).
+    An address without the index of an interface belongs to `eth`. So does an address of an
+    interface outside of the namespace, because Calico lists only the host's end.
     """
     del link
     interfaces = result.get("interfaces") or []
@@ -71,7 +71,7 @@ def _own_addresses(result: Result, eth: str, link: PluginLink | None) -> Result 
 
 
 def _addresses_of_link(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Take the addresses of the link if the result has none of IPv4 (Weave)."""
+    """Take the addresses of the link if the result has no IPv4 address (Weave)."""
     del eth
     if link is None or not link.addresses or any(_is_ipv4(ip) for ip in objects(result, "ips")):
         return None
@@ -79,7 +79,7 @@ def _addresses_of_link(result: Result, eth: str, link: PluginLink | None) -> Res
 
 
 def _routes_of_link(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Take the link's routes for an IP version without a gateway in the result (Calico, Weave).
+    """Take the link's routes if the result has no gateway of the IP version (Calico, Weave).
 
     Calico's only gateway is 169.254.1.1, which its result does not name.
     """
@@ -100,7 +100,7 @@ def _ways_out(result: Result, link: PluginLink | None, version: int) -> Iterator
 
 
 def _routes_by_gateway(result: Result, eth: str, link: PluginLink | None) -> Result | None:
-    """Give routes without a gateway the gateway of the address, as plugins do (flannel)."""
+    """Give a route without a gateway the gateway of the addresses, as plugins do (flannel)."""
     del eth, link
     gateways: dict[int, str] = {}
     for ip in objects(result, "ips"):
@@ -170,8 +170,8 @@ def settled(nic: Nic, result: Result) -> Nic:
     An interface whose guest asks a DHCP server has no address yet.
 
     Raises:
-        VirtbusError: 500 `cni_result` if addresses or routes are unreadable, or an address is
-            missing.
+        VirtbusError: 500 `cni_result` if addresses or routes are unreadable, if there is no
+            address, or if an address is missing that the record asks for.
     """
     try:
         ips = objects(result, "ips")

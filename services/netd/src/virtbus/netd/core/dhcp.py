@@ -262,7 +262,7 @@ def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
-    """Return options in order of importance: one for which no room is left is dropped."""
+    """Return options in order of importance: `_build` drops options for which no room is left."""
     network = offer.address.network
     routes = guest_routes(offer)
     options = [(Option.MASK, network.netmask.packed)]

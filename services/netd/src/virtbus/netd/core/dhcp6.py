@@ -70,7 +70,8 @@ class _Server(Enum):
 class Offer6:
     """The guest's IPv6 configuration.
 
-    `server` is the link-local source of all answers. With `router`, it is also the default router.
+    `server` is the link-local source of all answers. If `router` is True, `server` is also the
+    guest's default router.
     """
 
     mac: bytes
@@ -106,7 +107,7 @@ class Request6:
 
 
 def parse6(message: bytes) -> Request6 | None:
-    """Return the request in a UDP payload; None for anything but a complete client's message."""
+    """Return the request in a UDP payload; None for anything but a complete message of a client."""
     if len(message) < _LEAST_BYTES:
         return None
     options = _options(message[4:])
@@ -211,9 +212,9 @@ _ANSWERS: dict[int, tuple[frozenset[_Server], Callable[[Request6, Offer6], bytes
 
 
 def _granted(request: Request6, offer: Offer6) -> Iterator[bytes]:
-    """Yield each identity association: all addresses are in the first one.
+    """Yield each identity association. The first association has all addresses of the guest.
 
-    Addresses that the client names in an association, and that are not in it, get lifetime zero.
+    An address that the client names, but that its association does not have, gets lifetime zero.
     """
     for at, (iaid, asked) in enumerate(request.ias):
         own = [one.ip for one in offer.addresses] if at == 0 else []

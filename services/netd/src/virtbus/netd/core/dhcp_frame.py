@@ -31,10 +31,10 @@ BpfStep = tuple[int, int, int, int]
 
 
 def request_filter(mac: bytes) -> list[BpfStep]:
-    """Return BPF instructions that pass only a guest's requests to netd from `mac`.
+    """Return BPF instructions that pass only those frames from `mac` that are requests to netd.
 
-    These are unfragmented UDP datagrams to port 67 of IPv4, and, directly behind the header of
-    IPv6, UDP datagrams to port 547 and router solicitations.
+    In IPv4, these are unfragmented UDP datagrams to port 67. In IPv6, they are UDP datagrams to
+    port 547 and router solicitations, directly behind the IPv6 header.
     """
     source: list[_Step] = [
         (_LDW, "", "", 8),
@@ -61,7 +61,7 @@ def request_filter(mac: bytes) -> list[BpfStep]:
 def reply_filter() -> list[BpfStep]:
     """Return BPF instructions that pass only unfragmented UDP datagrams to port 68.
 
-    They must be on their way out to the guest: a guest must not answer itself.
+    The datagrams must leave the host towards the guest, so that no guest can answer itself.
     """
     leaving: list[_Step] = [
         (_LDW, "", "", _PACKET_TYPE),

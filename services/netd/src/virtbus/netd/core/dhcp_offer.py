@@ -47,7 +47,8 @@ def offers_of(
     """Return an offer per interface, in order; None for one that netd does not answer.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
-    domain of VMs' names, which the gateways of WITH_NAMES resolve; empty: they resolve no names.
+    domain of VMs' names, which the gateways of kinds in WITH_NAMES resolve. If it is empty, they
+    resolve no names.
     """
     offers: list[Offer | None] = []
     routed = False
@@ -121,7 +122,8 @@ def _offer6(
 def _router6(nic: Nic) -> IPv6Address | None:
     """Return the address by which the guest knows its IPv6 router; None without a known router.
 
-    If the gateway of a CNI network is not on this host, the router advertises itself.
+    A router of a CNI network that is not on this host advertises itself to the guest, so netd need
+    not know it.
     """
     if nic.kind is NicKind.CNI:
         return IPv6Address(nic.router6) if nic.router6 else None
@@ -147,7 +149,7 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
 
 
 def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
-    """Return the settings with the DNS of the VM; without it, of the network; or of the node.
+    """Return the settings with the DNS of the VM. Without it, use that of the network or node.
 
     A client that does not know option 119 searches only in `domain`.
     """

@@ -1,7 +1,7 @@
 """Reads a guest's DNS query, and builds answers to it (RFC 1035, 2308, 6891), with dnspython.
 
 A query has one question, at most one further record (EDNS), and at most MAX_QUERY_BYTES. These
-bounds are checked before dnspython reads the query, so it costs at most 1 ms of CPU.
+bounds are checked before dnspython reads the query, so a query costs at most 1 ms of CPU.
 """
 
 import struct
@@ -89,7 +89,7 @@ def positive(query: DnsQuery, addresses: Sequence[Address], authority: str) -> b
 
 
 def pointer(query: DnsQuery, name: str, authority: str) -> bytes:
-    """Return the name of an address."""
+    """Return the answer with the name of the asked address; negative if another type is asked."""
     if query.kind not in {"PTR", "ANY"}:
         return negative(query, authority, exists=True)
     answer = _answer(query)
@@ -99,9 +99,9 @@ def pointer(query: DnsQuery, name: str, authority: str) -> bytes:
 
 
 def negative(query: DnsQuery, authority: str, *, exists: bool) -> bytes:
-    """Return the answer that a name has no such record, or does not exist, with the SOA record.
+    """Return the answer that a name has no record of the asked type, with the SOA record.
 
-    `authority` is the zone of the name.
+    If not `exists`, return the answer that the name does not exist. `authority` is the name's zone.
     """
     answer = _answer(query)
     if not exists:
@@ -134,7 +134,7 @@ def _response(query: DnsQuery) -> dns.message.Message:
 
 
 def _encoded(query: DnsQuery, answer: dns.message.Message) -> bytes:
-    """Return the bytes of an answer, empty and truncated if it exceeds the client's buffer."""
+    """Return the bytes of an answer. Beyond the client's buffer, it is empty and has the bit TC."""
     offered = query.message.payload if query.message.edns >= 0 else _PLAIN_BYTES
     most_bytes = min(max(offered, _PLAIN_BYTES), _MOST_BYTES)
     try:

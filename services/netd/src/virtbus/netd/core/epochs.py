@@ -1,4 +1,4 @@
-"""Refuses requests of outdated assignments."""
+"""Refuses requests whose epoch is outdated: the VM was released, or assigned again, since then."""
 
 from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core.attachment import Attachment

@@ -8,13 +8,13 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class NetworkFinding:
-    """One network that was incomplete. If `error` is None, its guest keeps it."""
+    """A network that was incomplete. If `error` is None, the guest continues to use the network."""
 
     attachment: Attachment
     message: str
     error: ErrorBody | None = None
     incomplete: bool = False
-    """Parts are still missing: the host cannot make them."""
+    """True if parts are still missing, because netd cannot make them."""
 
     @property
     def reason(self) -> str:
@@ -24,12 +24,15 @@ class NetworkFinding:
 
     @property
     def refusal(self) -> VirtbusError:
-        """Return the error for requests of this network."""
+        """Return the error for requests about this network."""
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 
 def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> NetworkFinding:
-    """Return the finding for parts that were missing; `left` are missing after the repair, too."""
+    """Return the finding for a repaired network.
+
+    `faults` are the parts that were missing, and `left` those that are missing after the repair.
+    """
     if left:
         message = (
             f"parts of it are missing, and netd cannot make them: {', '.join(left)}; the log of "
@@ -42,7 +45,7 @@ def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> Netw
 
 
 def lost(attachment: Attachment, faults: list[str]) -> NetworkFinding:
-    """Return the finding for a running guest without its tap. Only a new start gives it one."""
+    """Return the finding for a running guest without its tap. Only a new start gives it a tap."""
     what = ", ".join(faults) or "its emulator holds no tap any more"
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"

@@ -14,9 +14,9 @@ class Freed(NamedTuple):
 
     network: str
     owner: str
-    """The uid of its VM and the name of the interface."""
+    """The uid of the VM and the name of the interface, as `<uid>/<name>`."""
     address: str
-    """With its prefix."""
+    """The address with its prefix length."""
 
 
 class Journal(Protocol):
@@ -49,7 +49,7 @@ class FreedAddresses:
                 del self._of[next(iter(self._of))]
 
     def of(self, nic: Nic) -> Mapping[str, int]:
-        """Return the released addresses of an interface's network, with their order."""
+        """Return the released addresses of an interface's network, with the order of release."""
         there = self._of.get(network_of(nic), {})
         return {address: order for order, address in enumerate(there)}
 

@@ -4,10 +4,10 @@ The tables are separate from the anti-spoofing filter. They exist only while an 
 isolated, by a group or by its network. IP packets on the inner bridge pass the hooks of IP
 (`br_netfilter`), so the kernel tracks their connections. Each packet is compared with the rules by
 the addresses and the port of its connection's first packet, and not by its own. So one rule is
-enough for the packets of both ways, and a removed rule ends the connections that only it allowed.
+enough for the packets of both directions, and a connection ends when no rule allows it any more.
 
 The mark of a connection says that the guest opened it. A chain on the tap marks the packets of the
-guest, because the addresses of a packet prove nothing.
+guest, because the addresses of a packet do not prove who sent it.
 """
 
 import hashlib
@@ -22,7 +22,10 @@ from virtbus.schemas.security_group import Direction, IpProtocol, SecurityRule, 
 
 TABLE = "virtbus_groups"
 STATE = "state"
-"""The label for dropped packets that belong to no connection. Others count by their direction."""
+"""The label for dropped packets that belong to no connection.
+
+Other dropped packets are counted by the direction of their connection.
+"""
 _PREROUTING, _FORWARD, _INGRESS = 0, 2, 0
 _RAW, _FILTER, _AFTER_ANTISPOOF = -300, 0, 1
 _OPENED_BY_GUEST = 1
@@ -32,8 +35,8 @@ _NUMBERS = {
     IpProtocol.ICMP: (nft.ICMP, nft.ICMP6),
 }
 _NEIGHBOURS = (130, 137), (143, 143)
-"""Types of ICMPv6: membership of multicast groups, routers, neighbours, redirects. Neighbour
-discovery is no connection; the anti-spoofing filter decides about it."""
+"""Ranges of types of ICMPv6: membership of multicast groups, routers, neighbours, redirects.
+These messages belong to no connection; the anti-spoofing filter decides about them."""
 _DHCP = (67, 68), (68, 67), (546, 547), (547, 546)
 """Source and destination ports of DHCP, on segments."""
 
@@ -60,7 +63,7 @@ class GroupedNic:
     rules: tuple[PeerRule, ...] = ()
     on_segment: bool = False
     is_translated: bool = False
-    """Its packets are routed between bridge and `eth`, instead of bridged."""
+    """True if its packets are routed between `bridge` and `eth`, and not bridged."""
 
     @property
     def ways_in(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ class GroupedNic:
 
     @property
     def entry(self) -> str:
-        """Return the name of the chain of its packets."""
+        """Return the name of the chain that all its packets go to first."""
         return f"nic{self.index}"
 
     def chain(self, direction: Direction) -> str:
@@ -116,7 +119,10 @@ def _sets(nic: GroupedNic) -> dict[int, tuple[nft.AddressSet, nft.AddressSet]]:
 
 
 def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
-    """Yield the chains of the inet table with their rules, each after those that it goes to."""
+    """Yield the chains of the inet table with their rules.
+
+    A chain follows the chains that its rules lead to.
+    """
     track, forward = nft.Chain("track", _PREROUTING, _RAW), nft.Chain("forward", _FORWARD, _FILTER)
     yield (
         track,
@@ -148,7 +154,7 @@ def _entry(nic: GroupedNic) -> list[nft.NftRule]:
     dhcp = _DHCP if nic.on_segment else ()
     parts: list[Sequence[bytes]] = [
         (*ct.is_new(), *ct.is_marked(_OPENED_BY_GUEST), *by_guest),
-        ct.mark_packet(0),  # below a macvlan, rules of the host's interface may read the mark
+        ct.mark_packet(0),  # so that rules of the host's interface below a macvlan see no mark
         *((*icmp6, *ct.icmp6_types(*types), accept) for types in _NEIGHBOURS),
         *(
             (*nft.l4_protocol(nft.UDP), *nft.source_port(one), *nft.destination_port(other), accept)
@@ -164,7 +170,10 @@ def _entry(nic: GroupedNic) -> list[nft.NftRule]:
 def _connections(
     nic: GroupedNic, direction: Direction
 ) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
-    """Yield the chains for the connections in a direction, each after those that it jumps to."""
+    """Yield the chains for the connections in a direction.
+
+    A chain follows the chains that its rules jump to.
+    """
     name, accept = nic.chain(direction), nft.verdict(nft.NftVerdict.ACCEPT)
     if direction not in nic.isolated:
         yield nft.Chain(name), [nft.rule(name, accept)]
@@ -213,7 +222,8 @@ def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Seque
 def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
     """Yield the netdev chains: one marks the guest's packets, one drops what IP rules cannot see.
 
-    Rules of IP do not see a packet behind a VLAN tag, and a guest may accept priority tags.
+    Rules of IP do not see a packet behind a VLAN tag, and a guest may accept packets that have a
+    priority tag.
     """
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     for nic in nics:
@@ -226,7 +236,7 @@ def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
 
 
 def _named(nics: Sequence[GroupedNic]) -> str:
-    """Return the name of a chain with a hash of all rules, but not of the sets' addresses."""
+    """Return a chain name that has a hash of all rules, but not of the addresses in the sets."""
     parts = [*_chains(nics), *_frames(nics)]
     content = hashlib.sha256(repr(_links(nics)).encode())
     for chain, rules in parts:
@@ -264,7 +274,7 @@ def group_tables(nics: Sequence[GroupedNic]) -> list[NetlinkCall]:
 def closed_tables(nics: Sequence[GroupedNic]) -> list[NetlinkCall]:
     """Return one transaction that closes interfaces, for a kernel that cannot track connections.
 
-    Only ARP passes. Chains of netdev need no hook of IP.
+    Only ARP passes. Netdev chains work without the hooks of IP.
     """
     inet, netdev = nft.Family.INET, nft.Family.NETDEV
     drop, arp = nft.NftVerdict.DROP, nft.ether_type(nft.ETHERTYPE_ARP)
@@ -289,7 +299,7 @@ def has_closed(nics: Sequence[GroupedNic]) -> NetlinkCall:
 
 
 def _closed(nics: Sequence[GroupedNic]) -> str:
-    """Return the name of a chain with a hash of the interfaces."""
+    """Return a chain name that has a hash of the interfaces."""
     return f"closed-{hashlib.sha256(repr(_links(nics)).encode()).hexdigest()[:12]}"
 
 

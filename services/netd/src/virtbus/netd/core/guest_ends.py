@@ -6,7 +6,7 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface, ip_network
 
 @dataclass(frozen=True, slots=True)
 class GuestEnds:
-    """The two hosts of a guest's own network: its gateway, which is the namespace, and itself."""
+    """The two hosts of a guest's own network: the VM's namespace as the gateway, and the guest."""
 
     gateway: IPv4Interface | IPv6Interface
     guest: IPv4Interface | IPv6Interface

@@ -17,13 +17,16 @@ class NamedVm:
     others: tuple[Address, ...]
     built_in6: tuple[IPv6Address, ...] = ()
     networks: tuple[tuple[str, Address], ...] = ()
-    """Each address on another bridge of virtbus, behind the uid of its network."""
+    """The uid of a network object and an address of the VM on its bridge, for each such address."""
     gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
-    """Each address from which it queries names, with the gateway that it asks."""
+    """Each address from which the VM queries names, with the gateway that it asks."""
     servers: tuple[tuple[IPv4Address, tuple[Address, ...]], ...] = ()
-    """Each address from which it queries, with its network's servers for names that no VM has."""
+    """Each address from which the VM queries names, with the name servers in its network object.
+
+    These servers are asked for names that no VM has.
+    """
     sharing: tuple[str, ...] = ()
-    """The uids of those of its networks on which guests know the VMs of all namespaces by name."""
+    """The uids of the VM's networks on which guests know the VMs of all namespaces by name."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -33,7 +36,7 @@ class NamedVm:
 
     @property
     def asking(self) -> tuple[IPv4Address, ...]:
-        """Return the IPv4 addresses from which it queries names."""
+        """Return the IPv4 addresses from which the VM queries names."""
         networks = (one for _, one in self.networks if isinstance(one, IPv4Address))
         return (*self.built_in, *networks)
 
@@ -42,7 +45,7 @@ class NamedVm:
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
-        """Return the servers for its queries from an address; empty: the servers of the host."""
+        """Return the servers for the VM's queries from an address; empty: the host's servers."""
         return dict(self.servers).get(address, ())
 
     def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:
@@ -95,6 +98,6 @@ class GuestNames:
         return self._by_uid[max(uids)] if uids else None
 
     def at(self, address: object) -> NamedVm | None:
-        """Return the VM that queries from this IPv4 address, or has this IPv6 one on `default`."""
+        """Return the VM that queries from an IPv4 address, or has an IPv6 address on `default`."""
         uid = self._by_address.get(address)
         return self._by_uid[uid] if uid is not None else None

@@ -50,8 +50,8 @@ def new_veth(
 ) -> NetlinkCall:
     """Return the call that ensures a veth pair, both ends down.
 
-    The end `name` is here, the end `peer` is in another namespace. Without `mac` and `mtu`, the
-    kernel chooses.
+    The end `name` is in the socket's own namespace, and the end `peer` in another. Without `mac`
+    and `mtu`, the kernel chooses them.
     """
     size = attr(IFLA_MTU, struct.pack("=I", mtu)) if mtu else b""
     other = _LINK + text(IFLA_IFNAME, peer) + attr(IFLA_ADDRESS, mac_bytes(peer_mac)) + size

@@ -41,16 +41,16 @@ def host_table(
 
     An isolated network has the rules of `_isolated`. The traffic of a routed one is not
     masqueraded. Nobody outside opens a connection to a guest of a nat or overlay network, except to
-    a published port. Packets to a gateway from elsewhere are dropped before a published port of the
-    host could redirect them.
+    a published port. Packets to a gateway that do not come from its own bridge are dropped before a
+    published port of the host could redirect them.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
-    is open, unless a setting opens its address. A guest may reach all other addresses except
-    metadata, the hosts of the fleet, and addresses that a setting closes.
+    is open, unless a setting opens an address of the host. A guest may reach all other addresses
+    except metadata, the hosts of the fleet, and addresses that a setting closes.
 
     While the resolver is replaced, or started again, nobody listens at its port. The kernel's error
-    about that is dropped, because it would end a guest's lookup. Without an answer, the guest
-    repeats its query.
+    "port unreachable" is dropped, because it would end a guest's lookup. Without an answer, the
+    guest repeats its query.
     """
     if kind is NicKind.ISOLATED:
         return _isolated(bridge)
@@ -102,7 +102,7 @@ def host_table(
 def _only_published(bridge: str) -> Iterator[nft.NftRule]:
     """Yield the rules for new connections to guests: only those to published ports pass.
 
-    A redirect of another program, such as one of kube-proxy, opens no guest.
+    Connections that another program, such as kube-proxy, redirects to a guest do not pass.
     """
     to_guest, accept = nft.goes_to(bridge), nft.verdict(nft.NftVerdict.ACCEPT)
     yield nft.rule("forward", to_guest, redirected.is_redirected(), accept)
@@ -114,9 +114,9 @@ def _gateways(
 ) -> Iterator[nft.NftRule]:
     """Yield the rules that close the gateways to everybody but the bridge's own guests.
 
-    Packets of a guest on a segment arrive here although no host has routed them. Packets from
-    outside arrive if there is a route to a routed network. The rules of `input` are for
-    destinations that another program has rewritten.
+    Guests on a segment can send such packets, which no host has filtered. Others can send them if
+    there is a route to a routed network. The rules in `input` drop packets whose destination
+    another program has rewritten to a gateway.
     """
     elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))
     places = [(*nft.is_ipv4(), *nft.ip_destination(gateway.ip))]
@@ -130,8 +130,9 @@ def _gateways(
 def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
     """Yield the rules for frames of overlays: only hosts of the fleet may send them.
 
-    Another host sees a masqueraded guest with the address of the guest's host. So frames that this
-    host would forward to hosts are dropped here, even if a setting opens the hosts to guests.
+    A frame of a masqueraded guest reaches another host with the address of the guest's host, so
+    the other host would accept it. This host therefore drops overlay frames that it would forward
+    to hosts, even if a setting opens the hosts to guests.
     """
     if kind is NicKind.OVERLAY:
         yield reach_rules.tunnel_frames("input", hosts)
@@ -150,7 +151,10 @@ def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[
 def _forward6(
     bridge: str, gateway: IPv6Interface, reach: ReachRules, hosts: nft.AddressSet
 ) -> Iterator[nft.NftRule]:
-    """Yield the rules that let a guest send elsewhere, but not to metadata, hosts or `closed`."""
+    """Yield the rules for IPv6 that a guest sends elsewhere than to its host.
+
+    Packets to metadata, hosts and addresses that a setting closes are dropped.
+    """
     guest = (*nft.came_from(bridge), *nft.is_ipv6())
     yield from reach_rules.opened6("forward", guest, reach)
     yield from reach_rules.closed6("forward", guest, hosts, reach)
@@ -168,7 +172,8 @@ def _masquerade6(bridge: str, gateway: IPv6Interface | None) -> Iterator[nft.Nft
 def _isolated(bridge: str) -> list[NetlinkCall]:
     """Return the transaction for a bridge whose guests reach each other only.
 
-    The rule between ports of the bridge is for hosts whose bridges call the forward hook.
+    The rule that accepts packets between the bridge's ports is for hosts on which bridged packets
+    pass the forward hook.
     """
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, to_guest = nft.came_from(bridge), nft.goes_to(bridge)

@@ -7,11 +7,12 @@ from virtbus.schemas.nic import NICS_MAX
 
 
 def grown(known: Attachment, wanted: Attachment) -> Attachment:
-    """Return the attachment `known` of a running guest whose record now asks for `wanted`.
+    """Return `known`, the attachment of a running guest, changed as the record's `wanted` asks.
 
-    A new interface is pending, and one that the record has no longer is leaving. The others stay
-    as they are. A new interface waits while leaving ones use its name or all indices: it is absent
-    from the result, and appears once they are gone. A late, older record changes nothing.
+    A new interface becomes pending, and an interface that the record no longer has becomes leaving.
+    The other interfaces stay as they are. While an interface of `known` has the name of a new one,
+    or no index is free, the new interface is absent from the result. A record that is older than
+    `known` changes nothing.
     """
     if wanted.generation < known.generation:
         return known
@@ -38,7 +39,7 @@ def _numbered(nic: Nic, uid: str, index: int) -> Nic:
 
 
 def first_nics(known: Attachment | None, wanted: Attachment) -> Attachment:
-    """Return the attachment of a guest that had no interface; those of `wanted` are pending."""
+    """Return the attachment of a guest that had no interface. The new ones are all pending."""
     after = grown((known or wanted).with_nics(()), wanted)
     return after.model_copy(update={"epoch": wanted.epoch, "generation": wanted.generation})
 

@@ -9,7 +9,7 @@ from virtbus.netd.core.cni_verbs import SUPPORTED, CniPlace, objects, version_nu
 
 _CACHE_KIND = "cniCacheV1"
 _ESCAPED = "<>&\u2028\u2029"
-"""Characters that Go's encoder of JSON escapes, besides those of JSON."""
+"""Characters that Go's encoder of JSON escapes, besides those that JSON itself requires."""
 _FIELDS = {
     "interfaces": ("name", "mac", "mtu", "sandbox", "socketPath", "pciID"),
     "ips": ("version", "interface", "address", "gateway"),
@@ -61,7 +61,7 @@ def list_text(name: Any, version: Any, plugin: dict[str, Any]) -> str:
 def _typed(result: dict[str, Any]) -> dict[str, Any]:
     """Return what libcni keeps of a result: the fields that it knows, without empty ones.
 
-    A result of a version that it does not know stays as it is.
+    A result of a version that libcni does not know stays as it is.
     """
     version = result.get("cniVersion")
     if version not in SUPPORTED:

@@ -1,8 +1,9 @@
 """Derives the addresses, routes and nftables rules of guests behind NAT in their namespace.
 
 The namespace has the addresses of the network on `eth`, and is the guest's gateway on the inner
-bridge. It rewrites the source of what the guest opens. From outside, only declared ports and echo
-requests lead to the guest; if it declares none, everything does (ADR 0085).
+bridge. It rewrites the source of connections that the guest opens. Packets from outside lead to the
+guest only if they are for a declared port, or echo requests. If the interface declares no port, all
+packets lead to the guest (ADR 0085).
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,8 +109,8 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
 def _translated(nic: Nic) -> Iterator[nft.NftRule]:
     """Yield the rules that rewrite addresses or drop packets from outside to the guest's network.
 
-    The kernel also counts a connection as rewritten if it only had to change an identifier.
-    `forward` cannot tell such a connection from one that these rules have rewritten.
+    The packets must be dropped here, because `forward` accepts every connection that counts as
+    rewritten. The kernel also counts a connection as rewritten if it only changed an identifier.
     """
     for ends, outer in _pairs(nic):
         guest = ends.guest.ip
@@ -126,7 +127,10 @@ def _translated(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _open(nic: Nic, version: int) -> Iterator[Sequence[bytes]]:
-    """Yield the matches of packets that lead to the guest: all of them, if it declares no port."""
+    """Yield the matches of packets that lead to the guest.
+
+    If the interface declares no port, one match of all packets.
+    """
     if not nic.ports:
         yield ()
         return
@@ -159,7 +163,10 @@ def _input(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _forward(nic: Nic) -> Iterator[nft.NftRule]:
-    """Yield the rules between guest and network: only rewritten connections reach the guest."""
+    """Yield the rules between guest and network.
+
+    From outside, only connections whose destination was rewritten reach the guest.
+    """
     accept, drop = nft.verdict(nft.NftVerdict.ACCEPT), nft.verdict(nft.NftVerdict.DROP)
     guest, outside = nft.came_from(nic.bridge), nft.came_from(nic.eth)
     yield nft.rule("forward", guest, nft.goes_elsewhere_than(nic.eth), drop)

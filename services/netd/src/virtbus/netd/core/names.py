@@ -12,13 +12,16 @@ _OWN_LINK = re.compile(r"^(vb|vt|vbn|vbx)[0-9a-f]{12}[0-9a-v]?$")
 
 OWNER_PREFIX = "virtbus:"
 NETWORK_BRIDGES = "vbn"
-"""The names of bridges of network objects begin with it."""
+"""The prefix of the names of network objects' bridges."""
 _MAX_ALIAS_BYTES = 254
 """The kernel accepts 255 bytes, of which the last is the NUL that pyroute2 appends."""
 
 
 def owner_mark(state_dir: str) -> str:
-    """Return the alias of netd's links, which names its state folder, or the hash of a long one."""
+    """Return the alias of netd's links, with the path of its state folder.
+
+    A path that is too long is replaced by its hash.
+    """
     mark = f"{OWNER_PREFIX}{state_dir}"
     if len(mark.encode()) <= _MAX_ALIAS_BYTES:
         return mark
@@ -31,7 +34,7 @@ def netns(uid: str) -> str:
 
 
 def uid_of_netns(name: str) -> str | None:
-    """Return the uid in the name of a namespace; None if virtbus did not make it."""
+    """Return the uid in the name of a VM's namespace; None for any other name."""
     match = _NETNS.match(name)
     return match.group(1) if match else None
 
@@ -62,19 +65,20 @@ def _hashed_mac(*parts: str) -> str:
 
 
 def lent_tap(uid: str, index: int) -> str:
-    """Return the name of tap `index` in the host's namespace, from which libvirt opens it."""
+    """Return the name that tap `index` has in the host's namespace, where libvirt opens it."""
     return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{NUMBERS[index]}"
 
 
 def wire_mac(uid: str, index: int) -> str:
-    """Return a MAC for `eth<index>`, or for the inner bridge if `eth<index>` has the guest's."""
+    """Return the MAC of `eth<index>`. If this link has the guest's MAC, the inner bridge has this."""
     return _hashed_mac("wire", uid, str(index))
 
 
 def outer_mac(uid: str, index: int) -> str:
     """Return the MAC of a host end on a bridge of the host.
 
-    A bridge without a MAC of its own takes the lowest one of its ports. This one is high.
+    A bridge without a MAC of its own takes the lowest MAC of its ports. This MAC is high, so that
+    the bridge does not take it.
     """
     return "fe:" + wire_mac(uid, index)[3:]
 

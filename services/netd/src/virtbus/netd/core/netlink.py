@@ -1,6 +1,6 @@
 """Encodes and decodes netlink messages, replies and attributes (`linux/netlink.h`).
 
-The bodies of most rtnetlink messages are pyroute2's (`edge.rtnl`).
+pyroute2 encodes the bodies of most rtnetlink messages (`edge.rtnl`).
 """
 
 import struct

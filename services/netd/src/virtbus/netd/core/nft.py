@@ -1,6 +1,6 @@
 """Builds nftables chains and rules, for messages of `nft_tables` (`linux/netfilter/nf_tables.h`).
 
-libnftables costs the same (0.4 ms of CPU), but it is not thread-safe, and it ends the process if
+libnftables takes as long (0.4 ms of CPU), but it is not thread-safe, and it ends the process if
 its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of expressions:
 loads into register 1, compares, and a verdict.
 """
@@ -51,7 +51,7 @@ class NftVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A chain. Without a `hook`, it is one that other chains go to.
+    """A chain. Without a `hook`, only other chains lead to it.
 
     `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
     """
@@ -357,7 +357,7 @@ def is_port_unreachable() -> tuple[bytes, ...]:
 
 @functools.cache
 def exceeds(rate_hz: int, burst: int) -> bytes:
-    """Match packets beyond a rate. Each rule counts for itself."""
+    """Match packets beyond a rate. Each rule with this match counts its own packets."""
     return expression(
         "limit",
         be64(1, rate_hz),
@@ -383,7 +383,7 @@ def rule(chain: str, *parts: Iterable[bytes] | bytes) -> NftRule:
 
 
 def established() -> tuple[bytes, ...]:
-    """Match packets of established connections."""
+    """Match packets of established connections, and packets that are related to a connection."""
     return _connection(_CT_STATE, _CT_ESTABLISHED_OR_RELATED)
 
 

@@ -1,8 +1,8 @@
 """Compares nftables rules that were sent to the kernel with those that it lists.
 
 The kernel lists a rule as it was sent, with attributes that it chose itself, such as flags and the
-values of counters. So two rules are equal if their expressions have the same names, and the same
-values of all attributes that both have.
+values of counters. So two rules are equal if their expressions have the same names, and if all
+attributes that both rules have are equal.
 """
 
 import functools
@@ -13,7 +13,7 @@ from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, find_attr
 
 _ATTR = struct.Struct("=HH")
 _KIND = 0x3FFF
-"""An attribute's kind without the flags of the nest and of the byte order."""
+"""The mask of an attribute's kind, which clears the flags for nesting and byte order."""
 _FAMILY_BYTES = 4
 _CHAIN, _EXPRESSIONS, _SENT_EXPRESSIONS = 2, 4, 4 | 0x8000
 _NAME, _DATA = 1, 2

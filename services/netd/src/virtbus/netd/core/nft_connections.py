@@ -1,8 +1,8 @@
 """Builds expressions of nftables rules about connections, for inet chains.
 
 The kernel's connection tracking stores the addresses, the protocol and the port of the packet that
-opened a connection (`original`). Rules can read them for the packets of both ways, and for ICMP
-errors about these.
+opened a connection (`original`). Rules can read them for the packets of both directions, and for
+ICMP errors about these packets.
 """
 
 import functools

@@ -87,7 +87,8 @@ def replace_table(
 ) -> list[NetlinkCall]:
     """Return the transaction that replaces a table.
 
-    The kernel waits in it for an RCU grace period (8-16 ms), so use `new_table` if there is none.
+    The kernel waits for an RCU grace period (8-16 ms) in this transaction, so use `new_table` if
+    there is no table yet.
     """
     return batch([*ended(family, name), *contents(family, name, chains, rules, sets)])
 

@@ -75,7 +75,7 @@ def _within(nic: Nic, groups: Sequence[NodeGroup]) -> Iterator[PeerRule]:
 
 
 def _place(nic: Nic) -> str:
-    """Return the place, in `NodeGroup.peers`, of addresses that an interface may see."""
+    """Return the key in `NodeGroup.peers` of the addresses that an interface may see."""
     if nic.target is None:
         return nic.network
     return ANYWHERE if nic.target.spec.kind is NetworkKind.ROUTED else nic.target.uid

@@ -22,7 +22,7 @@ def options(nic: Nic, uid: str) -> list[str]:
 
     netd itself answers DHCP and router solicitations on the guest's tap. So passt only answers ARP
     and neighbour solicitations, for all addresses but the guest's, and forwards TCP, UDP and echo
-    requests. An isolated network has no gateway; passt needs one, which nobody uses then.
+    requests. passt needs a gateway. On an isolated network, it gets one that nobody uses.
     """
     own = ip_interface(nic.addresses4[0])
     assert isinstance(own, IPv4Interface)  # noqa: S101  for the type checker
