@@ -206,7 +206,10 @@ class Nic(LenientModel):
 
     @property
     def filters_reach(self) -> bool:
-        """Return True if its reach is limited by the tap's filter, as the host sees no packet of it."""
+        """Return True if the tap's filter limits its reach.
+
+        The filter must, because the host sees none of its packets.
+        """
         return self.of_segment or self.asks_segment or self.off_host or self.on_macvlan
 
     @property

@@ -70,7 +70,10 @@ def lent_tap(uid: str, index: int) -> str:
 
 
 def wire_mac(uid: str, index: int) -> str:
-    """Return the MAC of `eth<index>`. If this link has the guest's MAC, the inner bridge has this."""
+    """Return the MAC of `eth<index>`.
+
+    If `eth<index>` must have the guest's MAC, the inner bridge gets this MAC instead.
+    """
     return _hashed_mac("wire", uid, str(index))
 
 

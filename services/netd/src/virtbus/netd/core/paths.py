@@ -1,4 +1,4 @@
-"""Describes the path of a VM's packets, and turns faults on it into next steps."""
+"""Describes the path of a VM's packets, and names the next step for each fault on this path."""
 
 from collections.abc import Iterable, Mapping
 
@@ -24,8 +24,8 @@ def paths_of(
 ) -> tuple[NicPath, ...]:
     """Return the path of each interface, in order.
 
-    `bridges` has the bridge or link of the host for each interface, by its name. `grouped` are the
-    interfaces that are isolated.
+    `bridges` has the bridge or link of the host for each interface, by the interface's name.
+    `grouped` are the interfaces that security groups or their networks isolate.
     """
     isolated = {nic.index: nic.isolated for nic in grouped}
     pairs = zip(attachment.nics, attachment.statuses(), strict=True)
@@ -60,7 +60,10 @@ def _limits(nic: Nic) -> dict[str, int]:
 
 
 def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -> list[PathFault]:
-    """Return messages about links as faults, with the interface whose link they name."""
+    """Turn messages about links into faults, each with the interface whose link it names.
+
+    `mendable` means that netd itself restores the links.
+    """
     owned = [(what, _owner(attachment, what)) for what in found]
     return [
         PathFault(
@@ -73,7 +76,10 @@ def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -
 
 
 def _step_of_host(attachment: Attachment, what: str, name: str) -> str:
-    """Return the next step if the cause is a link of the host, which virtbus does not change."""
+    """Return the next step if the cause is a link of the host, which virtbus does not change.
+
+    Otherwise return an empty string.
+    """
     if what.endswith(OF_HOST_DOWN):
         return _SET_UP
     on_host = {nic.name: nic.eth for nic in attachment.nics if nic.is_macvlan}

@@ -36,7 +36,7 @@ def machine_of(cgroups: str) -> str:
 
 
 def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
-    """Yield the domain's name in each machine, and the whole name of the machine."""
+    """Yield, for each machine in the cgroups, the domain's name in it and the machine's name."""
     for line in cgroups.splitlines():
         for part in line.split(":", 2)[-1].split("/"):
             plain = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), part)

@@ -17,7 +17,7 @@ _PATH = "spec.domain.devices.interfaces"
 _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OVERLAY, NicKind.CNI})
 """Kinds to whose guests a port of the host may lead."""
 _BINDINGS = frozenset({NicBinding.MASQUERADE, NicBinding.PASST})
-"""Bindings that netd makes; the others only say what the network has to be."""
+"""Bindings that netd makes. Other bindings only demand a kind of network."""
 _TRANSLATING = _PUBLISHING
 """Kinds that give the VM's namespace an address and a gateway, as masquerade needs them."""
 
@@ -129,7 +129,7 @@ def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None)
 
 
 def _kind(network: str, target: NetworkTarget | None) -> NicKind:
-    """Return the kind of a network. One without an object is `default` or a conflist."""
+    """Return the kind of a network. A network without an object is `default` or a conflist."""
     if target is not None:
         return NicKind.of(target.spec.kind)
     return NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI

@@ -1,7 +1,7 @@
 """Builds the host's nftables table about the guests that CNI plugins connect (NET-12).
 
 The plugins decide by which link packets of these guests come in, so the table matches guests by
-their addresses. The filter of a guest's tap lets it use no others.
+their addresses. The filter of a guest's tap lets the guest use no other addresses.
 """
 
 import functools
@@ -26,7 +26,7 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class PluginGuests:
-    """The addresses of guests, and of the gateways and name servers that they were given."""
+    """The addresses of guests, and of the gateways and name servers that plugins gave them."""
 
     guests: frozenset[Address] = frozenset()
     gateways: frozenset[Address] = frozenset()
@@ -36,8 +36,9 @@ class PluginGuests:
 def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
     """Return the addresses of interfaces that the table needs.
 
-    Name servers in a network object open nothing, because users write network objects. An interface
-    whose packets bypass the host counts, too: a router may send them back to this host.
+    Name servers in a network object are left out: users write network objects, and could open any
+    address by them. An interface whose packets bypass the host is included, because a router may
+    send its packets back to this host.
     """
     guests, gateways, servers = set[Address](), set[Address](), set[Address]()
     for nic in nics:
@@ -54,7 +55,7 @@ def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
 
 
 def table_name(bridge: str) -> str:
-    """Return the name of the table; two instances on a host have different ones."""
+    """Return the name of the table; two instances on a host have different tables."""
     return f"{table_of(bridge)}_plugins"
 
 
@@ -69,7 +70,7 @@ def plugin_table(
 
 
 def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> list[NetlinkCall]:
-    """Return the transaction that turns the guests of a table, `there`, into those of `known`."""
+    """Return the transaction for a table that has the guests `there`, and must have `known`."""
     calls: list[NetlinkCall] = []
     for wanted, listed in zip(_sets(known), _sets(there), strict=True):
         packed = {address.packed for address in listed.addresses}
@@ -79,10 +80,10 @@ def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> lis
 
 @functools.lru_cache(maxsize=2)
 def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
-    """Return the rules of the table; their sets have the guests.
+    """Return the rules of the table. The rules match guests by sets of their addresses.
 
-    They limit these guests as `host_table` limits those of its bridge. Only packets to addresses
-    that are not closed are left to the plugins, whose network policy may drop them.
+    They limit these guests as `host_table` limits the guests of its bridge. They decide nothing
+    about packets to addresses that are not closed: the plugins' network policy may drop these.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)

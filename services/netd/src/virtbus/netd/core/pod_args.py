@@ -1,7 +1,7 @@
-"""Names the pod of a VM to CNI plugins, as runtimes of containers do.
+"""Names the pod of a VM to CNI plugins, as container runtimes do.
 
-Plugins such as Calico's look the pod up at the API server. Only a VM that the container runtime of
-a node made is a pod: other clients could name a pod that is not theirs.
+Plugins such as Calico's look the pod up at the API server. Only a VM that a node's runtime made
+counts as a pod, because other clients could name a pod that is not theirs.
 """
 
 import re
@@ -15,9 +15,10 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def pod_args(record: VmRecord) -> dict[str, str]:
-    """Return the words of CNI_ARGS for the pod of a VM; empty if it is none.
+    """Return the words of CNI_ARGS for the pod of a VM; empty if the VM is not a pod.
 
-    It is also empty if a name has a character that no pod's name has: `;` could add further words.
+    The result is also empty if the name or the uid of the pod has a character that Kubernetes does
+    not permit there, because `;` could add further words.
     """
     name, uid = (record.annotations.get(key, "") for key in (POD_NAME, POD_UID))
     if not (node_of(record.owner) and _NAME.fullmatch(name) and _UID.fullmatch(uid)):

@@ -1,7 +1,8 @@
 """Builds the host's nftables table of published ports, and finds out who holds a port.
 
-A packet to a published port is sent on to the guest before the host's own rules see it. Packets of
-guests are excepted: a guest reaches its neighbours by their own addresses, and no port of a host.
+A packet to a published port is redirected to the guest before the host's own rules see it. Packets
+from guests are not redirected: a guest reaches other guests by their own addresses, and reaches no
+port of a host.
 CNI plugins publish the ports of their own interfaces.
 """
 
@@ -42,9 +43,9 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket of the host that takes packets: at its address, or at every one (`0.0.0.0`, `::`).
+    """A socket of the host that takes packets at one address, or at all (`0.0.0.0`, `::`).
 
-    A socket of `::` takes packets of IPv4, too, unless its program has refused these.
+    A socket of `::` takes packets of IPv4, too, unless its program has refused IPv4.
     """
 
     address: Address
@@ -65,7 +66,7 @@ class Listener:
 def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
     """Return the published ports of a VM whose addresses are known.
 
-    The tunnels' port leads nowhere, also if an earlier netd has published it.
+    The port of overlay tunnels is left out, because an earlier netd may have published it.
     """
     owner = f"the VM {attachment.namespace}/{attachment.vm_name} ({attachment.uid})"
     return tuple(
@@ -78,7 +79,7 @@ def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
 
 
 def refuse_tunnel_port(attachment: Attachment) -> None:
-    """Raise 422 `port_reserved` if a port is that of the tunnels of overlays.
+    """Raise 422 `port_reserved` if a published port is the port of overlay tunnels.
 
     A redirect would give the guest the frames of other overlays. A host may get its first overlay
     at any time, so the port is refused on each host.
@@ -91,7 +92,7 @@ def refuse_tunnel_port(attachment: Attachment) -> None:
 
 
 def refuse_without_ipv6(attachment: Attachment) -> None:
-    """Raise 422 `no_ipv6` if a port has an IPv6 address of the host, and its guest no IPv6."""
+    """Raise 422 `no_ipv6` if a port is published on an IPv6 address for a guest without IPv6."""
     for nic in _own(attachment):
         for port in nic.publish if nic.addresses and not nic.addresses6 else ():
             if not port.has(4):
@@ -99,7 +100,7 @@ def refuse_without_ipv6(attachment: Attachment) -> None:
 
 
 def check_ports(attachment: Attachment, others: Iterable[Nic]) -> None:
-    """Refuse a port that another interface has, if CNI plugins publish it for one of the two.
+    """Refuse a published port that another interface has, if one of the two is a CNI interface.
 
     Plugins do not notice the clash, and one guest would get all packets.
 
@@ -150,7 +151,7 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
 def _place(lead: Lead) -> tuple[bytes, ...]:
     """Return the match of packets to a published port.
 
-    Link-local addresses are left out: a packet to one comes from one, and nobody forwards it.
+    Packets to link-local addresses are left out: no host forwards such packets.
     """
     port = lead.port
     if port.host_address is None:
@@ -193,8 +194,8 @@ def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -
 def listeners(protocol: str, text: str) -> Iterator[Listener]:
     """Yield the listening sockets in the text of `/proc/net/tcp`, `udp`, `tcp6` or `udp6`.
 
-    Sockets of loopback addresses and of link-local IPv6 addresses are left out: no published port
-    is there.
+    Sockets of loopback addresses and of link-local IPv6 addresses are left out, because no packet
+    to these addresses is redirected.
     """
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -220,7 +221,7 @@ def taken_by(lead: Lead, found: Iterable[Listener]) -> Listener | None:
 
 
 def port_taken(port: PublishedPort, who: str) -> VirtbusError:
-    """Return 409 `port_taken`, which names the holder. It is retried: the port may be freed."""
+    """Return 409 `port_taken`, which names the holder. A retry may find the port free."""
     message = f"{port.place} of this host belongs to {who}; publish another port"
     return VirtbusError(Code.CONFLICT, "port_taken", message, retry=Retry.LATER, after_ms=5000)
 

@@ -3,15 +3,16 @@
 from virtbus.netd.core.token_bucket import TokenBucket
 
 RATE_HZ, BURST = 200.0, 200
-"""Queries of a guest: per second, and at once. Those that wait are in the socket's buffer, and the
-kernel drops those that do not fit."""
+"""Queries of a guest: per second, and at once. Further queries wait in the socket's buffer, and the
+kernel drops queries that do not fit into it."""
 LOOKUP_RATE_HZ, LOOKUP_BURST = 20.0, 40
 """Questions to the controllers for a guest: per second, and at once. A guest that invents names
-costs them no more."""
+causes no more questions than that."""
 BUSY = 32
-"""Open queries of a guest."""
+"""Maximum number of open queries of a guest."""
 BUSY_WHEN_FULL = 2
-"""Open queries of a guest while all guests together have many. So each guest gets answers."""
+"""Maximum number of open queries of a guest while all guests together have many. So a guest with
+many queries does not keep other guests from getting answers."""
 CONNECTIONS = 4
 
 

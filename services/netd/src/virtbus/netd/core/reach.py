@@ -15,7 +15,7 @@ METADATA = IPv4Address("169.254.169.254")
 """Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 METADATA6 = IPv6Address("fd00:ec2::254")
 MAX_ADDRESSES = 8192
-"""Maximum number of hosts' addresses, more than a fleet has.
+"""Maximum number of hosts' addresses. A fleet has fewer.
 
 A longer list is cut, with an error in the log.
 """
@@ -31,7 +31,7 @@ class ReachRules:
     opened: tuple[Net, ...] = ()
     """Takes precedence over `hosts` and `closed`."""
     dns: tuple[IPv4Address, ...] = ()
-    """Name servers of guests. Their port 53 is open, at any address."""
+    """Name servers of guests. Port 53 of these addresses is open, even if the address is closed."""
 
 
 def of_ipv4(networks: Iterable[Net]) -> list[IPv4Network]:
@@ -47,8 +47,8 @@ def of_ipv6(networks: Iterable[Net]) -> list[IPv6Network]:
 def usable(texts: Iterable[str], guests: Sequence[Net]) -> frozenset[Address]:
     """Return the valid addresses of hosts among `texts`.
 
-    Addresses within the guests' own subnets are ignored: each host has the same gateway, and a list
-    that contained a guest would disconnect it.
+    Addresses within the guests' own subnets are ignored: all hosts have the same gateway address,
+    and a guest whose address were in the list would be disconnected.
     """
     found = set[Address]()
     for text in texts:

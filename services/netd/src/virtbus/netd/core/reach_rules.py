@@ -1,6 +1,6 @@
-"""Builds the rules of reach for nftables tables of the host (NET-12, ADR 0036).
+"""Builds the nftables rules of the host that limit the reach of guests (NET-12, ADR 0036).
 
-`guest` is the match of packets of one IP version from guests, such as by their bridge.
+`guest` is the match of packets of one IP version from guests, for example by their bridge.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,10 @@ def host_sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
 
 
 def opened(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield the rules that come before those of closed addresses, and so take precedence."""
+    """Yield the rules that accept answers, DNS queries, and packets to opened addresses.
+
+    They take precedence over the rules of `closed`, so they must come first in the chain.
+    """
     yield nft.rule(chain, guest, nft.established(), _accept())
     for server in reach.dns:
         yield from to_dns(chain, (*guest, *nft.ip_destination(server)))
@@ -39,7 +42,7 @@ def opened6(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule
 
 
 def to_dns(chain: str, match: Match) -> Iterator[nft.NftRule]:
-    """Yield the rules that accept queries among the packets of a match."""
+    """Yield the rules that accept DNS queries among the packets of a match."""
     for protocol in (nft.UDP, nft.TCP):
         port = nft.destination_port(DNS_PORT)
         yield nft.rule(chain, match, nft.l4_protocol(protocol), port, _accept())
@@ -85,7 +88,7 @@ def closed6(
 
 
 def tunnel_frames(chain: str, hosts: nft.AddressSet, *more: bytes) -> nft.NftRule:
-    """Return the rule that drops frames of overlays that come from no host of the fleet."""
+    """Return the rule that drops frames of overlays whose source is not a host of the fleet."""
     frames = (*nft.is_ipv4(), *nft.l4_protocol(nft.UDP), *nft.destination_port(TUNNEL_PORT))
     return nft.rule(chain, frames, nft.ip_source_not_among(hosts), more, _drop())
 

@@ -1,7 +1,7 @@
 """Marks, matches and ends the connections that published ports redirect (ADR 0051).
 
-netd's mark is one bit of the connection's mark. It says that netd has rewritten the destination,
-and not another program of the host. The other bits belong to other programs, and stay.
+netd's mark is one bit of the connection's mark. This bit says that netd, and not another program of
+the host, has rewritten the destination. The other bits belong to other programs, and stay.
 """
 
 import struct
@@ -23,7 +23,7 @@ from virtbus.netd.core.netlink import (
 from virtbus.schemas.address_pool import Address
 
 MARK = 0x0800_0000
-"""Kube-proxy, Tailscale and the plugins of AWS use lower bits of this mark."""
+"""netd's bit. Kube-proxy, Tailscale and the plugins of AWS use lower bits of connections' marks."""
 
 _LIST, _DELETE = 1 << 8 | 1, 1 << 8 | 2
 _HEADER = struct.Struct(">BBH")
@@ -63,7 +63,7 @@ def list_connections() -> NetlinkCall:
 
 
 def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[NetlinkCall]:
-    """Yield the calls that end those of the listed connections that lead to `ports`."""
+    """Yield a call for each listed connection to one of `ports`. The call ends the connection."""
     for reply in replies:
         start = HEADER_BYTES + _HEADER.size
         if guest_port(reply) in ports:
@@ -82,7 +82,7 @@ def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[
 
 
 def guest_port(reply: Reply) -> GuestPort | None:
-    """Return the port of the guest that answers the packets of a listed connection."""
+    """Return the guest's port to which a listed connection leads; None if it has no ports."""
     answer = find_attr(reply.message, HEADER_BYTES + _HEADER.size, _ANSWER)
     ends, protocol = find_attr(answer, 0, _IP), find_attr(answer, 0, _PROTOCOL)
     source = next((found for kind in _SOURCES if (found := find_attr(ends, 0, kind))), b"")

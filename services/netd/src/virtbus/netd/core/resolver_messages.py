@@ -1,7 +1,8 @@
 """Encodes and decodes the messages between netd and the resolver's process, as JSON.
 
-Both run as root on one host, and netd replaces a process of other code. So the messages have no
-versions and no checks. The module imports no library, so that the process stays small.
+Both run as root on one host, and netd replaces a resolver that runs other code than its own. So the
+messages have no versions and no checks. The module imports no library, so that the process stays
+small.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from virtbus.netd.core.guest_names import NamedVm
 
 Message = Mapping[str, Any]
-"""One message. Its first key says what it is."""
+"""One message. Its first key says which kind of message it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ResolverSite:
 
 
 def site_of(text: str) -> ResolverSite:
-    """Return the site whose `text` this is."""
+    """Parse the argument that `ResolverSite.text` made."""
     found = json.loads(text)
     return ResolverSite(**(found | {"servers": tuple(found["servers"])}))
 
@@ -74,7 +75,10 @@ class NobodyAnswersError(Exception):
 
 
 def answer_message(number: int, found: FoundName | None, *, silent: bool = False) -> Message:
-    """Return the answer to the question `number`; None: refused; `silent`: nobody answers."""
+    """Return the answer to the question `number`.
+
+    If `found` is None, the question was refused, or no controller answers (`silent`).
+    """
     return {
         "answer": number,
         "silent": silent,

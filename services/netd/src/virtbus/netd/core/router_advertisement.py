@@ -1,7 +1,8 @@
 """Builds router advertisements for one guest (RFC 4861, RFC 4191).
 
 They tell the guest to ask DHCPv6 for its addresses (M and O), and that its subnet is on the link.
-No prefix is for autoconfiguration: the guest would choose an address that nobody assigned.
+No prefix permits autoconfiguration, because the guest would choose an address that netd did not
+assign.
 """
 
 import struct
@@ -13,8 +14,8 @@ ROUTER_SOLICITATION, ROUTER_ADVERTISEMENT = 133, 134
 EVERY_S = 600.0
 """The interval of advertisements that no guest asked for. They renew the router's lifetime."""
 _LIFETIME_S, _LIFETIME_MAX_S = 9000, 65_535
-"""The shortest and the longest lifetime of the router. In between, it is that of the DHCP lease, so
-that a guest keeps its default route while netd is away."""
+"""The shortest and the longest lifetime of the router. Between these bounds, it is the lifetime of
+the DHCP lease, so that a guest keeps its default route while netd is away."""
 _MANAGED, _OTHER = 0x80, 0x40
 _ON_LINK = 0x80
 _PREFIX, _MTU, _ROUTE = 3, 5, 24

@@ -43,7 +43,7 @@ def default_routes(gateways: Iterable[str], index: int) -> list[KernelRoute]:
 
 
 def put_route(route: KernelRoute) -> NetlinkCall:
-    """Return the call that makes a route, or replaces the one to the same destination."""
+    """Return the call that makes a route, or replaces the route to the same destination."""
     four = route.destination.version == 4
     gateway = route.gateway
     scope = _ON_LINK if four and gateway is None else _EVERYWHERE
@@ -66,7 +66,7 @@ def list_routes() -> NetlinkCall:
 
 
 def listed_route(message: bytes) -> KernelRoute | None:
-    """Return the route in one message of a list; None for one that `put_route` does not make."""
+    """Return the route in one message of a list; None for a kind that `put_route` does not make."""
     family, length, *_, table, _protocol, _scope, kind, _flags = _ROUTE.unpack_from(
         message, HEADER_BYTES
     )

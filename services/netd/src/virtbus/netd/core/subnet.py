@@ -11,11 +11,11 @@ from virtbus.schemas.network_object import BUILT_IN
 def choose_address(
     pool: AddressPool, nic: Nic, uid: str, taken: Collection[str], freed: Mapping[str, int]
 ) -> Address:
-    """Return a free address of a pool, if possible the same for the same interface.
+    """Return a free address of a pool, if possible always the same for the same interface.
 
     The search starts at a hash of the interface. Addresses in `freed` come last, in the order of
     their releases, because neighbours may still have them in their ARP caches. The addresses in
-    `taken` and `freed` are texts, because parsing 300 addresses at each attach took 2 ms.
+    `taken` and `freed` are strings, because parsing 300 addresses at each attach took 2 ms.
 
     Raises:
         VirtbusError: 429 if every address is taken.

@@ -1,4 +1,4 @@
-"""Counts what the interfaces of a host's VMs use, so that no attach looks at all of them."""
+"""Indexes what the interfaces of a host's VMs use, so that no attach looks at all interfaces."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ class UsedNics:
         self._publishing: dict[str, list[Nic]] = {}
 
     def put(self, uid: str, nics: Sequence[Nic]) -> None:
-        """Set the interfaces of a VM. Addresses that it has no longer are released."""
+        """Set the interfaces of a VM. Addresses that the VM no longer has are released."""
         before = self._of.get(uid)
         if before == tuple(nics):
             return
@@ -40,7 +40,7 @@ class UsedNics:
             self._publishing[uid] = publishing
 
     def drop(self, uid: str) -> None:
-        """Forget a VM, whose addresses are released."""
+        """Forget a VM, and release its addresses."""
         self._release(releases_of(uid, self._of.get(uid, ())))
         self._remove(uid)
 
@@ -92,11 +92,11 @@ class UsedNics:
         return self._addresses.get(_network(nic), Counter())
 
     def freed(self, nic: Nic) -> Mapping[str, int]:
-        """Return the addresses that were released in the network of `nic`, with their order."""
+        """Return the released addresses of the network of `nic`, with the order of release."""
         return self._freed.of(nic)
 
     def remembered(self, nic: Nic, uid: str) -> Nic:
-        """Return the interface; if it has no address, with those that it last had on this host."""
+        """Return the interface. Without addresses, it gets those that it last had on this host."""
         if nic.addresses:
             return nic
         return nic.model_copy(update={"addresses": self._freed.former(nic, uid)})

@@ -14,7 +14,7 @@ from virtbus.schemas.ids import check_uid
 
 MAX_FRAME_BYTES = 64 * 1024
 MAX_DESCRIPTORS = 128
-"""The most that vmwrapper takes."""
+"""Maximum number of descriptors that vmwrapper takes."""
 VIRTIO = "virtio-net-pci"
 PROTOCOL = b"virtbus-wrapper/1"
 _MAX_TIMES = 8
@@ -34,9 +34,10 @@ class WrapperRequest:
 
 @dataclass(frozen=True, slots=True)
 class NicArgument:
-    """One interface on QEMU's command line. `device` is without `netdev` and `mac`.
+    """One interface on QEMU's command line.
 
-    It has `queues` descriptors of taps and, with `vhost`, as many descriptors of vhost-net.
+    `device` has the properties of the device, without `netdev` and `mac`. The interface has
+    `queues` tap descriptors and, with `vhost`, as many descriptors of vhost-net.
     """
 
     device: Mapping[str, str | int | bool]
@@ -49,7 +50,7 @@ def frame_length(header: bytes) -> int:
     """Return the length in a frame's first 4 bytes.
 
     Raises:
-        FrameError: zero, or over MAX_FRAME_BYTES (FDS-04).
+        FrameError: the length is zero, or over MAX_FRAME_BYTES (FDS-04).
     """
     length = int.from_bytes(header, "big")
     if not 0 < length <= MAX_FRAME_BYTES:
@@ -68,7 +69,7 @@ def read_request(body: bytes) -> WrapperRequest:
     """Return the request in a frame's body.
 
     Raises:
-        FrameError: another protocol, an invalid uid, or invalid times.
+        FrameError: the request has another protocol, an invalid uid, or invalid times.
     """
     parts = body.split(b"\0")
     if len(parts) < 3 or parts[0] != PROTOCOL or parts[-1] or len(parts) > 3 + _MAX_TIMES:
@@ -96,7 +97,7 @@ def refusal(code: str, message: str) -> bytes:
 def with_vhost(nics: Sequence[NicArgument]) -> list[NicArgument]:
     """Return the interfaces with vhost-net where a guest can use it and descriptors are left.
 
-    Without it, the emulator copies the packets itself.
+    Without vhost-net, the emulator copies the packets itself.
     """
     left = MAX_DESCRIPTORS - sum(nic.queues for nic in nics)
     found = []
@@ -115,8 +116,9 @@ def vhosts_of(nics: Sequence[NicArgument]) -> int:
 def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
     """Return the frame of a grant.
 
-    It is sent with the taps of all queues in their order, and then the descriptors of vhost-net.
-    QEMU uses the last of two `-uuid`, so the guest sees `firmware_uuid`.
+    The frame must be sent with the tap descriptors of all queues in their order, and after them the
+    descriptors of vhost-net. QEMU uses the last of two options `-uuid`, so the guest sees
+    `firmware_uuid`.
     """
     arguments: list[str] = []
     count, vhosts = 0, sum(nic.queues for nic in nics)

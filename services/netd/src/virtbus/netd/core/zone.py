@@ -1,4 +1,4 @@
-"""Says what a DNS name means on a host: a VM, an address, or a name that others know."""
+"""Says what a DNS name means on a host: a VM, an address, or a name that other servers know."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -19,7 +19,11 @@ class VmName:
 
 @dataclass(frozen=True, slots=True)
 class ReverseName:
-    """The name of an address. Names of the host's own network are known only here."""
+    """The DNS name that stands for an address, below `in-addr.arpa` or `ip6.arpa`.
+
+    `own` is True for an address in the host's own network, whose name only this host knows.
+    `authority` is the DNS zone of the name.
+    """
 
     address: Address
     own: bool
@@ -28,7 +32,10 @@ class ReverseName:
 
 @dataclass(frozen=True, slots=True)
 class ZoneName:
-    """A name of the zone that no VM can have. `exists`: it is the zone or a namespace in it."""
+    """A name in the zone that no VM can have.
+
+    `exists` is True if the name is the zone itself, or a namespace in the zone.
+    """
 
     exists: bool
 

@@ -12,7 +12,7 @@ class Attacher(Protocol):
     """Connects the interfaces of one kind. Each method blocks, and can be repeated."""
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its address, or with what its plugins need.
+        """Return the interface with its address, or with the conflist for its plugins.
 
         `used` has all other interfaces on the host. Nothing is made. Raises VirtbusError.
         """
@@ -24,10 +24,10 @@ class Attacher(Protocol):
         """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each missing part on the host; `mend`: restore it instead."""
+        """Return a message for each missing part on the host; `mend`: restore the part instead."""
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove what a network has on the host and no interface of `left` needs.
+        """Remove the shared parts on the host that no interface of `left` needs.
 
-        The kernel removes the host ends of a VM with its namespace.
+        Host ends of VMs are no such parts: the kernel removes them with the VM's namespace.
         """

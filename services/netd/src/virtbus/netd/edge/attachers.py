@@ -1,7 +1,8 @@
 """Connects interfaces to the host, by the kind of their network: one attacher for each kind.
 
-A further kind is one attacher and one row in `Attachers`. A binding for several kinds has an
-attacher that uses theirs. `guest_links` has the inside of the VM's namespace, for all kinds.
+A further kind needs one attacher and one row in `Attachers`. A binding for several kinds has an
+attacher that uses the attachers of these kinds. `guest_links` makes the links inside the VM's
+namespace, for all kinds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +34,8 @@ from virtbus.schemas.nic import NicBinding
 class CniAttacher:
     """Plans interfaces of conflists, and limits the reach of their guests.
 
-    Their plugins are programs, which `plugin_chains` runs and awaits. They run when the namespace
-    exists, and the result of each conflist is stored before the plugins of the next one run.
+    Plugins are programs, which `plugin_chains` runs and awaits. They run when the namespace exists.
+    The result of each conflist is stored before the plugins of the next conflist run.
     """
 
     cni: Cni
@@ -62,7 +63,7 @@ class CniAttacher:
         """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return what is missing of the rules; `mend`: restore them."""
+        """Return a message for each missing rule; `mend`: restore the rules instead."""
         del nics
         if mend:
             self.reach.mend()
@@ -134,14 +135,14 @@ class Attachers:
             attacher.attach(host, vm.uid, own, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool = False) -> list[str]:
-        """Return what the interfaces lack on the host; `mend`: restore it instead."""
+        """Return a message for each missing part on the host; `mend`: restore the part instead."""
         found: list[str] = []
         for attacher, own in self._grouped(nics):
             found += attacher.verify(own, mend=mend)
         return found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove what no interface of `left` needs on the host."""
+        """Remove the parts on the host that no interface of `left` needs."""
         for attacher in dict.fromkeys(self._of.values()):
             attacher.detach(left)
 
@@ -149,7 +150,7 @@ class Attachers:
         return self.passt if nic.binding is NicBinding.PASST else self._of[nic.kind]
 
     def _grouped(self, nics: Sequence[Nic]) -> list[tuple[Attacher, list[Nic]]]:
-        """Return the interfaces by attacher. Kinds with one attacher share a transaction."""
+        """Return the interfaces by attacher. Kinds that have the same attacher are one group."""
         groups: dict[Attacher, list[Nic]] = {}
         for nic in nics:
             groups.setdefault(self._attacher(nic), []).append(nic)

@@ -1,7 +1,7 @@
-"""Stores one state file per VM: its addresses, and the input of a CNI DEL.
+"""Stores one state file per VM, with its addresses and the input of a CNI DEL.
 
-It is written before anything is made and removed after everything is gone. So every namespace that
-a crash leaves on the host has a file.
+The file is written before any part of the network is made, and removed after all parts are gone. So
+every namespace that a crash leaves on the host has a file.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ class AttachmentStore:
             leftover.unlink(missing_ok=True)
 
     def write(self, attachment: Attachment) -> None:
-        """Replace the file. Until `sync`, a power loss may leave the old file or a torn one."""
+        """Replace the file. Until `sync`, a power loss may leave the old file or a damaged file."""
         path = self._path(attachment.uid)
         part = path.with_suffix(".part")
         part.write_bytes(attachment.model_dump_json().encode())
@@ -68,7 +68,8 @@ class AttachmentStore:
     def all(self) -> list[Attachment]:
         """Return the attachments of all readable files.
 
-        A torn file is removed: the power failed before `sync`, so its network was never announced.
+        A damaged file is removed: the power failed before `sync`, so nobody was informed of its
+        network.
 
         Raises:
             VirtbusError: 422 `state_newer` or `state_older` if a file has another version.

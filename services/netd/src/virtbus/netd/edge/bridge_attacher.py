@@ -1,8 +1,8 @@
 """Connects interfaces to an existing bridge of the host: networks of the kind `bridge`.
 
-The bridge belongs to the host. VMs' ports on it are ends of veth pairs, which the kernel removes
-with the VM's namespace. The DHCP server of its segment gives the guests their addresses, unless
-their network has a subnet.
+The bridge belongs to the host. The ports of VMs on this bridge are ends of veth pairs, which the
+kernel removes with the VM's namespace. The DHCP server of the bridge's segment gives the guests
+their addresses, unless their network has a subnet.
 """
 
 import errno
@@ -43,10 +43,10 @@ class HostBridgeAttacher:
         return on_segment(nic, vm.uid, link.mtu, used.addresses(nic), hosts)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Do nothing: the bridge is the host's."""
+        """Do nothing: the bridge belongs to the host."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        """Make a veth pair for each interface, and make its host end a port of the bridge."""
         for nic in nics:
             link = self.segments.of(host, nic)
             wire, outer = names.wire_mac(uid, nic.index), names.outer_mac(uid, nic.index)
@@ -63,7 +63,7 @@ class HostBridgeAttacher:
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return a message for each host end off its bridge, or with a bridge that is down.
 
-        `mend`: plug the end instead, if the bridge exists.
+        `mend`: plug the host end into the bridge instead, if both exist.
         """
         found = []
         with Netlink() as host:
@@ -89,9 +89,10 @@ class HostBridgeAttacher:
 
 
 def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
-    """Make the host end a port, and then put it into its VLAN.
+    """Make the host end a port of the bridge, and then put the port into its VLAN.
 
-    In between, it is in the bridge's own VLAN. Its tap is not up yet, or its guest is the same.
+    In between, the port is in the VLAN that the bridge gives each new port. At an attach, no frame
+    passes then, because the tap is not up yet. At a repair, the running guest is in that VLAN.
     """
     try:
         host.do([host_end.plug(nic.host_link, link.index, uid)])
@@ -114,7 +115,7 @@ def is_down(host: Netlink, nic: Nic, link: SegmentLink) -> list[str]:
 def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:
     """Return the calls that move a new port from the VLAN `pvid` to `vlan`, untagged.
 
-    `pvid` is the VLAN that the bridge gives each new port; 0: it gives none.
+    `pvid` is the VLAN that the bridge gives each new port, or 0 if it gives none.
     """
     calls = [links.add_port_vlan(port, vlan)]
     return calls if pvid in {0, vlan} else [*calls, links.delete_port_vlan(port, pvid)]

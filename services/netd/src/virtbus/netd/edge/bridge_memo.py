@@ -1,4 +1,4 @@
-"""Remembers a host bridge that may exist, and how the host forwarded before the first one."""
+"""Remembers a host bridge that may exist, and the host's forwarding before the first bridge."""
 
 import json
 from pathlib import Path
@@ -33,9 +33,10 @@ class BridgeMemo:
         return self._path.exists()
 
     def write(self, forwarding: Forwarding, target: NetworkTarget | None) -> None:
-        """Write the memo unless it exists. If another bridge has one, its values are copied.
+        """Write the memo unless it exists.
 
-        Without one, `forwarding` is stored.
+        If another bridge of this netd has a memo, the values in that memo are copied, because they
+        are from before the first bridge. Otherwise `forwarding` is stored.
         """
         if self.exists():
             return
@@ -75,7 +76,7 @@ def target_in(path: Path) -> NetworkTarget | None:
     """Return the network object in a memo; None for the built-in network.
 
     Raises:
-        ValueError: it is no memo.
+        ValueError: the file is not a memo.
     """
     plain = json.loads(path.read_text()).get("target")
     return NetworkTarget.model_validate(plain) if plain is not None else None

@@ -47,7 +47,7 @@ class Cni:
         openings: Openings = MappingProxyType({}),
         allowed: Collection[str] = (),
     ) -> None:
-        """`openings` has the namespaces that may use each network; all others are refused.
+        """`openings` has the namespaces that may use each network; other namespaces are refused.
 
         `allowed` are the plugins that a conflist in a network object may name.
         """
@@ -61,7 +61,7 @@ class Cni:
         self._collecting = asyncio.Lock()
 
     def networks(self) -> dict[str, Path]:
-        """Return the file of each network name. Of two files with one name, the first counts."""
+        """Return the file of each network name. Of two files with one name, the first is used."""
         found: dict[str, Path] = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._conf_dir.iterdir()):
@@ -74,8 +74,9 @@ class Cni:
         """Return the conflist called `network`, for a VM of `namespace`.
 
         Raises:
-            VirtbusError: 403 `network_closed`; 404 `network_unknown` with the existing names, or
-                the reason why a file of that name cannot be used (422).
+            VirtbusError: 403 `network_closed`: the namespace may not use the network. 404
+                `network_unknown`: no conflist has this name; the message has the existing names.
+                422 `cni_config`: a file of that name cannot be used.
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -102,7 +103,7 @@ class Cni:
         )
 
     def of_target(self, target: NetworkTarget) -> CniState:
-        """Return the conflist in a network object; its name on the host has the object's uid.
+        """Return the conflist in a network object. Its name on the host contains the object's uid.
 
         Raises:
             VirtbusError: 403 `plugin_forbidden` for a plugin that is not on the node's allow-list;
@@ -115,19 +116,19 @@ class Cni:
             return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
 
     async def add(self, uid: str, nic: Nic, state: CniState, netns: Path) -> CniState:
-        """Run ADD through the chain; return the state that DEL needs, with the last result.
+        """Run ADD of all plugins in order; return the state that DEL needs, with the last result.
 
         Raises:
-            VirtbusError: 503 `cni_not_ready` if a plugin says so on STATUS; 500 `cni_failed` with
-                the plugin's message, or `cni_result`; 422 `cni_plugin_missing`. After an error,
-                `delete` must be run.
+            VirtbusError: 503 `cni_not_ready`: a plugin says so on STATUS. 500 `cni_failed`: a
+                plugin failed; the message has its reason. 500 `cni_result`: a plugin printed no
+                result. 422 `cni_plugin_missing`. After an error, `delete` must be run.
         """
         conflist = state.conflist
         place = CniPlace(conflist["name"], uid, nic.eth)
         self._adding.add(place)
         try:
             async with self._collecting:
-                pass  # a collection that began earlier would take this attachment for a leftover
+                pass  # wait for a collection that began earlier: it would remove this attachment
             await self._status(conflist)
             result = await self._add(uid, nic, conflist, netns)
         finally:
@@ -152,7 +153,7 @@ class Cni:
         return result
 
     async def _status(self, conflist: dict[str, Any]) -> None:
-        """Ask the plugins if they can take an interface now, if they know that verb."""
+        """Ask the plugins by STATUS, if they know this verb, if they can take an interface now."""
         if not has_verb(conflist, CniVerb.STATUS):
             return
         environment = cni.bare_environment(CniVerb.STATUS, self._path)
@@ -180,8 +181,8 @@ class Cni:
         """Let the plugins remove what belongs to no attachment of `known`, if they know GC.
 
         A plugin that fails is logged, and the others are run. Attachments that are being made are
-        valid, too. `known` is called while no attachment begins. An earlier call could miss an
-        attachment that was made while another conflist was collected.
+        kept, too. `known` is called here, while no attachment can begin. An earlier list could lack
+        an attachment that was made while another conflist was collected.
         """
         if not has_verb(conflist, CniVerb.GC):
             return
@@ -203,7 +204,7 @@ class Cni:
         A plugin that is not installed any more is skipped.
 
         Raises:
-            VirtbusError: 500 `cni_failed` of the first plugin that failed; the others were run.
+            VirtbusError: 500 `cni_failed` of the first plugin that failed. All others were run.
         """
         first: VirtbusError | None = None
         for plugin in reversed(state.conflist["plugins"]):

@@ -1,7 +1,7 @@
 """Stores results of CNI plugins as libcni does, for tools that read such files.
 
-netd itself needs none of these files. They are not in libcni's own folder: the garbage collection
-of another runtime would take netd's attachments there for leftovers, and undo them.
+netd itself needs none of these files. They are not in libcni's own folder, because the garbage
+collection of another runtime would take netd's attachments there for leftovers, and undo them.
 """
 
 import contextlib

@@ -3,8 +3,9 @@
 On a segment, another server answers. The socket then reads the answers of that server to the guest.
 
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
-sockets. A guest tolerates that for its lease time. Guests with IPv6 also get router advertisements
-that they did not ask for, which renew their default route.
+sockets. A guest tolerates that for its lease time.
+
+Guests with IPv6 also get router advertisements regularly, which renew their default route.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _ETHERTYPE_IPV6 = b"\x86\xdd"
 _SIOCGSKNS = 0x894C
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS = struct.Struct("=II")
-"""The packets of a socket, and those that did not fit into its buffer, since the last reading."""
+"""Two numbers since the last reading: a socket's packets, and those that found its buffer full."""
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 """Errors that do not end the socket: the link was down, or the guest reads too slowly."""
@@ -74,7 +75,7 @@ class DhcpServer:
         self.leased: Leased = _ignore
 
     def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offers | Foreign]) -> None:
-        """Answer on each socket with its offers, replacing earlier ones."""
+        """Answer on each socket with its offers. Earlier sockets of `uid` are closed."""
         self.stop(uid)
         self._interfaces[uid] = [
             _Interface(uid, packets, offer, self._tell)
@@ -107,7 +108,7 @@ class DhcpServer:
         return None
 
     def with_floods(self, counted: Counters) -> Counters:
-        """Return the counters of a VM with the requests that its guest has lost since `serve`."""
+        """Return the counters of a VM, with the lost requests of its guest since `serve` added."""
         found = self._interfaces.get(counted.uid, [])
         if len(found) != len(counted.interfaces):
             return counted  # an interface is being plugged
@@ -249,7 +250,7 @@ class _Interface:
         self.socket.send(frame)
 
     def _overhear(self, frame: bytes, foreign: Foreign) -> None:
-        """Tell of a lease that another server gives this interface."""
+        """Report a lease that another server gives this interface."""
         message = payload(frame, CLIENT_PORT)
         lease = lease_of(message, foreign.mac) if message is not None else None
         if lease is not None:

@@ -1,4 +1,4 @@
-"""Opens the packet sockets by which netd answers DHCP on taps, or overhears it on segments."""
+"""Opens the packet sockets on taps. netd answers DHCP by them, or overhears it on segments."""
 
 import socket
 import struct

@@ -14,7 +14,7 @@ from virtbus.netd.core.reach import Address
 
 PORT = 53
 ANSWER_S = 4.5
-"""Time for all servers together: resolvers of guests repeat a query after 5 s."""
+"""Seconds for all servers together. The resolvers in guests repeat a query after 5 s."""
 
 
 class Forwarder:

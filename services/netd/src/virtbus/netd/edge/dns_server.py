@@ -1,8 +1,9 @@
 """Receives the DNS queries of guests on the gateway's address, and sends the answers.
 
 Each address of a guest has a UDP socket of its own, connected to that address. So the kernel drops
-the datagrams of all others, and a flood fills only its guest's buffer. TCP has a listener for each
-gateway. It closes connections from addresses that no guest has.
+datagrams of other senders, and a flood fills only the buffer of the guest that sends it. For TCP,
+there is one listener for each gateway. A listener closes connections from addresses that no guest
+has.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ log = logging.getLogger(__name__)
 
 PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
-"""Queries of all guests together. The limit bounds the CPU time that the resolver takes."""
+"""Queries of all guests together: per second, and at once. The limit bounds the CPU time that the
+resolver takes."""
 CROWDED = 512
-"""A number of open queries of all guests; from it on, each guest may have only a few."""
+"""Number of open queries of all guests from which each guest may have only BUSY_WHEN_FULL."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024
@@ -46,7 +48,10 @@ class DnsGuest:
 
 
 Resolve = Callable[[DnsGuest, bytes, bool], Awaitable[bytes | None]]
-"""Returns the answer to a guest's message, None for none; the last argument is True for TCP."""
+"""Returns the answer to a guest's message, or None if the guest gets no answer.
+
+The last argument is True for TCP.
+"""
 
 
 class DnsServer:
@@ -64,7 +69,7 @@ class DnsServer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve TCP, and allow `serve`.
+        """Serve TCP on the gateway of the built-in network, and allow calls of `serve`.
 
         Raises:
             OSError: another server has port 53.
@@ -87,7 +92,7 @@ class DnsServer:
     def serve(self, address: IPv4Address, gateway: IPv4Address | None = None) -> None:
         """Answer the guest with this address, if `running`; repeatable.
 
-        `gateway` is the address that it asks, by default that of the built-in network.
+        `gateway` is the address that the guest asks. The default is the built-in network's gateway.
         """
         if self._tasks is None or address in self._guests:
             return

@@ -1,7 +1,7 @@
 """Serves two unix sockets: the agent arms starts on one, vmwrapper fetches taps by the other.
 
 To arm a start is to grant one fetch of the VM's descriptors. The module uses plain `recv` without
-space for control data: the kernel closes descriptors that a peer attaches, and they never enter
+space for control data. So the kernel closes descriptors that a peer attaches, and they never enter
 this process (FDS-06).
 """
 
@@ -153,12 +153,12 @@ class HandoverServer:
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
 
     def _owner(self, connection: socket.socket) -> "_Owner | None":
-        """Return the owner of a connection: root, or a machine by its cgroup; None for others."""
+        """Return the owner of a connection: root, or the peer's libvirt machine; otherwise None."""
         # An emulator is in its machine's cgroup before it is run, and cannot leave it.
         pid, user = _peer(connection)
         try:
             machine = peer.machine_of(self._read_peer(pid)[1])
-        except OSError:  # it has ended
+        except OSError:  # the peer has ended
             machine = ""
         return _Owner(machine, user) if machine or user == 0 else None
 
@@ -381,7 +381,7 @@ async def _within(reading: Awaitable[bytes]) -> bytes:
 
 
 async def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Return `count` bytes; empty if the peer closed before the first.
+    """Return `count` bytes; empty if the peer closed before the first byte.
 
     Raises:
         FrameError: the peer closed in the middle.

@@ -68,7 +68,7 @@ def _is_quiet(rules: Netlink, tap: Tap) -> bool:
 
 
 def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
-    """Return the packets that the filter of each interface has dropped, by rule.
+    """Return the number of packets that the filter of each interface dropped, by rule.
 
     The counts start at zero when netd replaces a filter.
     """

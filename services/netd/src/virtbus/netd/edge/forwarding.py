@@ -1,8 +1,8 @@
 """Switches the forwarding of the host on, and restores the former settings.
 
-IPv6 has one switch for all interfaces of a host. While it is on, an interface ignores routers
-unless its `accept_ra` is 2. So `begin` sets 2 on each interface that accepted routers, and the
-interface keeps its addresses and routes.
+IPv6 has one switch for all interfaces of a host. While it is on, an interface ignores router
+advertisements unless its `accept_ra` is 2. So `begin` sets 2 on each interface that accepted them,
+and the interface keeps its addresses and routes.
 """
 
 from pathlib import Path
@@ -69,7 +69,7 @@ def restore(before: Forwarding) -> None:
 
 
 def silence_autoconfiguration(bridge: str) -> None:
-    """Let a bridge ignore routers, and use its addresses at once.
+    """Let a bridge ignore router advertisements, and use its addresses without a duplicate check.
 
     Its link-local addresses are off already (`host_end.no_ipv6`).
     """

@@ -16,8 +16,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 _OF_BRIDGES = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
 _PICK_UP = "net/netfilter/nf_conntrack_tcp_loose"
-"""0: a TCP connection whose beginning was not seen is invalid. So no connection from before the
-rules passes as one that the guest opened."""
+"""With 0, a TCP connection whose beginning was not seen is invalid. So a connection from before the
+rules cannot count as opened by the guest."""
 
 
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
@@ -25,11 +25,12 @@ def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
 
     Without rules, frames on the bridges of this namespace do not pass the hooks of IP.
 
-    One transaction replaces the tables. If only members of groups changed, it updates their sets.
+    One transaction replaces the tables. If only members of groups changed, the transaction updates
+    only the sets of addresses.
 
     Raises:
         VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. The interfaces
-            are closed, because they would be open without their rules.
+            are closed then, because without their rules they would accept all packets.
     """
     stands = rules.ask(group_filter.has_table()) is not None
     if not nics:
@@ -49,7 +50,7 @@ def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
 
 
 def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
-    """Return a message about rules or members that are missing or wrong."""
+    """Return at most one message, about rules or members that are missing or wrong."""
     if not nics:
         stands = rules.ask(group_filter.has_table()) is not None
         return ["there are rules of security groups that do not apply"] if stands else []
@@ -64,7 +65,7 @@ def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
 
 
 def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
-    """Return the dropped packets by the index of the interface, and by the word for their kind.
+    """Return the numbers of dropped packets, by interface index and by the counter's label.
 
     The counts start at zero when the rules change.
     """
@@ -109,7 +110,7 @@ def _track() -> bool:
 
 
 def _skip_hooks() -> None:
-    """Lead the frames on the bridges of this namespace past the hooks of IP, which lack rules."""
+    """Lead frames on the bridges of this namespace past the hooks of IP, which have no rules."""
     for key in _OF_BRIDGES:
         write_sysctl(key, "0")
 

@@ -1,4 +1,7 @@
-"""Stores the security groups of this node's VMs, one file each, for a start without the bus."""
+"""Stores the security groups of this node's VMs, so that netd can start without the bus.
+
+Each group has a file.
+"""
 
 import logging
 import os
@@ -31,7 +34,7 @@ class GroupsStore:
         self._directory = directory
 
     def all(self) -> list[StoredGroup]:
-        """Return the groups of all readable files. The bus repeats the others."""
+        """Return the groups of all readable files. The bus sends the other groups again."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:

@@ -67,7 +67,7 @@ class GuestLinks:
     def close_up(
         self, attachment: Attachment, *, keeps_running: bool = False
     ) -> list[socket.socket]:
-        """Bridge each interface with its tap, and return one DHCP socket for each.
+        """Bridge each interface with its tap, and return one DHCP socket per interface.
 
         The filter exists before the tap is up, so that no frame passes unchecked (NET-07). The
         calling thread must already be in the namespace. `keeps_running`: see `build`.
@@ -95,8 +95,8 @@ class GuestLinks:
         Makes a network without CNI interfaces, and completes the parts around existing CNI links.
 
         With `keeps_running`, links of a running guest get their MTU back, and are no longer
-        isolated ports. If the kernel lacks the module for its security groups, that is no error
-        then: the links stay, closed, and `faults` reports them.
+        isolated ports. It is then no error if the kernel lacks the module for security groups: the
+        links stay, but no traffic passes, and `faults` reports them.
 
         Raises:
             VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
@@ -304,7 +304,7 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that undo a change by somebody else: a lower MTU, or an isolated port.
 
-    A link cannot have a larger MTU than the host's interface below it, which is not changed.
+    The MTU of a link is bounded by that of the host's interface below it, which is not changed.
     """
     there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
@@ -367,7 +367,7 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
 
 
 def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> str:
-    """Return what is wrong with a link that must be a port of `bridge`; None: of no bridge."""
+    """Return what is wrong with a link that must be a port of `bridge`, or of no bridge if None."""
     if link is None:
         return "gone"
     if link.master != (bridge.index if bridge is not None else 0):

@@ -51,7 +51,7 @@ class _Written(NamedTuple):
 
 
 def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
-    """Return True if the table has the rules of `written`; without these, if it exists."""
+    """Return True if the table has the rules of `written`. If that is None, it must only exist."""
     if filters.ask(has_host_table(bridge)) is None:
         return False
     if written is None:
@@ -99,9 +99,9 @@ class HostBridge:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use` if another netd has the bridge; 500 `bridge_lost`.
-                409 `subnet_taken` if another link has an address in the subnet. The same if a host
-                of the fleet or the bus has an address in the subnet of a network object.
+            VirtbusError: 409 `bridge_in_use`: another netd has the bridge. 500 `bridge_lost`: it
+                vanished meanwhile. 409 `subnet_taken`: another link has an address in the subnet,
+                or a host of the fleet or the bus has one in the subnet of a network object.
         """
         with self._lock:
             link = links.find(host, self.name)
@@ -216,8 +216,8 @@ class HostBridge:
     def mend(self) -> None:
         """Restore the address, table and forwarding if another program removed them.
 
-        The rules in an existing table are compared with those that this netd has written. If it has
-        written none yet, a table that exists counts as right.
+        The rules in an existing table are compared with those that this netd has written. If this
+        netd has written no rules yet, an existing table counts as right.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
@@ -290,7 +290,7 @@ class HostBridge:
     def remove(self) -> None:
         """Remove the bridge and the table; tolerate missing parts. A bridge of another netd stays.
 
-        After the host's last bridge of any netd, restore the former forwarding.
+        If no link of any netd is left on the host, restore the former forwarding.
         """
         with self._lock:
             self.index = 0

@@ -1,7 +1,8 @@
-"""Finds the host's bridge of each network: the built-in one, and those of network objects.
+"""Finds the host bridge of each network: of the built-in network, and of network objects.
 
 The bus is not asked for a network object: its bridge is made from the copy in the VM's record. A
-memo on disk names each bridge that exists, so that a later netd removes it once no VM needs it.
+memo on disk names each bridge that exists, so that a later netd can remove the bridge once no VM
+needs it.
 """
 
 import logging
@@ -29,7 +30,7 @@ class HostBridges:
     """The bridges of one host; methods that take or open a Netlink block."""
 
     def __init__(self, built_in: HostBridge, node: str = "") -> None:
-        """`node` chooses the subnet of a routed network."""
+        """`node` is the node id, which chooses the subnet of a routed network."""
         self.built_in = built_in
         self._node = node
         self._named: dict[str, HostBridge] = {}
@@ -79,7 +80,7 @@ class HostBridges:
                 log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """Return the VMs' veth ends on all bridges, as name to uid. Lists all links."""
+        """Return the uids of the VMs by their host ends on all bridges. Lists all links."""
         self.built_in.check(host)
         bridges = (links.find(host, each.name) for each in self.all())
         masters = {bridge.index for bridge in bridges if bridge is not None}
@@ -96,7 +97,10 @@ class HostBridges:
             each.set_reach(self._reach(reach, each))
 
     def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:
-        """Return `reach` for another bridge: with the resolver at its gateway, if it has names."""
+        """Return `reach` for the bridge of a network object.
+
+        If its gateway resolves names, the gateway replaces the built-in one as a name server.
+        """
         own = self.built_in.gateway.ip
         dns = tuple(server for server in reach.dns if server != own)
         if bridge.kind in WITH_NAMES and own in reach.dns:

@@ -12,7 +12,10 @@ from virtbus.schemas.network_object import BRIDGE_MTU
 
 
 def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int) -> None:
-    """Make veth pairs between the namespace and bridges, which are given by their link index."""
+    """Make a veth pair for each interface, and plug its host end into a bridge.
+
+    `nics` has each interface with the link index of its bridge. `netns_fd` is the VM's namespace.
+    """
     calls: list[NetlinkCall] = []
     for nic, master in nics:
         wire = names.wire_mac(uid, nic.index)
@@ -26,8 +29,8 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
 def bridged_mtu(nic: Nic) -> int:
     """Return the MTU of an interface's veth pair to a bridge of virtbus.
 
-    It is the network's MTU, at least BRIDGE_MTU. An interface that asks for a smaller MTU has that
-    on its tap only, because a Linux bridge takes the smallest MTU of its ports.
+    It is the network's MTU, at least BRIDGE_MTU. An interface that asks for a smaller MTU has the
+    smaller MTU on its tap only, because a Linux bridge takes the smallest MTU of its ports.
     """
     own = nic.target.spec.mtu if nic.target is not None else None
     return max(BRIDGE_MTU, own or 0)

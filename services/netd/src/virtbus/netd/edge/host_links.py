@@ -26,7 +26,8 @@ def link_names() -> frozenset[str]:
 def appeared(known: Collection[str], netns: Path) -> list[str]:
     """Return the links that are not in `known`. Bridges and the links of virtbus are left out.
 
-    So is a link whose other end is in the namespace `netns`, because it ends with that namespace.
+    A link whose other end is in the namespace `netns` is left out, too, because it ends with that
+    namespace.
     """
     new = sorted(link_names().difference(known))
     with Netlink() as host:
