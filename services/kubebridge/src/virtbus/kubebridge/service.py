@@ -35,7 +35,7 @@ class Bridge:
         self.settings = settings
         self.instance = f"{settings.node}-{bus.sources.uuid7()[-12:]}"
         self.leads = asyncio.Event()
-        """Set while this bridge leads. Only the leader reconciles."""
+        """Set while this bridge leads. Only the leader reconciles, except for the certificates."""
         self.views = VmInformer(bus, name)
         self.recorder = EventRecorder(cluster, self.instance, bus.sources)
         self.reconciler = Reconciler(cluster, bus, self.views, self.recorder, self.leads)

@@ -65,8 +65,8 @@ class Attachments:
         fails, only the addresses are kept.
 
         Raises:
-            VirtbusError: 503 while recovering; 409 for an older or released epoch, a MAC in use or
-                `network_lost`; 429 without a free address. Errors of the kernel and of plugins.
+            VirtbusError: 503 while recovering. 409 for an older or released epoch, for a MAC in
+                use, and `network_lost`. 429: no address is free. Errors of kernel and plugins.
         """
         self.refuse_while_recovering()
         plan = plan_of(record)

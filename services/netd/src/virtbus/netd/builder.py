@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 Begun = Callable[[NetReady], Awaitable[None]]
 """Called when the MACs of a network are known, and a CNI plugin is about to run."""
 BUILDS_AT_ONCE = 8
-"""Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
+"""Maximum number of networks that are built at once. More would only wait for the kernel's rtnl
+lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,8 @@ class Builder:
         Its state file is durable afterwards.
 
         Raises:
-            VirtbusError: as `PublishedPorts.claim`, if a published port is not free; as
-                `GuestLinks.build`.
+            VirtbusError: the errors of `PublishedPorts.claim`, if a published port is not free. The
+                errors of `GuestLinks.build`.
             OSError: an error of the kernel.
         """
         await self._claim_ports(attachment)

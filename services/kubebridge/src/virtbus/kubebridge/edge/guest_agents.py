@@ -30,8 +30,8 @@ ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
-"""Changes that cause a poll. VMIs are included, because a VM that is stored from the answer to a
-call causes no change of BUS_VM. It only changes the status of its VMI."""
+"""Changes that cause a poll. A VM that is stored from the answer to a call causes no change of
+BUS_VM, but the status of its VMI changes then. So changes of VMIs are included."""
 
 
 class Delays(NamedTuple):

@@ -15,9 +15,9 @@ PACKAGE = "kubernetes_asyncio"
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Replace the packages that import all their modules by stubs, while the context is open.
+    """Put stubs in place of the packages that import all their modules, while the context is open.
 
-    If the library is loaded already, nothing is replaced. The modules that the caller imports from
+    If the library is loaded already, no stubs are used. The modules that the caller imports from
     the stubs are the library's own. At the end, the stubs are removed from `sys.modules`.
     """
     if PACKAGE in sys.modules:

@@ -30,7 +30,7 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
     The client renews logins before they expire. `agent` is its User-Agent header.
 
     Raises:
-        VirtbusError: 400 `no_login`: there is no valid login. The message says which was tried.
+        VirtbusError: 400 `no_login`: there is no valid login. The message names what was tried.
     """
     configuration = Configuration()
     try:

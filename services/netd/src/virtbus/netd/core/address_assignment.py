@@ -70,8 +70,9 @@ def addressed(
     releases. `most` is the MTU if the network object sets none.
 
     Raises:
-        VirtbusError: 409 `address_in_use`: the record's address is taken. 422 `address_outside`: it
-            is not in a subnet of this node. 422 `mtu_too_large`. 429: no address is left.
+        VirtbusError: 409 `address_in_use`: the record's address is taken. 422 `address_outside`:
+            the record's address is not in a subnet of this node. 422 `mtu_too_large`: the record's
+            MTU exceeds the network's. 429 `addresses_exhausted`: no address is left.
     """
     spec = nic.target.spec if nic.target is not None else None
     return nic.model_copy(

@@ -40,7 +40,7 @@ _DNS_TCP_HZ = 200
 """Packets a second of one guest to TCP port 53 of its gateway. They suffice for 30 short queries,
 or for 500 KiB."""
 _DHCP_HZ = 20
-"""DHCP requests a second of one guest to servers of a segment. netd itself answers as many."""
+"""DHCP requests a second of one guest to servers of a segment, the limit of netd's own server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def _rules(tap: Tap) -> Rules:
     """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
 
     They drop everything else, and so does the policy of the chain. Dropped packets are counted,
-    except DHCP requests and router solicitations (which netd answers), packets with extension
-    headers of IPv6, and TCP above the resolver's limit.
+    except requests of DHCP and DHCPv6 and router solicitations (which netd answers), packets with
+    extension headers of IPv6, and TCP above the resolver's limit.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
@@ -176,7 +176,7 @@ def _limited6(own: Sequence[IPv6Address], reach: ReachRules) -> Rules:
 def _rules6(tap: Tap) -> Rules:
     """Return the rules of IPv6, for the guest's addresses and the link-local address of its MAC.
 
-    A neighbour advertisement, and a check for duplicates, must be about one of these. Router
+    Neighbour advertisements and checks for duplicates must be about one of these addresses. Router
     advertisements, redirects, DHCPv6 replies and extension headers are refused. Fragments pass:
     receivers drop neighbour discovery in fragments (RFC 6980).
     """

@@ -257,8 +257,8 @@ class Attachment(LenientModel):
     """The DNS settings of the VM, as the guest got them at its start; None: those of its networks.
     """
     made: bool = False
-    """True when all steps are done. Only networks with CNI plugins need it: after a crash, their
-    unfinished steps are undone. All other steps are repeated."""
+    """True when all steps are done. Only networks with CNI plugins need this field: after a crash,
+    the unfinished steps of such a network are undone. The steps of other networks are repeated."""
     nics: tuple[Nic, ...] = Field(())
 
     @property

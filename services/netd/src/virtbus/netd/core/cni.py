@@ -47,8 +47,8 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> CniState:
     """Return the conflist in a network object, with a name that no other network has.
 
     Raises:
-        VirtbusError: 403 `plugin_forbidden` for a plugin that is not among `allowed`; 422
-            `cni_config`.
+        VirtbusError: 403 `plugin_forbidden`: a plugin is not among `allowed`. 422 `cni_config`: the
+            conflist is not valid.
     """
     source, text = f"the network '{target.name}'", target.spec.config or ""
     try:
@@ -182,11 +182,12 @@ def _subnets(value: Any) -> Iterator[str]:
 def planned(nic: Nic, state: CniState) -> Nic:
     """Return an interface with the conflist that its plugins get.
 
-    The plugin `dhcp` is left out: its daemon could not renew a DHCP lease, because answers go to
-    the guest. The guest asks the server of its network itself.
+    The plugin `dhcp` is left out: its daemon could not renew a DHCP lease, because the server's
+    answers go to the guest. The guest asks the server itself.
 
     Raises:
-        VirtbusError: 422 `static_address`; 400 for published ports that no plugin takes.
+        VirtbusError: 422 `static_address`: the plugins cannot give the record's addresses. 400: no
+            plugin takes the published ports.
     """
     conflist = state.conflist
     asks = any(_asks_server(plugin) for plugin in conflist["plugins"])

@@ -28,7 +28,7 @@ class PluginLink:
     mac: str
     mtu: int
     addresses: tuple[str, ...] = ()
-    """IPv4, with the prefix."""
+    """The IPv4 addresses, with the prefix length."""
     routes: tuple[Route, ...] = ()
     """Routes of IPv4 and IPv6, without the routes to the networks of the addresses."""
     to_host: bool = True
@@ -156,7 +156,7 @@ def remains(nics: Iterable[Nic]) -> str:
 
 
 def given_mac(result: Result, nic: Nic) -> str | None:
-    """Return the MAC of the interface `eth<index>` in the result; None if it has none."""
+    """Return the MAC of the interface `eth<index>` in the result; None if the result lacks it."""
     for interface in objects(result, "interfaces"):
         if interface.get("sandbox") and interface.get("name") == nic.eth:
             mac = interface.get("mac")
@@ -201,7 +201,7 @@ def settled(nic: Nic, result: Result) -> Nic:
 
 
 def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
-    """Return the gateway of the default route; without it, the first gateway of an address."""
+    """Return the gateway of the default route, or otherwise the first gateway of an address."""
     ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]

@@ -36,7 +36,7 @@ class CniPlace(NamedTuple):
 def chosen_version(conf: dict[str, Any]) -> str:
     """Return the version for the plugins of a conflist.
 
-    It is the highest of `cniVersion` and those of `cniVersions` that we support.
+    It is the highest of `cniVersion` and those of `cniVersions` that netd supports.
     """
     offered = conf.get("cniVersions")
     known = [one for one in SUPPORTED if isinstance(offered, list) and one in offered]
@@ -80,6 +80,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the objects of a list in a result; anything else in it is left out."""
+    """Return the objects in the list `key` of a result; other items of the list are left out."""
     found = result.get(key)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

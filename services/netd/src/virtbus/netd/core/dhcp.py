@@ -192,9 +192,9 @@ def _options(field: bytes) -> dict[int, bytes] | None:
 def answer(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
     """Return the reply to `request`, or None.
 
-    Other MACs get no reply, so that a guest cannot exhaust addresses (NET-06). Relays and clients
-    of other servers get none either. DECLINE and RELEASE get none, because the guest keeps its
-    address for as long as it exists.
+    Clients with other MACs get no reply, so that a guest cannot exhaust addresses (NET-06). Relays
+    and clients of other servers get no reply either. DECLINE and RELEASE get no reply, because the
+    guest keeps its address for as long as the guest exists.
     """
     if request.mac != offer.mac or request.relay != ANY:
         return None
@@ -287,8 +287,8 @@ def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
 def guest_routes(offer: Offer) -> tuple[tuple[IPv4Network, IPv4Address], ...]:
     """Return the routes of option 121; empty if option 3 suffices.
 
-    A client that reads 121 ignores 3 (RFC 3442), so the default route is repeated here. A router
-    outside the guest's subnet (`ptp`, Calico) first needs a route on the link.
+    A client that reads option 121 ignores option 3 (RFC 3442), so the default route is repeated
+    here. A router outside the guest's subnet (`ptp`, Calico) first needs a route on the link.
     """
     off_link = offer.router is not None and offer.router not in offer.address.network
     if not offer.routes and not off_link:

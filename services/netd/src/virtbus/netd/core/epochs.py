@@ -24,7 +24,7 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
 
 
 class ReleasedEpochs:
-    """The highest released epoch of each uid. Requests up to it are outdated."""
+    """The highest released epoch of each uid. Requests with this epoch or a lower are outdated."""
 
     def __init__(self) -> None:
         self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)

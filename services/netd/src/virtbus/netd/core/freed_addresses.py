@@ -23,7 +23,7 @@ class Journal(Protocol):
     """Keeps releases over a restart of netd."""
 
     def append(self, releases: Iterable[Freed]) -> None:
-        """Store further releases, which are the latest."""
+        """Store further releases, after the stored ones."""
 
     def all(self) -> list[Freed]:
         """Return the stored releases, the oldest first."""

@@ -17,7 +17,7 @@ class NamedVm:
     others: tuple[Address, ...]
     built_in6: tuple[IPv6Address, ...] = ()
     networks: tuple[tuple[str, Address], ...] = ()
-    """The uid of a network object and an address of the VM on its bridge, for each such address."""
+    """Pairs of a network object's uid and an address that the VM has on this network's bridge."""
     gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
     """Each address from which the VM queries names, with the gateway that it asks."""
     servers: tuple[tuple[IPv4Address, tuple[Address, ...]], ...] = ()
@@ -41,7 +41,7 @@ class NamedVm:
         return (*self.built_in, *networks)
 
     def is_known_to(self, asking: "NamedVm") -> bool:
-        """Return True if both are of one namespace, or on one network that shares names."""
+        """Return True if both VMs are of one namespace, or on one network that shares names."""
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:

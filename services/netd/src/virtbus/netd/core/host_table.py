@@ -39,7 +39,7 @@ def host_table(
 
     With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
-    An isolated network has the rules of `_isolated`. The traffic of a routed one is not
+    An isolated network has the rules of `_isolated`. Traffic of a routed network is not
     masqueraded. Nobody outside opens a connection to a guest of a nat or overlay network, except to
     a published port. Packets to a gateway that do not come from its own bridge are dropped before a
     published port of the host could redirect them.
@@ -114,8 +114,8 @@ def _gateways(
 ) -> Iterator[nft.NftRule]:
     """Yield the rules that close the gateways to everybody but the bridge's own guests.
 
-    Guests on a segment can send such packets, which no host has filtered. Others can send them if
-    there is a route to a routed network. The rules in `input` drop packets whose destination
+    Guests on a segment can send packets to a gateway, which no host has filtered. So can machines
+    that have a route to a routed network. The rules in `input` drop packets whose destination
     another program has rewritten to a gateway.
     """
     elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))

@@ -7,7 +7,7 @@ from virtbus.schemas.nic import NICS_MAX
 
 
 def grown(known: Attachment, wanted: Attachment) -> Attachment:
-    """Return `known`, the attachment of a running guest, changed as the record's `wanted` asks.
+    """Return the attachment of a running guest: `known`, changed as its record (`wanted`) asks.
 
     A new interface becomes pending, and an interface that the record no longer has becomes leaving.
     The other interfaces stay as they are. While an interface of `known` has the name of a new one,
@@ -39,7 +39,7 @@ def _numbered(nic: Nic, uid: str, index: int) -> Nic:
 
 
 def first_nics(known: Attachment | None, wanted: Attachment) -> Attachment:
-    """Return the attachment of a guest that had no interface. The new ones are all pending."""
+    """Return the attachment of a guest that had no interface, with `wanted` as pending ones."""
     after = grown((known or wanted).with_nics(()), wanted)
     return after.model_copy(update={"epoch": wanted.epoch, "generation": wanted.generation})
 

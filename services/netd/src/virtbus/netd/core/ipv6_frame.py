@@ -17,7 +17,7 @@ _HOPS_OF_ND = 255
 
 
 class Heard(NamedTuple):
-    """A message of the guest: a DHCPv6 message, or None for a router solicitation."""
+    """A message of the guest. `dhcp` is a DHCPv6 message, or None for a router solicitation."""
 
     source: IPv6Address
     dhcp: bytes | None

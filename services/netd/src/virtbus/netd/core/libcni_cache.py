@@ -59,8 +59,9 @@ def list_text(name: Any, version: Any, plugin: dict[str, Any]) -> str:
 
 
 def _typed(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what libcni keeps of a result: the fields that it knows, without empty ones.
+    """Return the part of a result that libcni keeps: the fields that libcni knows.
 
+    Empty fields are left out, except those in _ALSO_ZERO.
     A result of a version that libcni does not know stays as it is.
     """
     version = result.get("cniVersion")

@@ -129,7 +129,7 @@ def _translated(nic: Nic) -> Iterator[nft.NftRule]:
 def _open(nic: Nic, version: int) -> Iterator[Sequence[bytes]]:
     """Yield the matches of packets that lead to the guest.
 
-    If the interface declares no port, one match of all packets.
+    If the interface declares no port, yield one match of all packets.
     """
     if not nic.ports:
         yield ()

@@ -94,7 +94,7 @@ def compare(value: bytes, op: int = EQ) -> bytes:
 
 @functools.cache
 def load(base: int, offset: int, length: int) -> bytes:
-    """Load bytes of the packet into register 1; `base` is the layer whose header they are in."""
+    """Load bytes of the packet into register 1; `base` is the layer whose header has the bytes."""
     return expression("payload", be32(1, REGISTER), be32(2, base), be32(3, offset), be32(4, length))
 
 
@@ -110,7 +110,7 @@ def ether_type(kind: int) -> tuple[bytes, ...]:
 
 
 def ether_source_is_not(mac: bytes) -> tuple[bytes, ...]:
-    """Match frames with another source MAC."""
+    """Match frames with any other source MAC."""
     return load(_LINK_LAYER, 6, 6), compare(mac, NEQ)
 
 
@@ -130,7 +130,7 @@ def ip_source(address: IPv4Address) -> tuple[bytes, ...]:
 
 
 def ip_source_is_not(address: IPv4Address) -> tuple[bytes, ...]:
-    """Match another IPv4 source address."""
+    """Match any other IPv4 source address."""
     return load(_NETWORK, 12, 4), compare(address.packed, NEQ)
 
 
@@ -172,7 +172,7 @@ def _address_in(offset: int, network: IPv4Network | IPv6Network, op: int = EQ) -
 
 
 def masked(mask: bytes, flipped: bytes = b"") -> bytes:
-    """Clear the bits of register 1 that are not in a mask, then flip those of `flipped`."""
+    """Clear the bits of register 1 that are not in `mask`, then flip the bits in `flipped`."""
     return expression(
         "bitwise",
         be32(1, REGISTER),

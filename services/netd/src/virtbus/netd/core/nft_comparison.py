@@ -1,4 +1,4 @@
-"""Compares nftables rules that were sent to the kernel with those that it lists.
+"""Compares nftables rules that were sent to the kernel with the rules that the kernel lists.
 
 The kernel lists a rule as it was sent, with attributes that it chose itself, such as flags and the
 values of counters. So two rules are equal if their expressions have the same names, and if all

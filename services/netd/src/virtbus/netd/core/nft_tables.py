@@ -161,7 +161,10 @@ def listed_elements(message: bytes) -> set[bytes]:
 def changed_elements(
     family: Family, table: str, what: AddressSet, there: Collection[bytes]
 ) -> list[NetlinkCall]:
-    """Return the calls that turn the packed addresses `there` into those of the set."""
+    """Return the calls that give a set in the kernel the addresses of `what`.
+
+    `there` are the packed addresses that the set has in the kernel.
+    """
     wanted = {address.packed for address in what.addresses}
     over = [ip_address(packed) for packed in there if packed not in wanted]
     new = [address for address in what.addresses if address.packed not in there]

@@ -18,7 +18,8 @@ class Remote(NamedTuple):
 def remote_of(peers: Iterable[OverlayPeer], own: Iterable[str] = ()) -> Remote:
     """Return the entries for the guests of all peers; `own` are MACs of guests of this host.
 
-    During a move, two hosts may list one guest for a second: the entries name the last of `peers`.
+    During a move, two hosts may list one guest for a short time. The entries then name the host
+    that is the last of `peers`.
     A guest of this host gets no entries.
     """
     here = set(own)

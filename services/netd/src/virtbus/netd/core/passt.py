@@ -39,7 +39,7 @@ def options(nic: Nic, uid: str) -> list[str]:
 
 
 def _ports(nic: Nic, protocol: Protocol) -> str:
-    """Return the forwarded ports of a protocol: those listed and the published ones, or all."""
+    """Return the forwarded ports of a protocol: declared and published ports; all if none declared."""
     if not nic.ports:
         return "all"
     found = {one.range for one in nic.ports if one.protocol == protocol}
@@ -52,6 +52,6 @@ def _ports(nic: Nic, protocol: Protocol) -> str:
 
 
 def cause(output: str) -> str:
-    """Return the last line that passt printed, without those about a missing syslog."""
+    """Return the last line that passt printed, apart from lines about a missing syslog."""
     lines = [line.strip() for line in output.splitlines() if not line.startswith(_OF_SYSLOG)]
     return next((line for line in reversed(lines) if line), "it ended without a message")

@@ -48,8 +48,8 @@ def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
 def machine_suffix(domain: str) -> str:
     """Return the form that a domain's name has in the name of its machine.
 
-    As libvirt's `virDomainMachineNameAppendValid`, it keeps only hostname characters, and the first
-    character of a run of '-' and '.'.
+    Like libvirt's `virDomainMachineNameAppendValid`, this function keeps only hostname characters.
+    Of a run of '-' and '.', it keeps the first character.
     """
     single = re.sub(r"([.-])[.-]+", r"\1", domain)
     return re.sub(r"[^A-Za-z0-9.-]", "", single).strip(".-")

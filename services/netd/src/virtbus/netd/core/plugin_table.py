@@ -70,7 +70,7 @@ def plugin_table(
 
 
 def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> list[NetlinkCall]:
-    """Return the transaction for a table that has the guests `there`, and must have `known`."""
+    """Return the transaction that changes the sets of the table from `there` to `known`."""
     calls: list[NetlinkCall] = []
     for wanted, listed in zip(_sets(known), _sets(there), strict=True):
         packed = {address.packed for address in listed.addresses}

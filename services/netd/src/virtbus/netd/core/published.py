@@ -151,7 +151,8 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
 def _place(lead: Lead) -> tuple[bytes, ...]:
     """Return the match of packets to a published port.
 
-    Packets to link-local addresses are left out: no host forwards such packets.
+    Packets to loopback and link-local addresses are left out. A packet to a link-local address
+    comes from a link-local address, so no host forwards it.
     """
     port = lead.port
     if port.host_address is None:

@@ -70,7 +70,7 @@ def discovery(chain: str, guest: Match) -> Iterator[nft.NftRule]:
 def closed(
     chain: str, guest: Match, hosts: nft.AddressSet, reach: ReachRules
 ) -> Iterator[nft.NftRule]:
-    """Yield the rules that drop packets to metadata, hosts and what a setting closes."""
+    """Yield the rules that drop packets to metadata, hosts and addresses that a setting closes."""
     yield nft.rule(chain, guest, nft.ip_destination(METADATA), _drop())
     yield nft.rule(chain, guest, nft.ip_destination_among(hosts), _drop())
     for network in of_ipv4(reach.closed):

@@ -82,7 +82,7 @@ def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[
 
 
 def guest_port(reply: Reply) -> GuestPort | None:
-    """Return the guest's port to which a listed connection leads; None if it has no ports."""
+    """Return the guest's port to which a listed connection leads; None if there is no port."""
     answer = find_attr(reply.message, HEADER_BYTES + _HEADER.size, _ANSWER)
     ends, protocol = find_attr(answer, 0, _IP), find_attr(answer, 0, _PROTOCOL)
     source = next((found for kind in _SOURCES if (found := find_attr(ends, 0, kind))), b"")

@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResolverSite:
-    """The settings of one process. netd adopts a process only if all of them equal netd's."""
+    """The settings of a resolver. netd adopts a resolver only if all its settings equal netd's."""
 
     version: str
     code: str

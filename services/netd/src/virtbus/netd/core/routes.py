@@ -20,7 +20,7 @@ _NEW, _GET = 24, 26
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _MAIN, _STATIC, _UNICAST = 254, 4, 1
 _EVERYWHERE, _ON_LINK = 0, 253
-"""Scopes."""
+"""Scopes of routes."""
 _GATEWAY_ON_LINK = 4
 """`RTNH_F_ONLINK`: the gateway is a neighbour, also outside of the link's subnets."""
 _DESTINATION, _LINK, _GATEWAY = 1, 4, 5

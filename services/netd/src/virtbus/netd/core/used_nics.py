@@ -106,7 +106,7 @@ class UsedNics:
         return self._on_host_link.get(name, {}).values()
 
     def publishing(self, but: str) -> list[Nic]:
-        """Return the interfaces with published ports of all VMs except one."""
+        """Return the interfaces with published ports of all VMs except `but`."""
         return [nic for uid, nics in self._publishing.items() if uid != but for nic in nics]
 
     def has_mac(self, mac: str, but: str) -> bool:

@@ -29,5 +29,5 @@ class Attacher(Protocol):
     def detach(self, left: Sequence[Nic]) -> None:
         """Remove the shared parts on the host that no interface of `left` needs.
 
-        Host ends of VMs are no such parts: the kernel removes them with the VM's namespace.
+        Host ends are not among these parts: the kernel removes them with the VM's namespace.
         """

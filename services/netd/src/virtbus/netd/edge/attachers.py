@@ -63,7 +63,7 @@ class CniAttacher:
         """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each missing rule; `mend`: restore the rules instead."""
+        """Return messages about missing rules; `mend`: restore the rules instead."""
         del nics
         if mend:
             self.reach.mend()

@@ -61,7 +61,7 @@ class HostBridgeAttacher:
             _plug(host, uid, nic, link)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each host end off its bridge, or with a bridge that is down.
+        """Return messages about faulty or unplugged host ends, and about bridges that are down.
 
         `mend`: plug the host end into the bridge instead, if both exist.
         """

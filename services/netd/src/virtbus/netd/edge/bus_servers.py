@@ -8,7 +8,7 @@ from virtbus.bus.runtime.bus_settings import BusSettings
 
 
 def server_addresses(settings: BusSettings) -> set[str]:
-    """Return the addresses of the bus' servers, except names that do not resolve. Blocks."""
+    """Return the addresses of the bus' servers. Names that do not resolve are left out. Blocks."""
     try:
         servers = settings.resolved().servers
     except BusError:

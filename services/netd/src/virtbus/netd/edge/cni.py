@@ -35,7 +35,7 @@ _MAX_CONF_BYTES = 256 * 1024
 
 
 class Cni:
-    """Reads conflists by name from one directory, and runs plugins by name from several."""
+    """Reads conflists by name from one directory, and runs plugins from several directories."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class Cni:
         """Return the conflist in a network object. Its name on the host contains the object's uid.
 
         Raises:
-            VirtbusError: 403 `plugin_forbidden` for a plugin that is not on the node's allow-list;
-                422 `cni_config`.
+            VirtbusError: 403 `plugin_forbidden`: a plugin is not on the node's allow-list. 422
+                `cni_config`: the conflist is not valid.
         """
         return cni.conflist_of(target, self.allowed)
 
@@ -119,9 +119,10 @@ class Cni:
         """Run ADD of all plugins in order; return the state that DEL needs, with the last result.
 
         Raises:
-            VirtbusError: 503 `cni_not_ready`: a plugin says so on STATUS. 500 `cni_failed`: a
-                plugin failed; the message has its reason. 500 `cni_result`: a plugin printed no
-                result. 422 `cni_plugin_missing`. After an error, `delete` must be run.
+            VirtbusError: 503 `cni_not_ready`: a plugin says on STATUS that it is not ready. 500
+                `cni_failed`: a plugin failed; the message has its reason. 500 `cni_result`: a
+                plugin printed no result. 422 `cni_plugin_missing`: a plugin is not installed.
+                After an error, `delete` must be run.
         """
         conflist = state.conflist
         place = CniPlace(conflist["name"], uid, nic.eth)
@@ -153,7 +154,11 @@ class Cni:
         return result
 
     async def _status(self, conflist: dict[str, Any]) -> None:
-        """Ask the plugins by STATUS, if they know this verb, if they can take an interface now."""
+        """Check by STATUS that the plugins can take an interface now, if they know this verb.
+
+        Raises:
+            VirtbusError: 503 `cni_not_ready`.
+        """
         if not has_verb(conflist, CniVerb.STATUS):
             return
         environment = cni.bare_environment(CniVerb.STATUS, self._path)

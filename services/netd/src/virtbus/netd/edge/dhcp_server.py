@@ -170,7 +170,7 @@ class _Interface:
         self._loop.add_reader(self.socket, self._readable)
 
     def lost(self) -> int:
-        """Return the requests of the guest that did not fit into the socket's buffer."""
+        """Return the number of the guest's requests that did not fit into the socket's buffer."""
         if isinstance(self._offer, Foreign):
             return 0  # the socket reads another server's answers
         raw = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)

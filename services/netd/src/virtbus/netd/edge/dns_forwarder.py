@@ -18,7 +18,7 @@ ANSWER_S = 4.5
 
 
 class Forwarder:
-    """Asks the servers in turn, beginning with the one that answered last."""
+    """Asks the servers in turn, beginning with the server that answered last."""
 
     def __init__(self, servers: Callable[[], Sequence[Address]]) -> None:
         self._servers = servers

@@ -25,7 +25,7 @@ RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together: per second, and at once. The limit bounds the CPU time that the
 resolver takes."""
 CROWDED = 512
-"""Number of open queries of all guests from which each guest may have only BUSY_WHEN_FULL."""
+"""While all guests together have this many open queries, each may have only BUSY_WHEN_FULL."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024
@@ -210,7 +210,7 @@ class DnsServer:
     async def _exchange(
         self, guest: DnsGuest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one query of a connection; return False if it must end."""
+        """Answer one query of a connection; return False if the connection must end."""
         async with asyncio.timeout(IDLE_S):
             head = await reader.read(2)
             if head and len(head) < 2:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 SHARE = 4
 """Maximum connections to the wrapper's socket from one libvirt machine, or from root outside of all
-machines. A start needs one."""
+machines. A start needs one connection."""
 SHARE_OF_USER = 192
 """Maximum connections from one user of the host. A user can give its cgroups the names of many
 machines, so SHARE does not bound it."""
@@ -267,7 +267,7 @@ def _from_proc(pid: int) -> tuple[bytes, str]:
 
 
 def _root(connection: socket.socket) -> "_Owner | None":
-    """Return the owner of a connection to the agent's socket; None unless it is root's."""
+    """Return the owner of a connection to the agent's socket; None unless the peer is root."""
     return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
@@ -295,7 +295,7 @@ def _bound(path: Path, mode: int) -> socket.socket:
 class _Owner(NamedTuple):
     """The owner of a connection: a user of the host.
 
-    `machine` is the libvirt machine of its process, or empty.
+    `machine` is the libvirt machine of the connected process, or empty.
     """
 
     machine: str

@@ -21,9 +21,9 @@ rules cannot count as opened by the guest."""
 
 
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
-    """Ensure the rules of the isolated interfaces `nics`; without any, remove the tables.
+    """Ensure the rules of the isolated interfaces `nics`. If `nics` is empty, remove the tables.
 
-    Without rules, frames on the bridges of this namespace do not pass the hooks of IP.
+    Without tables, frames on the bridges of this namespace do not pass the hooks of IP.
 
     One transaction replaces the tables. If only members of groups changed, the transaction updates
     only the sets of addresses.
@@ -91,7 +91,7 @@ def _there(rules: Netlink, one: AddressSet) -> set[bytes]:
 
 
 def _is_on(key: str) -> bool:
-    """Return True if a setting is 1. It is missing after somebody has unloaded its module."""
+    """Return True if a setting is 1. A setting is missing if somebody has unloaded its module."""
     try:
         return read_sysctl(key) == "1"
     except FileNotFoundError:

@@ -124,7 +124,7 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """Return a message for each missing part in the namespace of `attachment`."""
+        """Return a message for each missing or wrong part in the namespace of `attachment`."""
         lost = self._attachers.passt.lost(attachment.nics)
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
@@ -197,7 +197,7 @@ class GuestLinks:
             return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a process has a tap of `attachment` open: a guest runs."""
+        """Return True while a process has a tap of `attachment` open, because a guest runs."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def delete_host_links(self, host_links: Collection[str]) -> None:
@@ -272,7 +272,7 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 
 def _no_ipv6() -> None:
-    """Switch IPv6 off in the namespace, unless it is off: each write visits every link."""
+    """Switch IPv6 off in the namespace, unless it is off already: each write visits every link."""
     if read_sysctl(_NO_IPV6) != "1":
         write_sysctl(_NO_IPV6, "1")
 
@@ -304,7 +304,8 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that undo a change by somebody else: a lower MTU, or an isolated port.
 
-    The MTU of a link is bounded by that of the host's interface below it, which is not changed.
+    The MTU of a link is bounded by the MTU of the host's interface below it. netd does not change
+    that interface.
     """
     there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
@@ -316,7 +317,7 @@ def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
     """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
 
-    Without them, the inner bridge takes frames for the MAC of its port as its own.
+    Without these calls, the inner bridge keeps frames that are for the MAC of its port.
     """
     if not nic.is_macvlan or nic.is_translated:
         return []
@@ -327,7 +328,11 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
-    """Make missing taps. A new queue of an existing tap would take frames away from its guest."""
+    """Make missing taps.
+
+    An existing tap with several queues is not opened, because a new queue would take frames away
+    from its guest.
+    """
     for nic in nics:
         many = nic.queues > 1
         if many and links.find(inside, nic.tap) is not None:

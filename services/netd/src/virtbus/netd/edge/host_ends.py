@@ -37,7 +37,7 @@ def bridged_mtu(nic: Nic) -> int:
 
 
 def unplugged(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> list[str]:
-    """Return a message for each host end of `nics` that is gone, down or not on the bridge."""
+    """Return a message for each host end of `nics` that is gone, down, isolated or unplugged."""
     master = links.find(host, bridge.name)
     index = master.index if master is not None else 0
     wrong = {nic.host_link: wrong_end(host, nic.host_link, index, bridge.name) for nic in nics}

@@ -107,9 +107,10 @@ def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
 
 
 def _met(request: StateChange, vmi: Vmi | None) -> bool:
-    """Return True if the request is met: the VMI to stop is gone, or the VM's VMI is alive.
+    """Return True if a request is met.
 
-    A request with an unknown action counts as met.
+    A stop is met if its VMI is gone, and a start if the VM's VMI is alive. A request with an
+    unknown action counts as met.
     """
     match request.action:
         case "Stop":

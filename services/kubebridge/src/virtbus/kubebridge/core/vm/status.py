@@ -95,7 +95,7 @@ PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
     ("CrashLoopBackOff", _crash_loop),
     ("Stopped", _over),
 )
-"""Statuses in order of precedence. The first that applies is used; if none applies, Unknown.
+"""Statuses in order of precedence. The first status that applies is used, or Unknown if none does.
 
 KubeVirt's other statuses are not used yet. Their places would be: Migrating after Stopping;
 WaitingForReceiver last; Provisioning, WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError
@@ -145,7 +145,7 @@ _OURS = frozenset(
 
 
 def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
-    """Return `status.startFailure`: the failed starts in a row, and the time of the next start.
+    """Return `status.startFailure`: the count of failed starts in a row, and the next start's time.
 
     It is empty if the run strategy has no backoff, or if the guest has run.
     """
@@ -180,7 +180,8 @@ def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
             conditions.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
         conditions.append(NewCondition(FAILURE, True, "FailedCreate", failed))
-    if pair.vm.annotation_bytes:  # the webhooks refuse this, but were unreachable at the write
+    # The webhooks refuse such a VM, so they were unreachable when it was written.
+    if pair.vm.annotation_bytes:
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
         conditions.append(NewCondition(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
@@ -210,9 +211,10 @@ def _observed(vm: Vm, vmi: Vmi | None) -> int:
 
 
 def _is_behind(vm: Vm, vmi: Vmi) -> bool:
-    """Return True if a VMI created now would have another spec, or labels or annotations to add.
+    """Return True if a VMI created now would have another spec, or other labels or annotations.
 
-    Unlike in `restart_required`, the fields of the spec that virtbus ignores count.
+    Unlike in `restart_required`, the fields of the spec that virtbus ignores count. Labels and
+    annotations that only the present VMI has do not count.
     """
     wanted = read(Vmi, defaulted_template(vm.raw))
     return _lasting(wanted.spec) != _lasting(vmi.spec) or any(

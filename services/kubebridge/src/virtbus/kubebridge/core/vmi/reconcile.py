@@ -69,9 +69,9 @@ LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, Vm
 def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
     """Return the actions for a VMI; none if all is done and reported.
 
-    Any input may be older than the others. The VMI's finalizer is removed, or its phase becomes
-    Failed, for a missing VM only if the VM's end is certain (`Seen.gone`). A create that is
-    repeated for an existing VM changes nothing.
+    Any input may be older than the others. If its VM is missing, the VMI loses its finalizer, or
+    becomes Failed, only if the VM's end is certain (`Seen.gone`). A create that is repeated for an
+    existing VM changes nothing.
     """
     plan: list[Action] = []
     if vmi.deleting:
@@ -171,7 +171,7 @@ def is_relabelled(vmi: Vmi, view: VmView) -> bool:
 
 
 def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
-    """Return the labels of the VMI, but the labels in ADDED as the VM has them."""
+    """Return the labels of the VMI, with the labels in ADDED as the VM has them."""
     own = {key: value for key, value in view.labels.items() if key in ADDED}
     return {key: value for key, value in wanted.items() if key not in ADDED} | own
 

@@ -1,6 +1,6 @@
 """Records Events on objects, with rate limits. An Event beyond a limit is dropped.
 
-An Event that the API server refuses is dropped, too. Each object has a burst of BURST Events, and
+An Event whose request fails is dropped, too. Each object has a burst of BURST Events, and
 after that one Event per REFILL_S seconds, as in client-go's recorder. A repeated Event increments
 the series of the first. Events do not delay the reconcile.
 """

@@ -1,4 +1,4 @@
-"""Executes the actions of a reconcile in order (`core/runtime/controller.py` documents each).
+"""Executes the actions of a reconcile in order. `core/runtime/controller.py` documents the actions.
 
 A Patch or Replace is made at the version that was read. A conflict or a refusal ends the actions,
 unless the refusal is ignored, or has the same reason as the refusal before it. Temporary errors are
@@ -53,7 +53,8 @@ _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 class EndedError(Exception):
     """Ends the actions of a reconcile: the remaining actions are skipped.
 
-    The next reconcile follows after `after_s` seconds; if it is 0, after the next change.
+    The next reconcile follows after `after_s` seconds. If `after_s` is 0, it follows after the next
+    change.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -83,7 +84,7 @@ class Executor:
         """The last refusal of each object, with the object's uid."""
 
     def refused(self, key: Key, uid: str) -> Refused | None:
-        """Return the last refusal for the object.
+        """Return the last refusal for the object, or None.
 
         A refusal for an earlier object of the same name is forgotten.
         """
@@ -202,7 +203,7 @@ class Executor:
         """Send a call about a security group.
 
         After 404 or 409, list the groups again. If the list shows a change of the group, end the
-        actions, so that the next reconcile uses it. Otherwise report the refusal.
+        actions, so that the next reconcile starts from the new list. Otherwise report the refusal.
         """
         subject = subjects.api("security-group", action.verb)
         try:

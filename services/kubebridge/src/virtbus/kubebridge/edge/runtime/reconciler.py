@@ -32,7 +32,7 @@ from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
-"""Time between checks for dropped keys while this bridge leads."""
+"""Seconds between checks for dropped keys while this bridge leads."""
 
 
 class ChangeSource(Protocol):
@@ -64,7 +64,7 @@ class Reconciler:
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
         self._watches: dict[Kind, list[tuple[Kind, KeyMapping]]] = defaultdict(list)
-        """For each watched kind: the kinds that are reconciled after its changes, and the keys."""
+        """For each watched kind: pairs of a kind to reconcile, and the mapping to its keys."""
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
         self.groups = BusGroups(bus, leads)

@@ -75,7 +75,7 @@ class Reflector:
                 await asyncio.sleep(pause_s)
 
     async def _list(self) -> None:
-        """List all objects, and remove those that are missing in the list."""
+        """List and store all objects. Remove stored objects that are missing in the list."""
         seen: set[str] = set()
         version = ""
         async for page in self._cluster.pages(self._kind, self._scope):

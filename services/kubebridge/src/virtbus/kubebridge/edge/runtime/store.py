@@ -53,7 +53,7 @@ class ObjectStore:
         return "" if stored is None else stored.uid
 
     def put(self, obj: Object) -> None:
-        """Store an object from a list or a watch. These arrive in order."""
+        """Store an object from a list or a watch. Its versions arrive in order."""
         name, stored = key(obj), self._slimmed(obj)
         before = self._stored.get(name)
         if at(obj, "metadata", "deletionTimestamp"):

@@ -27,7 +27,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Seconds of silence that end a watch: three intervals of its heartbeats."""
+"""Seconds of silence that end a watch: three intervals between the watch's heartbeats."""
 RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 

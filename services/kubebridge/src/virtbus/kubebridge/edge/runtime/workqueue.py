@@ -1,8 +1,8 @@
 """Implements a work queue: merges changes of a key, serialises its reconciles, retries failures.
 
 Each kind has a lane with its own workers. While the bridge does not lead, the queue drops new keys,
-because a bridge that becomes the leader reconciles every object. Lanes that are `always` at work
-drop no keys.
+because a bridge that becomes the leader reconciles every object. A lane with `always` drops no
+keys.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class WorkQueue:
 
     # --- time -----------------------------------------------------------------------------
     def _later(self, key: Key, after_s: float) -> None:
-        """Set the timer of a key, unless it has an earlier one."""
+        """Set the timer of a key, unless the key has an earlier timer."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:

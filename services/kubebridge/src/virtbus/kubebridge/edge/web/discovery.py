@@ -16,7 +16,7 @@ NO_GUESTFS = "guestfs is not supported yet: there are no pods on volumes"
 
 
 def documents(asking: Authorization, release: str) -> list[web.RouteDef]:
-    """Return the routes of the documents. Only the front proxy may read `/apis` and paths below."""
+    """Return the routes of the documents. Only the front proxy may read `/apis` and below it."""
     apis: dict[str, Callable[[], Mapping[str, Any]]] = {
         f"/apis/{GROUP}": discovery.api_group,
     }

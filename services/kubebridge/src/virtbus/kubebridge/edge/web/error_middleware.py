@@ -1,4 +1,4 @@
-"""Turns every error into a Status object: of the core, the API server, the bus and aiohttp."""
+"""Turns errors of the core, the API server, the bus and aiohttp into Status objects."""
 
 import logging
 from collections.abc import Awaitable, Callable
