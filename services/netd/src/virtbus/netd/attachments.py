@@ -255,7 +255,7 @@ class Attachments:
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
 
     async def tidy(self) -> None:
-        """Remove unneeded host bridges, and host links that outlived their VM.
+        """Remove host bridges, published ports and host links that no VM needs any more.
 
         The kernel frees namespaces asynchronously. A link that still exists at the second call is
         deleted, because a process may hold its namespace. Before the recovery's end, do nothing.

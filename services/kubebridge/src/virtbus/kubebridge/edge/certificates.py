@@ -69,7 +69,7 @@ class Certificates:
         return Key(SECRET, self._namespace, SECRET_NAME)
 
     def lane(self) -> Lane:
-        """Return the lane of the work queue. All replicas serve, so all check."""
+        """Return the lane of the work queue for the checks. All replicas check, as all serve."""
         return Lane(self.reconcile, workers=1, always=True)
 
     async def reconcile(self, _: Key) -> float:

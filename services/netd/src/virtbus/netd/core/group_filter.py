@@ -101,7 +101,7 @@ def sets_of(nics: Sequence[GroupedNic]) -> list[nft.AddressSet]:
 
 
 def _sets(nic: GroupedNic) -> dict[int, tuple[nft.AddressSet, nft.AddressSet]]:
-    """Return the sets of IPv4 and of IPv6 of each rule that names a group, by the rule's position."""
+    """Return, by a rule's position, its sets of IPv4 and of IPv6, if the rule names a group."""
     found = {}
     for position, one in enumerate(nic.rules):
         if one.rule.groups:

@@ -39,7 +39,10 @@ def options(nic: Nic, uid: str) -> list[str]:
 
 
 def _ports(nic: Nic, protocol: Protocol) -> str:
-    """Return the forwarded ports of a protocol: declared and published ports; all if none declared."""
+    """Return the forwarded ports of a protocol: the declared and the published ports.
+
+    If the interface declares no port, all ports are forwarded.
+    """
     if not nic.ports:
         return "all"
     found = {one.range for one in nic.ports if one.protocol == protocol}
