@@ -9,7 +9,7 @@ from virtbus.schemas.errors import Detail
 from virtbus.schemas.network_object import ON_SEGMENTS, NetworkKind, NetworkSpec
 
 WITH_RESOLVER = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
-"""Kinds whose gateway resolves names for their guests."""
+"""Kinds of networks whose gateway resolves names for the guests."""
 
 
 def within(one: Net, other: Net) -> bool:
@@ -18,7 +18,7 @@ def within(one: Net, other: Net) -> bool:
 
 
 def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield what is wrong with the subnets, gateways and pools of a network, with their fields."""
+    """Yield the problems of a network's subnets, gateways and pools, each with its field path."""
     yield from _of_kind(spec)
     yield from _gateways(spec)
     yield from _overlaps(spec)
@@ -26,10 +26,10 @@ def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _of_kind(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield the problems of kinds that have no segment.
+    """Yield the problems of a network whose guests are not on a segment of the hosts' LAN.
 
-    They are IPv6 without IPv4, public IPv4 subnets, and name servers with IPv6 addresses: a gateway
-    asks the servers of its network by IPv4.
+    Problems are IPv6 subnets without IPv4, public IPv4 subnets, and name servers with IPv6
+    addresses if a gateway resolves names: the gateway asks name servers over IPv4 only.
     """
     if spec.kind in ON_SEGMENTS:
         return
@@ -72,7 +72,7 @@ def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield the subnets that overlap an earlier one of the network, with their fields."""
+    """Yield a problem for each subnet that overlaps a subnet with a lower field path."""
     nets = sorted(every_subnet(spec), key=lambda one: one[0])
     for index, (path, subnet) in enumerate(nets):
         for earlier, theirs in nets[:index]:
@@ -82,7 +82,7 @@ def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _pool_problems(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield what is wrong with the ranges and exclusions of a network, with their fields."""
+    """Yield the problems of a network's ranges and exclusions, each with its field path."""
     nets = [subnet for _, subnet in every_subnet(spec)]
     yield from _outside("ranges", spec.ranges, nets)
     yield from _outside("excluded", spec.excluded, nets)

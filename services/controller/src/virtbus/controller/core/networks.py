@@ -11,11 +11,11 @@ from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
 _ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
-"""Kinds whose subnets a host has a route to, so that they must not overlap."""
+"""Kinds whose subnets hosts have routes to. So no two of these subnets may overlap."""
 
 
 class Networks(NamedRecords[NetworkRecord]):
-    """The networks by key, and those that are being deleted."""
+    """The networks by key."""
 
     def __init__(self) -> None:
         super().__init__(read_network, lambda one: network_record(one.namespace, one.name))
@@ -42,9 +42,9 @@ class Networks(NamedRecords[NetworkRecord]):
         return self._seen >= revision
 
     def subnets(self, link: str = "") -> Iterator[tuple[Net, NetworkRecord]]:
-        """Yield the subnets to which hosts have routes; with a `link`, those of that segment.
+        """Yield the subnets to which hosts have routes, each with its network.
 
-        A `link` is a text of `link_of`.
+        With a `link`, which `link_of` returned, yield the subnets of that segment instead.
         """
         for held in self._stored.values():
             for _, subnet in subnets_of(held.record) if link_of(held.record.spec) == link else ():
@@ -52,18 +52,21 @@ class Networks(NamedRecords[NetworkRecord]):
 
 
 def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
-    """Return the subnets of a network that no other may overlap, with their field paths."""
+    """Return a network's subnets, with field paths, if other networks must not overlap them.
+
+    The list is empty for other kinds of networks.
+    """
     alone = record.spec.kind in _ON_HOSTS | ON_SEGMENTS
     return list(every_subnet(record.spec)) if alone else []
 
 
 def link_of(spec: NetworkSpec) -> str:
-    """Return a text that identifies the segment of a network; empty for other kinds."""
+    """Return a text that identifies the segment of a network; empty for kinds without a segment."""
     return f"{spec.link} {spec.vlan or ''}" if spec.kind in ON_SEGMENTS else ""
 
 
 def every_subnet(spec: NetworkSpec) -> Iterator[tuple[str, Net]]:
-    """Yield the subnets of a network, with their field paths."""
+    """Yield the subnets of a network, each after its field path."""
     if spec.subnet is not None:
         yield "spec.subnet", IPv4Network(spec.subnet)
     if spec.subnet6 is not None:

@@ -1,4 +1,4 @@
-"""Tells plugs and unplugs of interfaces from other changes, and refuses incomplete ones."""
+"""Separates added and removed interfaces from other changes; refuses interfaces without network."""
 
 from collections import Counter
 from typing import Any
@@ -12,10 +12,10 @@ _NICS, _NETWORKS = "spec.domain.devices.interfaces", "spec.networks"
 
 
 def with_nics_of(before: Plain, after: Plain) -> Plain:
-    """Return the spec `before` with the interfaces that `after` adds, without those it removes.
+    """Return the spec `before` with the interfaces and networks that `after` adds or removes.
 
-    So a comparison with `after` shows only changes of interfaces that stay. If those have another
-    order, `before` is returned as it is.
+    So its comparison with `after` shows all changes except added and removed interfaces. If the
+    interfaces that stay have another order in `after`, `before` is returned unchanged.
     """
     old = {nic["name"]: nic for nic in _nics(before)}
     new = [nic["name"] for nic in _nics(after)]
@@ -40,7 +40,7 @@ def check_partners(spec: VmSpec) -> None:
     """Refuse interfaces without a network, networks without an interface, and names used twice.
 
     Raises:
-        VirtbusError: 400 with all of them.
+        VirtbusError: 400: the details name each of them.
     """
     nics = [nic.name for nic in spec.domain.devices.interfaces]
     networks = [network.name for network in spec.networks]

@@ -1,4 +1,4 @@
-"""Decides the state of a node, by a table over its reports and the length of its silence."""
+"""Decides the state of a node, by a table, from its last report and the length of its silence."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -7,17 +7,17 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
 
 SUSPECT_AFTER_S = 10.0
-"""Two and a half heartbeats: the last report may be outdated."""
+"""Two and a half intervals of the heartbeat. After that, the last report may be outdated."""
 DOWN_AFTER_S = 25.0
-"""Longer than a bus election (9 s) plus a heartbeat; otherwise a leader change marks every node
-down."""
+"""Longer than a leader election of the bus (9 s) plus an interval of the heartbeat. Otherwise each
+election would mark every node down."""
 LEFT_FOR_S = 60.0
-"""Time for which a node that left is still shown. Its last heartbeat key lasts equally long."""
+"""A node that left is still shown for this time. Its last heartbeat key lasts equally long."""
 TOGETHER_S = 10.0
 """Nodes whose last heartbeats arrived within this time of each other fell silent together."""
 BRAKE_SHARE = 3
-"""If more than n/BRAKE_SHARE of n nodes (and more than one) are silent together, the bus or the
-network has failed."""
+"""If more than n/BRAKE_SHARE of n nodes (and more than one) fell silent together, the bus or the
+network is assumed to have failed."""
 
 BRAKE_ALARM = (
     "too many nodes fell silent together: nothing is done about them; look at the bus and the "
@@ -100,9 +100,9 @@ def unheard(node: str) -> NodeRecord:
 
 
 def brake(silent_since_s: Iterable[float], nodes: int) -> bool:
-    """Return True if more than max(1, nodes / 3) fell silent together.
+    """Return True if more than max(1, nodes / 3) of the fleet's `nodes` fell silent together.
 
-    `silent_since_s` has the time of each silent node's last heartbeat.
+    `silent_since_s` has the time of the last heartbeat of each silent node.
     """
     since = sorted(silent_since_s)
     together, first = 0, 0

@@ -1,4 +1,4 @@
-"""Decides about moves of the volumes of a VM that is off, and computes its record (ADR 0087)."""
+"""Decides about moves of volumes of a VM that is off, and computes the VM's record (ADR 0087)."""
 
 from collections.abc import Iterable
 
@@ -14,16 +14,17 @@ from virtbus.schemas.volume import VolumeMove, VolumeRecord
 
 STARTED = "its VM was started meanwhile"
 LOSABLE = frozenset({EvictionStrategy.NONE, EvictionStrategy.LIVE_MIGRATE_IF_POSSIBLE})
-"""Strategies by which a VM may leave its own disks behind."""
+"""Eviction strategies with which a VM may move without its own disks, and so lose them."""
 CHANGES = frozenset({"snapshot", "restore", "flatten"})
 """Operations on a VM that replace files of its disks."""
 
 
 def refuse_up(record: VolumeRecord, vm: VmRecord | None, status: VmStatus | None) -> VmRecord:
-    """Return the VM that holds a volume, if its node has confirmed that it is off.
+    """Return the VM that holds a volume, if the VM's node has confirmed that the VM is off.
 
     Raises:
-        VirtbusError: 409 `deleting`, `unplaced`, `detaching`, `volume_in_use`.
+        VirtbusError: 409 `detaching`: the volume is being detached. 409 `volume_in_use`: the VM is
+            not off, or has no record. The errors of `refuse_unplaced`.
     """
     name = record.name
     if vm is None:
@@ -51,7 +52,8 @@ def refuse_leaving(vm: VmRecord) -> None:
     """Raise 409 if something other than its volumes keeps a VM on its node.
 
     Raises:
-        VirtbusError: 409 `volumes_stay`, `local_disks`.
+        VirtbusError: 409 `volumes_stay`: `bound_to_host` gives a reason. 409 `local_disks`: the VM
+            has disks of its own, and its eviction strategy does not let it lose them.
     """
     if why := bound_to_host(vm):
         raise VirtbusError(Code.CONFLICT, "volumes_stay", f"{vm.name} stays: {why}")
@@ -89,14 +91,14 @@ def refuse_changing(vm: VmRecord, operations: Iterable[StoredOperation]) -> None
 
 
 def changing(operations: Iterable[StoredOperation]) -> list[StoredOperation]:
-    """Return those of a VM's operations that replace files of its disks."""
+    """Return the operations, of the given ones, that replace files of the VM's disks."""
     return [one for one in operations if one.record.kind in CHANGES]
 
 
 def stays_behind(there: VolumeRecord | None, move: VolumeMove, vm: VmRecord) -> str:
-    """Return why a volume of the VM does not go along with `move`; empty if it does.
+    """Return why the volume `there` is not part of the VM's `move`; empty if it is part of it.
 
-    A VM goes to another node with all of its volumes or with none.
+    A VM moves to another node with all of its volumes, or it stays.
     """
     if there is None or there.holder != vm.uid:
         return f"{vm.name} has a volume that it does not hold"
@@ -107,7 +109,7 @@ def stays_behind(there: VolumeRecord | None, move: VolumeMove, vm: VmRecord) -> 
 
 
 def with_moved(vm: VmRecord, volumes: Iterable[VolumeRecord]) -> VmRecord:
-    """Return the VM whose volumes are in their new places."""
+    """Return the VM's record with the new places of the moved `volumes`."""
     new = {ref.folder: ref for ref in map(ref_of, volumes)}
     refs = {name: new.get(ref.folder, ref) for name, ref in vm.volume_refs.items()}
     return vm.model_copy(update={"volume_refs": refs, "generation": vm.generation + 1})

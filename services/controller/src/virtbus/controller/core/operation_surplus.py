@@ -21,9 +21,10 @@ def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
 
 
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
-    """Return the operations above the quota that have ended, the oldest first.
+    """Return the oldest operations whose removal brings the number down to the quota.
 
-    Those that another object still waits for are not among them.
+    Only operations that ended at least KEPT_NS ago are returned, and only if no other object waits
+    for them. So the number may stay above the quota.
     """
     known = fleet.operations.all()
     left, left_in_all = Counter(held.record.namespace for held in known), len(known)
@@ -43,7 +44,10 @@ def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
 
 
 def _is_needed(record: OperationRecord, fleet: Fleet) -> bool:
-    """Return True while a snapshot lacks its data, or a volume is being filled or moved."""
+    """Return True if the operation's snapshot lacks data, or its volume is being filled or moved.
+
+    Only a fill by this operation counts.
+    """
     if record.snapshot is not None:
         snapshot = fleet.volumes.snapshots.get(record.snapshot.namespace, record.snapshot.name)
         if snapshot is not None and snapshot.record.uid == record.snapshot.uid:

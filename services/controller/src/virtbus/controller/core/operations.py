@@ -1,6 +1,6 @@
 """Caches the operations of the fleet and their statuses, as watches deliver them (ADR 0048).
 
-It also holds the cache of the schedules, which begin operations.
+`Operations.schedules` caches the backup schedules, which begin operations.
 """
 
 from collections import Counter
@@ -18,14 +18,14 @@ StoredOperation = Stored[OperationRecord]
 
 
 class StoredStatus(NamedTuple):
-    """The status of an operation with its revision; revision 0: there is none yet."""
+    """The status of an operation, and the revision of its key; 0 if no status is stored yet."""
 
     status: OperationStatus
     revision: int
 
 
 class Operations:
-    """The operations by key. The cache may lag; each decision is then a CAS write."""
+    """The operations by key. The cache may lag, so each decision needs a CAS write."""
 
     def __init__(self) -> None:
         self.schedules = BackupSchedules()
@@ -43,11 +43,15 @@ class Operations:
 
     # --- input ----------------------------------------------------------------------------
     def begin_list(self) -> None:
-        """Forget how far the watch had come: the list that follows may have lower revisions."""
+        """Forget the highest revision seen, because the next list may have lower revisions."""
         self._seen = 0
 
     def put(self, key: str, value: bytes, revision: int) -> None:
-        """Process an operation or status from a watch; raises VirtbusError if it is unreadable."""
+        """Process an operation or status from a watch.
+
+        Raises:
+            VirtbusError: the value is unreadable.
+        """
         if not key.startswith("$KV.vm."):
             status = read_operation_status(key, value)
             self._statuses[key] = StoredStatus(status, revision)
@@ -57,7 +61,7 @@ class Operations:
         self._store(key, StoredOperation(read_operation(key, value), revision))
 
     def apply(self, held: StoredOperation) -> None:
-        """Process our own write, unless the watch has delivered it or a later message."""
+        """Store this controller's own write, unless the watch has delivered that revision."""
         if held.revision > self._seen:
             self._store(operation_record(held.record.node, held.record.id), held)
 
@@ -68,7 +72,7 @@ class Operations:
         self._count(key)
 
     def _count(self, key: str) -> None:
-        """Count an operation as open, or no longer."""
+        """Update the counts of open operations after a change of one operation or its status."""
         before = self._open.pop(key, None)
         if before is not None:
             self._open_in[before] -= 1
@@ -102,7 +106,7 @@ class Operations:
         return self._stored.get(self._keys.get(id_, ""))
 
     def status_of(self, record: OperationRecord) -> StoredStatus:
-        """Return the last status of an operation."""
+        """Return the last status of an operation; one with revision 0 if none is stored."""
         none = StoredStatus(OperationStatus(id=record.id, node=record.node), 0)
         return self._statuses.get(operation_status(record.node, record.id), none)
 
@@ -111,7 +115,7 @@ class Operations:
         return list(self._statuses.values())
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of open operations of a namespace; None: of all."""
+        """Return the number of open operations of a namespace; None: of all namespaces."""
         return len(self._open) if namespace is None else self._open_in[namespace]
 
     def open_of(self, uid: str) -> list[StoredOperation]:
@@ -124,14 +128,14 @@ class Operations:
         return sorted(self._stored.values(), key=lambda held: _order(held.record))
 
     def listed(self, namespace: str | None, after: str) -> Iterable[tuple[str, StoredOperation]]:
-        """Yield the operations of a namespace (None: all) after the key of a page, with keys."""
+        """Yield sort keys and operations of a namespace (None: all) that follow the key `after`."""
         for held in self.all():
             key = _order(held.record)
             if key > after and namespace in {None, held.record.namespace}:
                 yield key, held
 
     def show(self, held: StoredOperation, keep_s: float) -> OperationView:
-        """Return an operation as the API shows it; results are kept for `keep_s`."""
+        """Return an operation as the API shows it; an ended operation is kept for `keep_s`."""
         record, status = held.record, self.status_of(held.record).status
         return shown(record, status, keep_s)
 

@@ -1,7 +1,7 @@
-"""Remembers when a sweep first saw each orphan, so that it removes only old ones.
+"""Remembers when a sweep first saw each orphan, so that the sweep removes only old orphans.
 
-Times are on this process's monotonic clock. The stream's timestamps depend on a host's clock: if
-that is an hour off, a sweep would act at once, or an hour late (F27).
+Times are on this process's monotonic clock. The stream's timestamps depend on a host's clock. If
+that clock were an hour off, a sweep would act at once, or an hour late (F27).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Derives the peers of overlays: the hosts that have guests of a network, and those guests."""
+"""Derives the peers of overlay networks: the hosts with guests of a network, and those guests."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,10 +18,10 @@ Hosts = dict[str, list[OverlayMember]]
 def peers_wanted(
     vms: Iterable[StoredVm], nodes: Mapping[str, NodeRecord], known: Mapping[str, OverlayPeer]
 ) -> dict[str, OverlayPeer]:
-    """Return the wanted value of each peer's key.
+    """Return the wanted peers by key.
 
-    A host hears of the other hosts of its own networks only. `known` are the stored values: a host
-    that is silent keeps its last address.
+    A host gets a peer for each other host that has guests of the same network. `known` has the
+    stored peers: a host without a current report keeps the address that it has there.
     """
     ends = {name: one.tunnel.address for name, one in nodes.items() if one.tunnel is not None}
     for last in known.values():
@@ -52,7 +52,7 @@ def _by_network(vms: Iterable[StoredVm]) -> dict[str, Hosts]:
 
 
 def _members(record: VmRecord) -> Iterator[tuple[str, OverlayMember]]:
-    """Yield the interfaces of a VM on overlays, each with the uid of its overlay."""
+    """Yield the interfaces of a VM on overlay networks, each with the uid of its network."""
     networks = {one.name: one.network for one in record.spec.networks}
     for nic in record.spec.domain.devices.interfaces:
         target = record.network_targets.get(networks.get(nic.name, ""))

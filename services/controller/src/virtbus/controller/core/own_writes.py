@@ -1,4 +1,4 @@
-"""Records that this controller is writing: their echo by the watch needs no decoding."""
+"""Keeps the VM records that this controller is writing, so that the watch need not decode them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ class OwnWrites:
 
     @contextmanager
     def writing(self, key: str, value: bytes, record: VmRecord) -> Iterator[None]:
-        """Keep a record and its encoded form during its write. The later of two writes wins."""
+        """Keep a record and its encoded form during its write. A later write of the key wins."""
         own = self._under_way[key] = (value, record)
         try:
             yield
@@ -27,9 +27,9 @@ class OwnWrites:
                 del self._under_way[key]
 
     def record_of(self, key: str, value: bytes) -> VmRecord | None:
-        """Return the record if a stored value is this controller's own, apart from its signature.
+        """Return the record that is being written if its bytes are `value` without the signature.
 
-        Another controller may have written the key meanwhile, so the bytes decide.
+        The bytes are compared because another controller may have written the key meanwhile.
         """
         own = self._under_way.get(key)
         return own[1] if own is not None and unsigned(value) == own[0] else None

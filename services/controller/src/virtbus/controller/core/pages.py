@@ -13,7 +13,7 @@ from virtbus.schemas.wire import encode, encode_json
 PAGE_BYTES = 512 * 1024
 """A page ends before this size, unless its only item is larger. 500 usual VMs need less."""
 ITEM_BYTES = 768 * 1024
-"""A larger item loses its largest fields; a message on the bus may have 1 MiB."""
+"""A larger item loses its largest fields, because a message on the bus has at most 1 MiB."""
 PAGE_ITEMS = 500
 
 Plain = dict[str, Any]
@@ -41,9 +41,9 @@ def answer(
     most: int = PAGE_ITEMS,
     **fields: Any,
 ) -> Plain:
-    """Return a page with the first items of `found`, as a `model` in plain data.
+    """Return the first page of `found` as the plain data of a `model`.
 
-    `fields` are the model's fields other than `items` and `continue`.
+    `fields` has the values of the model's fields other than `items` and `continue`.
     """
     found_ = page(found, as_json=asked.wants_json, most=most)
     continue_ = None if found_.last is None else token(found_.last)
@@ -59,7 +59,7 @@ def page(found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = P
 def split(
     found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS
 ) -> Iterator[Page]:
-    """Yield all of `found` in pages, at least one; each is made on demand."""
+    """Yield all of `found` in pages, at least one page. Each page is made on demand."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, ""
     for key, model in found:
@@ -76,8 +76,8 @@ def split(
 def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
     """Return a model as plain data, and its encoded size in bytes.
 
-    Above ITEM_BYTES, the largest fields are omitted, and `cut` of the item names them. A field
-    without a default becomes an empty value instead.
+    If it is larger than ITEM_BYTES, the largest fields are left out, and the item's `cut` names
+    them. A field without a default gets an empty value instead.
     """
     item = plain(model, as_json=as_json)
     size_bytes = _size_bytes(item, as_json=as_json)
@@ -99,7 +99,7 @@ def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
 
 
 def _field(model: BaseModel, name: str) -> str:
-    """Return the field with the encoded name `name`."""
+    """Return the name of the model's field that is encoded as `name`."""
     fields = type(model).model_fields
     return next(each for each, field in fields.items() if name in {each, field.alias})
 
@@ -116,7 +116,7 @@ def _size_bytes(item: Plain, *, as_json: bool) -> int:
 
 
 def token(key: str) -> str:
-    """Return the `continue` of the page that follows the item of this key."""
+    """Return the `continue` of the page that begins after the item with this key."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 

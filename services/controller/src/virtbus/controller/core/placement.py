@@ -39,7 +39,8 @@ NODES_SHOWN = 8
 class Candidate:
     """A node and its allocations, with the free capacity computed once.
 
-    `kind` is equal for nodes that differ only in capacity; without it the node has its own kind.
+    `kind` is equal for nodes that differ only in the fields ONE_OF_A_KIND; empty: no other node is
+    of this node's kind.
     """
 
     record: NodeRecord
@@ -49,19 +50,18 @@ class Candidate:
     silent: bool = False
     kind: bytes = b""
     cordoned: str = ""
-    """The reason why it takes no VM: cordoned, drained or fenced."""
+    """The reason why the node takes no VM: cordoned, drained or fenced. Empty: it takes VMs."""
     fenced: bool = False
     fresh_vms: int = 0
-    """Number of VMs that were allocated after `record` was reported. Its `disk_free_bytes` does not
-    account for their disks yet."""
+    """Number of VMs allocated after `record` was reported: `record.disk_free_bytes` lacks them."""
     strict: bool = False
-    """Its CPUs are not shared: it has a strict VM, or a strict VM is being placed."""
+    """The node's CPUs are not shared: it has a VM with reserved CPUs, or one is being placed."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Allocatable vCPUs per shared CPU."""
     images: frozenset[str] = frozenset()
-    """The keys of its images (`schemas.image.image_key`); part of its kind."""
+    """The keys of the node's images (`schemas.image.image_key`); part of the node's kind."""
     pools: Mapping[str, PoolReport] = field(default_factory=dict)
-    """Its pools by name; only VMs with volumes need them, so nodes of a kind may differ in them."""
+    """The node's pools by name. No filter here reads them, so they may differ within a kind."""
 
     @cached_property
     def free_vcpus(self) -> int:
@@ -84,8 +84,8 @@ class Candidate:
     def takes(self) -> "tuple[bytes | str, int, int, float, Rank]":
         """Return the largest VM that the node takes now: kind, vCPUs, memory, disk, rank.
 
-        The vCPUs are -1 if it takes none, memory and disk are bytes. It is a plain tuple because
-        each create unpacks it once per node.
+        The vCPUs are -1 if the node takes no VM; memory and disk are bytes. The result is a plain
+        tuple because each create unpacks it once per node.
         """
         record = self.record
         free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
@@ -107,17 +107,17 @@ class Candidate:
 
     @cached_property
     def made_strict(self) -> "Candidate":
-        """Return the same node for a strict VM."""
+        """Return the same node without shared CPUs."""
         return self if self.strict else replace(self, strict=True)
 
 
 Rank = tuple[float, int, str]
-"""Among nodes of one kind the lowest is best: most free memory, then fewest VMs, then by name."""
+"""A sort key, the best node first: most free memory, then fewest VMs, then by name."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`fit` has the ranks of nodes that can take the VM; `refused` has the other nodes' reasons."""
+    """`fit` has the ranks of the nodes that can take the VM; `refused` says why others cannot."""
 
     fit: Sequence[Rank]
     refused: Mapping[str, str]
@@ -129,7 +129,7 @@ class Placement:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """Return only the first of `nodes`, which takes a third of the time; () if none fits."""
+        """Return only the first of `nodes`, in a third of the time; empty if no node fits."""
         return (min(self.fit)[2],) if self.fit else ()
 
 
@@ -287,8 +287,8 @@ def _judge(spec: VmSpec, want: Demand, node: Candidate) -> _Verdict:
 def room(want: Demand, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
     """Return why the VM does not fit in the node's free capacity; None if it fits.
 
-    A VM that should not run (not `powered`) needs CPU and memory only as on an empty node. `disk`
-    False: the VM's disks are on the node already.
+    For a VM that should not run (not `powered`), CPU and memory are compared with the empty node.
+    `disk` False: the VM's disks are on the node already.
     """
     there = node if powered else node.emptied
     return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)
@@ -312,9 +312,9 @@ def place(
     strict: bool = False,
     want: Demand | None = None,
 ) -> Placement:
-    """Return the nodes that can take the VM with their ranks, and the reasons of the others.
+    """Return the ranks of the nodes that can take the VM, and the reason of each other node.
 
-    `want` is the demand of the VM; None: that of its spec alone.
+    `want` is the demand of the VM; None: the demand of `spec` alone.
     """
     want = want or demand_of(spec)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]

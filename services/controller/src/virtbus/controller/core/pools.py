@@ -14,18 +14,19 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 PoolsByName = Mapping[str, PoolReport]
 Needs = tuple[tuple[str, int, tuple[str, ...]], ...]
-"""The pools that a VM's volumes need: name, bytes of new data, and keys of assigned volumes."""
+"""The pools that a VM's volumes need: name, bytes of new data, and keys of the volumes for which
+the pool's operator must have assigned a place."""
 _NONE: PoolsByName = {}
 
 
 class KnownPools:
-    """The last report of each node."""
+    """The pools that each node last reported."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, PoolReport]] = {}
 
     def of(self, node: str) -> PoolsByName:
-        """Return the pools of a node by name; none without a report."""
+        """Return the pools of a node by name; empty without a report."""
         return self._of.get(node, _NONE)
 
     def with_pool(self, name: str) -> list[str]:
@@ -61,14 +62,15 @@ class KnownPools:
         """Raise an error if no node can take so much new data of a volume now.
 
         Raises:
-            VirtbusError: 422 `pool_unknown`: its node, or all nodes, lack the pool; 429
-                `pool_full`: the pool is full or gone on its node, or on each node that has it.
+            VirtbusError: 422 `pool_unknown`: the volume's node lacks the pool, or, without a node,
+                all nodes do. 429 `pool_full`: the pool refuses the data on the volume's node, or,
+                without a node, on each node that has the pool.
         """
         pool, nodes = record.spec.pool, self.with_pool(record.spec.pool)
         if record.node:
             nodes = [record.node] if record.node in nodes else []
         if pool == LOCAL and not (record.node and nodes):
-            return  # its first VM chooses the node; an older agent reports no pools
+            return  # the first VM will choose the node, or an older agent reports no pools
         if not nodes:
             raise self._unknown(record)
         reasons = {node: self._of[node][pool].refusal(more_bytes) for node in nodes}
@@ -89,8 +91,10 @@ class KnownPools:
         """Return a new volume with the kind of its pool.
 
         Raises:
-            VirtbusError: as `refuse_new`; 400 `disk_too_large`; 422 `pool_unassigned`, `no_copies`,
-                `pool_kinds_differ`.
+            VirtbusError: 400 `disk_too_large`: the place that the operator assigned is smaller.
+                422 `pool_unassigned`: the operator assigned no place. 422 `no_copies`: the volume
+                has a source, and virtbus does not write to its pool. The errors of `refuse_new`
+                and `_deciding`.
         """
         self.refuse_new(record, record.spec.size)
         pool, key = record.spec.pool, _key(record)
@@ -115,14 +119,14 @@ class KnownPools:
         return record.model_copy(update={"pool_kind": kind})
 
     def _deciding(self, record: VolumeRecord) -> list[PoolReport]:
-        """Return the reports that decide about a new volume.
+        """Return the reports of a new volume's pool that decide about the volume.
 
-        A volume of a node's runtime depends on that node's report. Otherwise the first node whose
-        pool is a volume group decides. Without one, all reports count.
+        If a node's container runtime made the volume, the report of that node decides. Otherwise
+        the first node whose pool is a volume group decides. Without such a node, all reports count.
 
         Raises:
-            VirtbusError: 422 `pool_kinds_differ`: another node has another kind of pool by that
-                name, and would read the volume of a runtime or of a volume group in another way.
+            VirtbusError: 422 `pool_kinds_differ`: one node decides, and another node has a pool of
+                the same name and another kind, so it would not find the volume's data.
         """
         pool, home = record.spec.pool, node_of(record.owner)
         reports = {node: self._of[node][pool] for node in self.with_pool(pool)}
@@ -150,8 +154,8 @@ class KnownPools:
         """Raise an error if the volume cannot get the larger size.
 
         Raises:
-            VirtbusError: 422 `cannot_grow`: the volume is shared, or its pool has fixed sizes; 429
-                `pool_full`, and otherwise as `refuse_new`.
+            VirtbusError: 422 `cannot_grow`: the volume is shared, or its pool has fixed sizes. For
+                a volume that has data, the errors of `refuse_new`.
         """
         more_bytes = size_bytes - record.spec.size
         if more_bytes > 0 and record.spec.is_shared:
@@ -183,9 +187,9 @@ def _key(record: VolumeRecord) -> str:
 
 
 def no_copies(pool: str, shared: str = "") -> VirtbusError:
-    """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write.
+    """Return 422 for a copy from or to a volume in a pool that virtbus does not write to.
 
-    `shared` is the name of a shared volume: only its guests know its content.
+    `shared` is the name of the volume if it is shared: only its guests know its content.
     """
     if shared:
         message = f"virtbus does not copy the shared volume {shared}; copy its files in a guest"
@@ -198,7 +202,7 @@ def no_copies(pool: str, shared: str = "") -> VirtbusError:
 
 
 def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
-    """Return the pools that volumes need, with the new data of volumes that have none yet."""
+    """Return the pools that volumes need. Volumes without data count with their size."""
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for one in volumes:
         new_bytes, keys = found.get(one.spec.pool, (0, ()))
@@ -210,7 +214,7 @@ def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
 
 
 def needs_of_shared(refs: Iterable[VolumeRef]) -> Needs:
-    """Return the pools that a VM's volumes on servers need on each node of the VM."""
+    """Return the pools on storage servers that each node of a VM must have for its volumes."""
     found: dict[str, list[str]] = {}
     for ref in refs:
         if ABILITIES[ref.kind].shared:

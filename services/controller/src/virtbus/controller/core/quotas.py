@@ -7,7 +7,7 @@ class Counted(Protocol):
     """The cached objects of a kind."""
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of objects of a namespace; None: of all."""
+        """Return the number of objects of a namespace; None: of all namespaces."""
 
 
 class Quota(NamedTuple):
@@ -25,9 +25,10 @@ class Quota(NamedTuple):
         one: str | None = None,
         more: int = 1,
     ) -> str:
-        """Return why `more` objects exceed the quota; empty if they do not.
+        """Return why `more` objects would exceed the quota; empty if they would not.
 
-        `what` names the objects, `whole` all namespaces together, and `one` this namespace.
+        These are words for the text: `what` for the objects, `whole` for all namespaces together,
+        `one` for this namespace.
         """
         for count, most, where in (
             (objects.count(namespace), self.per_namespace, one or f"namespace {namespace}"),

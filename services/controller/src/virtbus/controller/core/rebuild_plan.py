@@ -2,7 +2,8 @@
 
 A host has a copy of the record that it acted on. The bus may have an older record (a restored
 backup), a newer one, or none. The copy with the higher (epoch, generation, power_epoch,
-pause_epoch) is used. If these are equal, a copy that is evacuating or deleting is newer.
+pause_epoch) is used. If these are equal, a copy of a VM that is being evacuated or deleted is newer
+than a copy that is not.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,11 +21,11 @@ class RebuildAction(StrEnum):
     ADD = "add"
     """The bus has no record: claim and commit the host's copy."""
     RAISE = "raise"
-    """The host's copy is newer: it replaces the bus' copy."""
+    """The host's copy replaces the bus' copy, which is older or unreadable."""
     MOVE = "move"
-    """The host's copy is newer, and the bus' copy is at another node's key: it is moved."""
+    """The host's copy is newer, and the bus' copy is at another node's key: the record moves."""
     END = "end"
-    """The host has released the VM since the bus' copy was made, so the VM was deleted."""
+    """The host has released the VM since the bus' copy was made: the VM is deleted again."""
     KEEP = "keep"
     UNSIGNED = "unsigned"
     """A host's copy is newer but not signed by a controller: a person decides."""
@@ -47,7 +48,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """One VM's step. `record` is the host's copy, or the bus' if no host has one."""
+    """One VM's step. `record` is the host's copy, or the bus' copy if no host has one."""
 
     step: RebuildAction
     record: VmRecord
@@ -64,7 +65,10 @@ def age(record: VmRecord) -> Age:
 
 
 def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:
-    """Return the newest copy of each VM, and the VMs that two hosts claim under one epoch."""
+    """Return the newest copy of each VM, and a text for each VM that two hosts have at one epoch.
+
+    Both are by uid.
+    """
     newest: dict[str, VmRecord] = {}
     disputed: dict[str, str] = {}
     for report in reports:
@@ -89,9 +93,10 @@ def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
 
 
 def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
-    """Return True for a record on the bus whose host has released it.
+    """Return True if reports say that the VM of a record on the bus was deleted.
 
-    If the VM was leaving its node, it was deleted only if a later node has released it as well.
+    Usually the record's node has released the VM, at the record's epoch or later. If the VM was
+    leaving that node, a node must have released it at a later epoch.
     """
     if record.evacuating:
         return any(uid == record.uid and epoch > record.epoch for (uid, _), epoch in gone.items())
@@ -123,8 +128,8 @@ def believed(
 ) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
     """Return the reports with trusted records only, and a list of the other records.
 
-    A record is trusted if it is signed or a person accepts it. `good` has node and uid of the
-    signed records. `accepted` has `NODE` or `NODE/UID` of the accepted ones.
+    A record is trusted if it is signed or a person accepts it. `good` has node and uid of each
+    signed record. In `accepted`, `NODE` accepts all records of a node, and `NODE/UID` accepts one.
     """
     kept: dict[str, KnownRecords] = {}
     doubtful: list[VmRecord] = []
@@ -143,7 +148,7 @@ def believed(
 def unsigned(
     doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
 ) -> list[Rebuilt]:
-    """Return an UNSIGNED step for each untrusted record that would change the bus."""
+    """Return an UNSIGNED step for each untrusted record that would change the bus if trusted."""
     settled = {step.record.uid: step.record for step in steps}
     found = []
     for record in doubtful:
@@ -166,7 +171,7 @@ def plan(
     """Return a step for each VM that a host or the bus knows; `silent` nodes did not answer.
 
     A VM that left its node was deleted or moved. It counts as deleted only if every node has
-    answered and none has it.
+    answered and no node has the VM.
     """
     newest, disputed = best(reports.values())
     gone = left(reports.values())
@@ -188,7 +193,7 @@ def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Reb
     """Return the step for a record of the bus that no host has."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
-    if record.evacuating:  # only another node reports the release, and without a signature
+    if record.evacuating:  # the release is reported by a node that the record does not name
         why = "it left its node, and another host says that it was deleted there"
         return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
     if unheard:

@@ -1,7 +1,7 @@
 """Limits the concurrent requests of each verb, and names the verbs that only read (ADR 0028)."""
 
 REQUESTS_AT_ONCE = 256
-"""Limit of concurrent requests of one kind. Further ones wait, then get 429."""
+"""Limit of concurrent requests of one verb. Further requests wait, then get 429."""
 READS_AT_ONCE = {
     ("vm", "list"): 8,
     ("vm", "events"): 4,
@@ -18,15 +18,16 @@ READS_AT_ONCE = {
     ("operation", "list"): 8,
     ("bus", "status"): 4,
 }
-"""Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
+"""Lower limits for requests whose answers may have a whole fleet, or 512 KiB of history (ADR 0028).
+"""
 WATCHES_BEGUN_AT_ONCE = 16
-"""Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
-in turns anyway."""
+"""Limit of watches whose first list is being sent. Each needs memory for a task and a page. More at
+once would gain nothing, because lists are sent in turns."""
 READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
     *("reset", "soft-reboot", "freeze", "thaw")
 }
-"""Verbs that do not go through the storage guard: they only read, or send requests to nodes.
+"""Verbs that are not refused while the bus stores no writes: they read, or send requests to nodes.
 
-Only `node quarantine` also writes: the record of an adopted VM. `image delete` shares its verb with
-`vm delete`, so it goes through the guard, which does no harm.
+Of these, only `node quarantine` also writes: the record of an adopted VM. `image delete` would not
+have to be refused, but it shares its verb with `vm delete`.
 """

@@ -1,4 +1,4 @@
-"""Describes a VM's disks, or a volume, for an operation; refuses it if a guest forbids that."""
+"""Describes the VM or volume whose disks an operation reads; refuses it if a guest may write."""
 
 from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
@@ -11,18 +11,20 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.volume import FillState, VolumeRecord
 
 OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
-"""States of a VM whose disks may be copied. The copy waits for a VM that is stopping."""
+"""States of a VM whose disks may be copied. If the VM is stopping, the copy waits for its end."""
 
 
 UP_STATES = frozenset({VmState.RUNNING, VmState.PAUSED})
-"""States of a VM whose guest can continue in new files while a snapshot is taken (ADR 0061)."""
+"""States in which a snapshot of a running guest is possible: its QEMU continues in new files (ADR
+0061)."""
 
 
 def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, object]:
     """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
 
     Raises:
-        VirtbusError: 409 `unplaced`, `deleting`, `vm_runs`; 503 `node_silent`.
+        VirtbusError: 409 `deleting`: the VM is being deleted. 409 `unplaced`: it has no node. 409
+            `vm_runs`: its guest must be off. 503 `node_silent`: its state is not known.
     """
     if vm.ending:
         raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")
@@ -45,20 +47,21 @@ def refuse_unknown(name: str, node: str, state: VmState) -> None:
 
 
 def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
-    """Return the fields of an operation on a volume; errors as `refuse_unready`."""
+    """Return the fields of an operation on a volume; raises the errors of `refuse_unready`."""
     refuse_unready(record, running)
     place = {"uid": record.uid, "name": record.name, "node": record.node, "ref": ref_of(record)}
     return {"resource": "volume", "owner": record.owner, **place}
 
 
 def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = False) -> str:
-    """Return the VM that holds a volume and is not off, otherwise an empty string.
+    """Return the name of a volume's holder if that VM is not off; otherwise an empty string.
 
-    With `live`, a guest that runs or is paused counts as off. `holder` is the view of that VM, if
-    it is known. The node checks its state again.
+    With `live`, a VM in one of UP_STATES counts as off. `holder` is the view of the VM. None: the
+    volume has no holder, or its record is unknown, so its uid is returned. The node checks the
+    VM's state again.
 
     Raises:
-        VirtbusError: 503 `node_silent`.
+        VirtbusError: 503 `node_silent`: the holder's state is not known.
     """
     if holder is None:
         return record.holder
@@ -68,11 +71,13 @@ def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = 
 
 
 def refuse_unready(record: VolumeRecord, running: str) -> None:
-    """Raise an error unless a volume can be copied; `running` as `running_holder`.
+    """Raise an error unless a volume can be copied; `running` is a result of `running_holder`.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `volume_moving`, `volume_not_filled`,
-            `volume_empty`, `volume_in_use`; 422 `no_copies`.
+        VirtbusError: 409 `deleting`: the volume is being deleted. 422 `no_copies`: virtbus does not
+            read its data. 409 `volume_lost`: its node was forgotten. 409 `volume_moving`: it is
+            being moved. 409 `volume_not_filled`: its first content is not complete. 409
+            `volume_empty`: no VM has used it. 409 `volume_in_use`: `running` is not empty.
     """
     refuse_deleting(record)
     name = record.name

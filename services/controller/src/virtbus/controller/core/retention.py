@@ -6,16 +6,16 @@ from virtbus.schemas.backup import BackupManifest, HeldBackup
 
 
 def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
-    """Return the backups that a schedule removes, in an order in which nodes accept the removals.
+    """Return the ids of the backups that a schedule removes, each increment before its parent.
 
-    An increment is returned before its parent. The order of backups is that of their numbers,
+    Nodes accept removals in this order. The newest backup is the one with the highest number,
     because a node's clock may be set back. These backups stay:
 
-    - the newest `keep` ones of the schedule, and the last one that was verified
-    - those of other schedules, and those that were made by hand
-    - damaged and unreadable ones, for a person to look at
-    - those on which one of these backups, or an unreadable one, rests
-    - all backups of a VM, while one that stays rests on an unreadable one
+    - the newest `keep` backups of the schedule, and its newest backup that passed a check
+    - backups of other schedules, and backups that were made by hand
+    - damaged and unreadable backups, for a person to look at
+    - each backup on which a backup that stays, or an unreadable backup, rests
+    - all backups of a VM, if a backup of the VM stays and its parent is unreadable
     """
     there = {one.id: one for one in held}
     known = {id_: one.manifest for id_, one in there.items() if one.manifest is not None}

@@ -9,7 +9,7 @@ from virtbus.schemas.vm import VmRecord, VmSpec
 
 
 def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, str]) -> None:
-    """Raise 403 `not_its_node` unless `selector` selects the host of `node`, with these labels.
+    """Raise 403 `not_its_node` unless `selector` selects the host of `node`, which has `labels`.
 
     `node` is empty for an account that may use all nodes.
     """
@@ -18,9 +18,9 @@ def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, 
 
 
 def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -> None:
-    """Raise 403 as `check_selector` if the VM of a runtime would get the selector of another node.
+    """Raise 403 as `check_selector` if an update makes a runtime's VM select another node.
 
-    `labels` are those of the runtime's node.
+    `labels` are the labels of the runtime's node.
     """
     selector = after.spec.node_selector
     if selector != before.spec.node_selector:
@@ -28,9 +28,10 @@ def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -
 
 
 def check_devices(node: str, spec: VmSpec) -> None:
-    """Raise 403 `device_denied` if a spec has devices of its host; `node` is as above.
+    """Raise 403 `device_denied` if a spec has devices of a host, and no node's runtime sent it.
 
-    A path is valid on one node only, so only that node's runtime may give it.
+    `node` is the node of the runtime; empty for other accounts. The path of a device is valid on
+    one node only, so only the runtime of that node may give it.
     """
     for index, volume in enumerate(spec.volumes):
         if volume.host_device is not None and not node:
@@ -43,7 +44,7 @@ def check_devices(node: str, spec: VmSpec) -> None:
 
 
 def check_node(node: str, wanted: str | None) -> None:
-    """Raise 403 `not_its_node` unless `wanted` is `node`; an empty `node` may use all nodes."""
+    """Raise 403 `not_its_node` unless `wanted` is `node`. If `node` is empty, any is allowed."""
     if node and wanted != node:
         raise _refused(node)
 

@@ -21,7 +21,7 @@ _HOLDERS = (*SEED_HOLDERS, "container_disk", "image")
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
-    """Return the spec without its secrets, and the secrets by volume name."""
+    """Return the spec without its secrets, and the secrets; None if it has no secrets."""
     bare = without_secrets(spec, _HOLDERS)
     held = [old for old, new in zip(spec.volumes, bare.volumes, strict=True) if old is not new]
     if not held and spec.ignition is None:
@@ -44,7 +44,7 @@ def _of_pull(volume: Volume) -> str:
 
 
 def without_secrets(spec: VmSpec, holders: Sequence[str] = SEED_HOLDERS) -> VmSpec:
-    """Return the spec without secrets in its Ignition and the fields `holders` of its volumes."""
+    """Return the spec without secrets in its Ignition and in the `holders` fields of volumes."""
     volumes = tuple(_bare(volume, holders) for volume in spec.volumes)
     ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
     return spec.model_copy(update={"volumes": volumes, "ignition": ignition})

@@ -1,7 +1,7 @@
-"""Caches the security groups, and derives what the nodes of their members need (ADR 0069).
+"""Caches the security groups, and derives the values that nodes need to apply them (ADR 0069).
 
-A node gets one value for each group that selects a VM of it. The value has the group's rules, and
-the addresses of the groups that these rules name.
+A node gets one value for each group that selects a VM on the node. The value has the group's rules,
+and the addresses of the members of the groups that these rules name.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,20 +26,21 @@ from virtbus.schemas.vm_status import VmStatus
 Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 """The statuses of VMs with their revisions, by node and uid."""
 Places = dict[str, set[str]]
-"""Addresses by the place where they mean this VM, as in `NodeGroup.peers`."""
+"""A VM's addresses by place, as in `NodeGroup.peers`. A place is a network, or ANYWHERE: there no
+other guest has the address."""
 
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
-"""The bytes of an address in JSON, at most."""
+"""The largest size of an address in JSON."""
 _PLACE = 2
-"""The name of a place counts as this many addresses, because it needs as many bytes."""
+"""The name of a place counts as this many addresses, because it needs as many bytes as they do."""
 ADDRESSES_MAX = (NODE_GROUP.written_bytes - 132 * 1024) // _ADDRESS_BYTES
-"""Limit of addresses in the value of one group on one node. Further addresses are left out, so
-their guests have no access."""
+"""Limit of addresses in the value of one group for one node. Further addresses are left out, so
+rules give no access to their guests."""
 
 
 class SecurityGroups(NamedRecords[SecurityGroupRecord]):
-    """The groups by key, and the values of nodes as the bus has them."""
+    """The groups by key, and the values for nodes that are stored on the bus."""
 
     def __init__(self) -> None:
         super().__init__(read_security_group, lambda one: security_group(one.namespace, one.name))
@@ -49,7 +50,7 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str, value: bytes, revision: int) -> None:
-        """Process a group, or the value of a node; raises VirtbusError if it cannot be read."""
+        """Process a group, or a value for a node; raises VirtbusError if it cannot be read."""
         if not of_node_group(key):
             super().put(key, value, revision)
             return
@@ -58,7 +59,7 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
             self.on_nodes[key] = (read_node_group(key, value), revision)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process a purge marker of a group, or of the value of a node."""
+        """Process a purge marker of a group, or of a value for a node."""
         if not of_node_group(key):
             super().purge(key, revision)
         elif self.on_nodes.get(key, (None, 0))[1] < revision:
@@ -78,7 +79,7 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
 
     # --- answers --------------------------------------------------------------------------
     def all_keys(self) -> set[str]:
-        """Return the keys of all groups, and of the values of nodes."""
+        """Return the keys of all groups, and of the values for nodes."""
         return {*self.keys(), *self.on_nodes}
 
     @property
@@ -109,12 +110,12 @@ class _Peers(NamedTuple):
     """The addresses of a group's members, sorted and limited to ADDRESSES_MAX, by place."""
 
     everywhere: Mapping[str, tuple[str, ...]]
-    """The addresses that mean a member on every node."""
+    """The addresses by which guests on all nodes see a member."""
     near: Mapping[str, Places]
-    """By node: the addresses that mean a member on that node only."""
+    """By node: the addresses by which only guests on that node see a member."""
 
     def on_node(self, node: str) -> Mapping[str, tuple[str, ...]]:
-        """Return the addresses that the guests of a node may see."""
+        """Return the addresses by which the guests on a node may see members."""
         near = self.near.get(node)
         if near is None:
             return self.everywhere
@@ -130,7 +131,7 @@ class Membership:
     """The members of the groups at one moment. Each VM's addresses are read once."""
 
     def __init__(self, vms: Iterable[StoredVm], statuses: Statuses, groups: SecurityGroups) -> None:
-        """Only the VMs of namespaces with a group are read."""
+        """Keep only the VMs of namespaces that have a group."""
         self._groups = groups
         self._statuses = statuses
         self._vms: dict[str, list[VmRecord]] = {}
@@ -139,11 +140,11 @@ class Membership:
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
         self._addresses: dict[str, tuple[Places, Places]] = {}
-        """By uid of a VM: the addresses that mean it on its own node, and on others."""
+        """By uid of a VM: its addresses as guests on its node see it, and as all others do."""
         self._peers: dict[str, _Peers] = {}
         self._node = ""
         self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}
-        """By uid of a group: the addresses that the guests of `_node` may see."""
+        """By uid of a group: its members' addresses as the guests on `_node` may see them."""
 
     def of(self, group: SecurityGroupRecord) -> list[VmRecord]:
         """Return the VMs that a group selects."""
@@ -155,7 +156,10 @@ class Membership:
         return found
 
     def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
-        """Read the members of groups, and the addresses of their peers, in short steps."""
+        """Read the groups' members, and the addresses of groups that their rules name.
+
+        It yields after each short step.
+        """
         for group in groups:
             self.of(group)
             yield
@@ -167,7 +171,7 @@ class Membership:
                     yield
 
     def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
-        """Yield the value of each node and group that the bus should have, with its key."""
+        """Yield key and value, as the bus should have them, for each group and node of a member."""
         by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
             for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:
@@ -204,7 +208,7 @@ class Membership:
         )
 
     def _seen_of(self, held: StoredGroup) -> Mapping[str, tuple[str, ...]]:
-        """Return the addresses of a group that the guests of `_node` may see."""
+        """Return the addresses by which the guests on `_node` may see a group's members."""
         found = self._on_node.get(held.record.uid)
         if found is None:
             found = self._peers_in(held.record).on_node(self._node)
@@ -240,7 +244,7 @@ class Membership:
 
 
 def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
-    """Return the addresses of a VM that guests of a node may see; `here`: it is on that node."""
+    """Return the addresses by which guests may see a VM. `here`: the VM is on their node."""
     places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
     own = set(networks.values())
@@ -251,7 +255,7 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
         if seen.network not in own:
-            continue  # a node decides about addresses, but not about networks
+            continue  # a status may report addresses, but only on networks of the VM's spec
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
@@ -262,11 +266,12 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 
 
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
-    """Return the place of an interface's addresses; empty if another guest may have them there.
+    """Return the place of an interface's addresses; empty if another guest may have them, too.
 
-    Each host has the same subnet of the built-in network, and of a network whose pool is per host.
-    Plugins of CNI networks may also give one address on several hosts. A network without an object
-    is the built-in network or a CNI network.
+    `here`: the addresses are for guests on the VM's own node. The built-in network has the same
+    subnet on each host, and so has a network whose pool is per host. Plugins of CNI networks may
+    also give one address on several hosts. A network without `target` is the built-in network or a
+    CNI network.
     """
     if target is None:
         return network if here else ""

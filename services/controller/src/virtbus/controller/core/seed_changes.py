@@ -14,14 +14,16 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 SEED_HOLDERS = (*SEEDS, "files", "sysprep")
 """The fields of first-boot data. A volume with one of them is an ISO (`Volume.is_iso`)."""
 OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
-"""Fields of existing first-boot data. An update adds none to a volume of another kind."""
+"""Paths of fields inside first-boot data. An update may change these fields only in volumes that
+have such data already."""
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)
 
 
 def merged(record: VmRecord, old: VmSecrets | None, spec: VmSpec) -> VmSecrets:
     """Return the secret inputs of a VM for a changed spec.
 
-    A secret that the spec leaves out keeps its value, because records do not show it.
+    A secret that the spec leaves out keeps its value: records show no secrets, so a client that
+    reads and updates a VM cannot send them back.
     """
     old = old or VmSecrets(uid=record.uid)
     cloud_init, files = dict(old.cloud_init), dict(old.files)
@@ -42,7 +44,7 @@ def merged(record: VmRecord, old: VmSecrets | None, spec: VmSpec) -> VmSecrets:
 
 
 def _kept(old: SeedT | None, new: SeedT) -> SeedT:
-    """Return `new` with the secrets of `old` that it leaves out."""
+    """Return `new` with those secrets of `old` that `new` leaves out."""
     if old is None:
         return new
     bare_old, bare_new = old.without_secrets(), new.without_secrets()
@@ -55,7 +57,7 @@ def _kept(old: SeedT | None, new: SeedT) -> SeedT:
 
 
 def _given(seed: BaseModel, name: str) -> bool:
-    """Return True if a text is given in its other form: as base64, or not."""
+    """Return True if the text of the field `name` is given in its other form: plain or base64."""
     plain = name.removesuffix("_base64")
     other = plain if plain != name else f"{name}_base64"
     return plain in TEXTS and getattr(seed, other, None) is not None

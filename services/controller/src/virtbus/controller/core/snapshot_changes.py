@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 63
 
 # --- sources ------------------------------------------------------------------------------
 def refuse_unclear(want: SnapshotCreate) -> None:
-    """Raise 400 unless the request names a VM or a volume."""
+    """Raise 400 unless the request names either a VM or a volume."""
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
 
@@ -78,7 +78,7 @@ def refuse_devices(spec: VmSpec) -> None:
 
 
 def refuse_protected(record: VolumeRecord) -> None:
-    """Raise 409 for a restore in place of a protected volume."""
+    """Raise 409 if a restore would replace the data of a protected volume."""
     if record.spec.protected:
         message = (
             f"the volume {record.name} is protected; `virtbus volume update {record.name} "
@@ -95,7 +95,7 @@ def made(
     now_ns: int,
     **more: object,
 ) -> SnapshotRecord:
-    """Return the record of a new snapshot; `fields` are those of its operation."""
+    """Return the record of a new snapshot; `fields` are the fields of its operation."""
     return SnapshotRecord.model_validate(
         {
             "uid": uid,
@@ -127,7 +127,11 @@ def ref_of_snapshot(record: SnapshotRecord) -> SnapshotRef:
 def operation_of(
     record: SnapshotRecord, fields: dict[str, object], restored: SnapshotRecord | None
 ) -> OperationRecord:
-    """Return the operation that makes the data of a snapshot, or that replaces disks."""
+    """Return the operation that makes the data of the snapshot `record`.
+
+    With `restored`, the operation also replaces the disks by that snapshot; `record` keeps the
+    replaced disks.
+    """
     return OperationRecord.model_validate(
         {
             "kind": "snapshot" if restored is None else "restore",
@@ -187,17 +191,20 @@ def protected(record: SnapshotRecord, wanted: bool | None) -> SnapshotRecord:
 
 
 def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord:
-    """Return the snapshot after the end of its operation; it begins its delete after a failure."""
+    """Return the snapshot after the end of its operation: ready, or, after a failure, deleting."""
     if status.phase is OperationPhase.SUCCEEDED:
         return record.model_copy(update={"ready": True, "size_bytes": status.done_bytes})
     return record.model_copy(update={"deleting": True})
 
 
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
-    """Return a record that is being deleted, in place of an unreadable one.
+    """Return a record of the snapshot that is being deleted, in place of an unreadable record.
 
-    `known` is its last readable record, if any. Without one, the snapshot gets `uid`, and its data
-    stays on its node.
+    `known` is the snapshot's last readable record, if any. Without `known`, the snapshot gets the
+    requested uid, otherwise `uid`, and its data stays on its node.
+
+    Raises:
+        VirtbusError: the errors of `refuse_other` and `deleting`.
     """
     if known is not None:
         refuse_other(want, known)
@@ -233,7 +240,7 @@ def refuse_incomplete(record: SnapshotRecord) -> None:
 
 
 def refuse_another(record: SnapshotRecord, uid: object) -> None:
-    """Raise 409 unless the VM or volume of the name has the uid of the snapshot's source."""
+    """Raise 409 unless `uid`, of the VM or volume with the source's name, is the source's uid."""
     if uid != record.source_uid:
         message = (
             f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "

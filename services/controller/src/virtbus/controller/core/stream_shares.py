@@ -1,7 +1,8 @@
 """Computes which nodes exceed their fair share of a stream that all nodes write to (ADR 0030).
 
-nats-server limits a stream or a subject, but not a node's subtree. So the controller with the lease
-estimates each node's share from a sample, and trims nodes that exceed it.
+nats-server limits a stream or a subject, but not the subjects of a node together. So the controller
+with the fleet lease estimates the space that each node uses from a sample, and removes the oldest
+messages of nodes that exceed their share.
 """
 
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOOK_AT = 0.25
-"""The fill of a stream below which nothing is trimmed."""
+"""Share of a stream's space. While less is used, nothing is trimmed."""
 MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
 """A node may use four times its fair share, at most half and at least a sixteenth of a stream."""
 _OVERHEAD_BYTES = 64
@@ -20,7 +21,7 @@ _NODE_TOKEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A node that exceeds its share. It uses about `bytes`; `keep` of its messages should stay."""
+    """A node that exceeds its share. It uses about `bytes`; its newest `keep` messages may stay."""
 
     node: str
     bytes: int

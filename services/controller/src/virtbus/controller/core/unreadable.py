@@ -129,7 +129,7 @@ class Damaged:
         return key in self._found
 
     def record_of(self, uid: str) -> bool:
-        """Return True if a VM's record is unreadable. A CAS at its last known revision fails."""
+        """Return True if a VM's record is unreadable: a CAS at its last readable revision fails."""
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
     def nodes_of_records(self) -> set[str]:
@@ -145,11 +145,11 @@ class Damaged:
         return [found for found in self if found.uid == uid]
 
     def claims(self) -> list[Unreadable]:
-        """Return claims of names and addresses that cannot be read."""
+        """Return the unreadable claims of names and addresses."""
         return [found for found in self if found.kind in {"name claim", "address claim"}]
 
     def statuses(self) -> list[Unreadable]:
-        """Return statuses that cannot be read."""
+        """Return the unreadable statuses."""
         return [found for found in self if found.kind == "status"]
 
     def __iter__(self) -> Iterator[Unreadable]:

@@ -1,4 +1,4 @@
-"""Tracks VMs on nodes whose records the bus has lost. Only a person ends such VMs."""
+"""Tracks VMs that a node has and of which the bus has no record. Only a person ends such VMs."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def is_held(status: VmStatus) -> bool:
 
 
 class UnrecordedVms:
-    """The nodes that have each such VM, indexed by uid because each create looks up its uid."""
+    """The nodes of each VM without a record, by uid, because each create looks up its own uid."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, set[str]] = {}

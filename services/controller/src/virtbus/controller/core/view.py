@@ -92,7 +92,7 @@ def view(
 
 
 def shown_spec(spec: VmSpec) -> VmSpec:
-    """Return a spec for display: image URLs lack their query, which an update restores."""
+    """Return a spec for display, without the queries of image URLs. An update restores them."""
     for volume in spec.volumes:
         if volume.image is not None and "?" in volume.image.ref:
             shown = tuple(_shown(volume) for volume in spec.volumes)

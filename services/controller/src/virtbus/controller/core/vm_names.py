@@ -14,7 +14,7 @@ EVERY = "*"
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
 
 Openings = Mapping[str, tuple[str, ...]]
-"""By namespace of VMs: the other namespaces that may resolve their names, or `*` for all."""
+"""By namespace: the other namespaces whose guests may resolve the names of its VMs; `*`: all."""
 
 
 def asker_of(fleet: Fleet, node: str, uid: str) -> VmRecord:
@@ -52,9 +52,9 @@ def answer(
 
 
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
-    """Return True if the VM is in the asker's namespace, in one open to that, or shares names.
+    """Return True if the VM of `record` is in the asker's namespace, or in one opened to it.
 
-    Two VMs share names if both are on a network with `share_names`.
+    It is also True if both VMs are on the same network with `share_names`.
     """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:
@@ -63,15 +63,15 @@ def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
 
 
 def _sharing(record: VmRecord) -> set[str]:
-    """Return the uids of the VM's networks that share names."""
+    """Return the uids of the VM's networks with `share_names`."""
     return {one.uid for one in record.network_targets.values() if one.spec.share_names}
 
 
 def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tuple[str, ...]:
     """Return the addresses that a status reports, without prefix lengths.
 
-    Addresses on nat and isolated networks of `networks` are left out. Each host has the same subnet
-    of such a network, so another guest may have the address on the host from which the query comes.
+    Addresses on nat and isolated networks of `networks` are left out: each host has the same subnet
+    of such a network, so on the asker's host another guest may have the address.
     """
     found = [
         one.partition("/")[0]

@@ -15,7 +15,10 @@ from virtbus.schemas.vm_status import VmStatus
 
 
 class StateInputs(NamedTuple):
-    """The inputs of the table. The last four are from a status of the record's or a later epoch."""
+    """The inputs of the table.
+
+    The last four come from the VM's status, unless the status has a lower epoch than the record.
+    """
 
     record: VmRecord
     node: NodeState
@@ -28,7 +31,7 @@ class StateInputs(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """A state, its condition in words, and as a function. State None: the reported state."""
+    """A state, and its condition in words and as a function. State None: the reported state."""
 
     state: VmState | None
     when: str

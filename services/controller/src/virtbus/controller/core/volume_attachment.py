@@ -25,12 +25,13 @@ NO_USB = "a running guest has a USB controller only if it has a USB disk; use vi
 def attached(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, disk: Disk
 ) -> VmRecord:
-    """Return the record with the volume as the content of `disk`; unchanged if the VM has it.
+    """Return the record with the volume as content of `disk`; unchanged if the VM has the volume.
 
     Raises:
-        VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 it is being
-            detached, the VM has a disk of that name, or as `refuse_unplaced` and
-            `refuse_running`; 413 as `refuse_large`.
+        VirtbusError: 400: the disk is invalid. 403 `not_owner`: the VM and the volume have
+            different owners. 409 `detaching`: the VM is losing the volume. 409 `disk_name_taken`:
+            the VM has a disk of that name. The errors of `refuse_unplaced`, `refuse_running` and
+            `refuse_large`.
     """
     ref = ref_of(volume)
     if names := disks_of(record, ref):
@@ -57,12 +58,13 @@ def attached(
 
 
 def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) -> VmRecord:
-    """Return the record without the volume's disk; unchanged if it does not have the volume.
+    """Return the record without the volume's disk; unchanged if the VM does not have the volume.
 
-    The VM holds the volume until its guest has released the disk: see `released`.
+    If the VM may run, it keeps the volume in `volume_refs` until its node has detached the disk:
+    see `released`.
 
     Raises:
-        VirtbusError: 409 as `refuse_running`.
+        VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.
     """
     names = disks_of(record, ref_of(volume))
     if not names:
@@ -100,10 +102,10 @@ def refuse_mounted(
 
 
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
-    """Return the record without the volumes that its node has detached, as its status says.
+    """Return the record without the volumes that, by the VM's status, its node has detached.
 
-    Only a status of the record's node, epoch and generation counts. An earlier one may be about an
-    earlier detach.
+    The status must have the record's node and epoch, and at least its generation. An older status
+    may be about an earlier detach.
     """
     if status is None or (status.node, status.epoch) != (record.node, record.epoch):
         return record
@@ -117,10 +119,10 @@ def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
 def grown(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, size_bytes: int
 ) -> VmRecord:
-    """Return the record with another size of its volume; unchanged if it has that size.
+    """Return the record with the volume's new size; unchanged if it is not larger.
 
     Raises:
-        VirtbusError: 409 as `refuse_running`.
+        VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.
     """
     names = disks_of(record, ref_of(volume))
     refs = {
@@ -139,7 +141,7 @@ def grown(
 
 
 def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
-    """Raise 409 as `refuse_running` if the VM's own disk grows and its guest could not see that."""
+    """Raise 409 as `refuse_running` if a disk of the VM's own grows that cannot grow in use."""
     names = grown_disks(before.spec, after.spec)
     for disk in after.spec.domain.devices.disks:
         if disk.name in names:
@@ -152,7 +154,7 @@ def disks_of(record: VmRecord, ref: VolumeRef) -> set[str]:
 
 
 def disks_pending(status: VmStatus | None, names: set[str]) -> str:
-    """Return the reason why disks of these names are not as the record says; empty if they are."""
+    """Return why disks of these names do not match the record yet; empty if they match."""
     waits = status.disks_pending if status is not None else {}
     return "; ".join(waits[name] for name in sorted(names & waits.keys()))
 
@@ -166,9 +168,10 @@ def refuse_unplaced(record: VmRecord) -> None:
 
 
 def is_off(record: VmRecord, status: VmStatus | None) -> bool:
-    """Return True if the VM's node has confirmed that its guest is off, and no request is newer.
+    """Return True if the VM's node has confirmed the last power request, and the guest is off.
 
-    A start changes the record. So a write over the revision of `record` fails after a start.
+    Each start changes the record. So a CAS at the revision of `record` fails if the VM was started
+    after this check.
     """
     if record.powered or status is None or status.state is not VmState.STOPPED:
         return False
@@ -194,7 +197,7 @@ def refuse_running(record: VmRecord, status: VmStatus | None, verb: Verb, disk: 
 
 
 def _changed(record: VmRecord, volumes: Iterable[Volume], disks: Iterable[Disk]) -> VmRecord:
-    """Return the record with these volumes and disks; raises VirtbusError 400."""
+    """Return the record with these volumes and disks; raises VirtbusError 400 if one is invalid."""
     plain: dict[str, Any] = record.spec.model_dump()
     plain["volumes"] = [one.model_dump() for one in volumes]
     plain["domain"]["devices"]["disks"] = [one.model_dump() for one in disks]

@@ -28,9 +28,10 @@ def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) ->
 
 
 def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
-    """Raise 409 if `known`, the cached volume of the wanted uid, has another name.
+    """Raise 409 if `known`, a cached volume of another name, has the wanted uid.
 
-    The cache may lag and miss such a volume. So nothing finds a volume's data by the uid alone.
+    The cache may lag, so this check may miss such a volume. Therefore no code finds the data of a
+    volume by the uid alone.
     """
     if known is not None:
         message = (
@@ -53,8 +54,9 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
     """Return the volume with the changes of a request.
 
     Raises:
-        VirtbusError: 400 it would shrink, or cannot have the retention; 409 it is being deleted,
-            or a VM holds it and it would grow: the record of that VM must change in the same batch.
+        VirtbusError: 400: the volume would shrink, or cannot have the retention. 409 `deleting`:
+            it is being deleted. 409 `volume_in_use`: it would grow, and a VM holds it. The record
+            of that VM would have to change in the same batch.
     """
     refuse_deleting(record)
     spec = record.spec
@@ -90,7 +92,7 @@ def _refuse_end_of_shared(spec: VolumeSpec) -> None:
 
 
 def refuse_shrink(record: VolumeRecord, size_bytes: int) -> None:
-    """Raise 400 if the volume is larger than requested."""
+    """Raise 400 if the requested size is less than the volume's size."""
     if size_bytes < record.spec.size:
         message = f"is less than {record.spec.size} bytes: a volume never shrinks"
         hint = "create a smaller volume and copy the files"
@@ -108,7 +110,7 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
     """Return the volume after a delete request.
 
     Raises:
-        VirtbusError: 409 it is protected, or a VM holds it.
+        VirtbusError: 409 `volume_in_use`: a VM holds it. 409 `protected`: it is protected.
     """
     if record.deleting:
         return record
@@ -124,7 +126,7 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
 
 
 def held_by(record: VolumeRecord, names: Mapping[str, str] = NO_NAMES) -> str:
-    """Return the holders of a volume in words, by their `names`, or by uid if one has none."""
+    """Return the holders of a volume in words, each by its name in `names`, otherwise by uid."""
     first, *more = [names.get(uid, uid) for uid in record.holders]
     return f"VMs {', '.join((first, *more))} hold" if more else f"VM {first} holds"
 
@@ -146,11 +148,13 @@ def mended(
 ) -> VolumeRecord:
     """Return a record of the volume that is being deleted, in place of an unreadable record.
 
-    `known` is its last readable record, if any. Without one, the volume gets `uid`, and its data
-    stays on its node. `users` are the uids of VMs that name it.
+    `known` is the volume's last readable record, if any. Without `known`, the volume gets the
+    requested uid, otherwise `uid`, and its data stays on its node. `users` are the VMs that name
+    the volume.
 
     Raises:
-        VirtbusError: 409 a VM has it; otherwise as `deleting` and `refuse_other`.
+        VirtbusError: 409 `volume_in_use`: a VM names the volume or holds it. The errors of
+            `deleting` and `refuse_other`.
     """
     if users:
         message = f"VM {users[0]} has the volume {want.name}; delete the VM first, then the volume"
@@ -179,7 +183,7 @@ def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
     """Return a volume whose data is on `node`, from the node's copy of its reference.
 
     Raises:
-        VirtbusError: 400 the copy does not describe a valid volume.
+        VirtbusError: 400: the copy does not describe a valid volume.
     """
     return VolumeRecord(
         uid=ref.uid,
@@ -196,12 +200,12 @@ def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
 
 
 def has_data(record: VolumeRecord) -> bool:
-    """Return True if a guest of the volume's node may have written to it."""
+    """Return True if a guest or a copy may have written to the volume, and its data is not lost."""
     return record.bound and not record.lost
 
 
 def has_data_on_node(record: VolumeRecord) -> bool:
-    """Return True if the volume's node may have data of it; data on a server is on no node."""
+    """Return True if a node may have data of the volume. Data on a storage server is on no node."""
     return has_data(record) and not ABILITIES[record.pool_kind].shared
 
 
@@ -236,7 +240,7 @@ def not_found(want: VolumeAsk) -> VirtbusError:
 
 
 def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
-    """Return the state that users see. `leaving`: a holder is to release it."""
+    """Return the state that users see. `leaving`: the volume is being detached from a holder."""
     if record.deleting:
         return VolumeState.DELETING
     if record.lost:
@@ -252,7 +256,7 @@ def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
 
 
 def hold_remains(record: VolumeRecord, vm: str, unreadable: Iterable[Unreadable]) -> str:
-    """Return why a VM without a cached record still holds the volume, and the next step."""
+    """Return why a VM without a readable record still holds the volume, and the next step."""
     for one in unreadable:
         return f"VM {vm} holds it, and its {one.kind} cannot be read: {one.way_out}"
     return (
@@ -294,6 +298,6 @@ def shown(
 
 
 def _open_fill(record: VolumeRecord) -> str:
-    """Return the operation of a fill that has not succeeded."""
+    """Return the operation that fills the volume or failed to; empty if there is none."""
     fill = record.fill
     return "" if fill is None or fill.state is FillState.FILLED else fill.operation

@@ -1,4 +1,4 @@
-"""Decides how the first content of a volume is copied, from its source to its end (ADR 0053)."""
+"""Decides about the copy that gives a new volume its first content (ADR 0053)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.wire import invalid
 
 MAX_WHY_CHARS = 1000
-"""Length of a failure's message in the volume; the operation has the whole message."""
+"""Limit of a failure's message in the volume's record. The operation has the complete message."""
 
 
 def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
@@ -31,13 +31,13 @@ def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
 def of_volume(
     record: VolumeRecord, source: VolumeRecord, operation: str, running: str
 ) -> VolumeRecord:
-    """Return a new volume that is filled with a copy of another.
+    """Return a new volume that is filled with a copy of the volume `source`.
 
     `running` is the VM that holds the source; empty if that VM is off.
 
     Raises:
-        VirtbusError: 400 it is smaller than the source; 409 `volume_elsewhere`; otherwise as
-            `resting.refuse_unready`.
+        VirtbusError: 400: the new volume is smaller than the source. 409 `volume_elsewhere`: the
+            source is not on the requested node. The errors of `resting.refuse_unready`.
     """
     resting.refuse_unready(source, running)
     if record.node not in {"", source.node}:
@@ -56,7 +56,7 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
     """Return a new volume that is filled with the `disk` of a VM, as `exports.of_vm` describes it.
 
     Raises:
-        VirtbusError: 409 `volume_elsewhere`; otherwise as `exports.of_vm`.
+        VirtbusError: 409 `volume_elsewhere`: the VM is not on the requested node.
     """
     if record.node not in {"", disk["node"]}:
         message = f"{disk['name']} is on {disk['node']}; leave {record.node} out"
@@ -66,10 +66,10 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
 
 
 def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a backup; its node has the backup.
+    """Return a new volume that is filled with a disk of a backup, which is on the volume's node.
 
     Raises:
-        VirtbusError: 400 the request names no node.
+        VirtbusError: 400: the request names no node.
     """
     if not record.node:
         message = "a volume from a backup needs the node whose directory has the backup"
@@ -83,7 +83,8 @@ def of_snapshot(record: VolumeRecord, snapshot: SnapshotRecord, operation: str) 
     """Return a new volume that is filled with a disk of a snapshot.
 
     Raises:
-        VirtbusError: 409 `volume_elsewhere`; otherwise as `refuse_incomplete`.
+        VirtbusError: 409 `volume_elsewhere`: the snapshot is not on the requested node. The errors
+            of `refuse_incomplete`.
     """
     refuse_incomplete(snapshot)
     if record.node not in {"", snapshot.node}:
@@ -99,7 +100,9 @@ def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: s
 
 
 def node_for(nodes: Sequence[Candidate], image: str, size_bytes: int) -> str:
-    """Return the node for a copy of an image: one that has it, otherwise the one with most space.
+    """Return the node for a copy of an image.
+
+    Of the nodes with room, those that have the image come first, then those with the most space.
 
     Raises:
         VirtbusError: 429 `no_node`: no node is ready and has room for `size_bytes`.
@@ -126,7 +129,7 @@ def _spare_bytes(node: Candidate) -> int:
 
 # --- the operation ------------------------------------------------------------------------------
 def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> OperationRecord:
-    """Return the operation that fills a volume; equal for repeats, except its time."""
+    """Return the operation that fills a volume. For a repeated request it differs only in time."""
     return OperationRecord(
         kind="fill",
         id=fill.operation,
@@ -143,10 +146,14 @@ def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> Operati
 
 
 def again(record: VolumeRecord, operation: str) -> VolumeRecord:
-    """Return the volume whose content is copied again, by another operation.
+    """Return the volume with another copy of its content under way, by `operation`.
+
+    A volume that is being filled is returned unchanged.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `not_copied`, `volume_filled`.
+        VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_lost`: its node was
+            forgotten. 409 `not_copied`: its content is no copy. 409 `volume_filled`: its copy is
+            complete.
     """
     refuse_deleting(record)
     fill = record.fill
@@ -166,7 +173,7 @@ def again(record: VolumeRecord, operation: str) -> VolumeRecord:
 
 
 def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
-    """Return the volume after the end of its operation; unchanged before."""
+    """Return the volume after the end of the operation that fills it; unchanged before the end."""
     fill = record.fill
     if fill is None or fill.state is not FillState.FILLING or not status.ended:
         return record
@@ -186,7 +193,7 @@ def failed(record: VolumeRecord, fill: VolumeFill, why: str) -> VolumeRecord:
 
 
 def progress(record: VolumeRecord, status: OperationStatus | None) -> str:
-    """Return the progress of a volume's copy or the next step; empty if there is none to show."""
+    """Return the progress of a volume's copy, or its failure; empty if there is none to show."""
     fill = record.fill
     if fill is None or fill.state is FillState.FILLED:
         return ""

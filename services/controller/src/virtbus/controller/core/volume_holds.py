@@ -1,6 +1,7 @@
-"""Decides which VM holds a volume: from the commit to the end, one at a time (ADR 0045).
+"""Decides which VM holds a volume (ADR 0045).
 
-Several VMs hold a shared volume at the same time (ADR 0086).
+One VM at a time holds a volume, from the VM's commit to its end. Several VMs can hold a shared
+volume at the same time (ADR 0086).
 """
 
 import uuid
@@ -24,7 +25,7 @@ from virtbus.schemas.volume_spec import SHARED_MAX, Access
 from virtbus.schemas.wire import invalid, validate
 
 NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
-"""The place of a volume on no node, such as one on a server without a VM on a node."""
+"""The fields of a volume on no node, such as a volume on a storage server whose VM has no node."""
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
@@ -37,10 +38,10 @@ def _named(spec: VmSpec) -> Iterator[NamedVolume]:
 
 
 def uid_of(vm: str, name: str) -> str:
-    """Return the uid of the volume `name` that the VM of the uid `vm` makes.
+    """Return the uid of the volume `name` that the spec of the VM with the uid `vm` makes.
 
-    A repeated create uses the same uid. So it makes the volume once, and not again after the
-    volume's delete.
+    A repeated create of the VM uses the same uid. So it makes the volume only once, and does not
+    make it again after the volume's delete.
     """
     return str(uuid.uuid5(uuid.UUID(vm), name))
 
@@ -62,21 +63,21 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
 
 
 def _is_same(now: VolumeRef, ref: VolumeRef) -> bool:
-    """Return True if a volume is as a VM's record describes it.
+    """Return True if the volume `now` matches its description `ref` in a VM's record.
 
-    A copy may have got its size after that record was made.
+    A copy may be larger than described: it may have got its size after that record was made.
     """
     larger = ref.copied and now.size_bytes > ref.size_bytes
     return now == (ref.model_copy(update={"size_bytes": now.size_bytes}) if larger else ref)
 
 
 def fill_of(ref: VolumeRef) -> VolumeFill | None:
-    """Return the fill of a volume that only its VM's record or its node describes."""
+    """Return the fill of a volume that is restored from its reference; None if it is no copy."""
     return VolumeFill(state=FillState.FILLED) if ref.copied else None
 
 
 def plain_spec(ref: VolumeRef) -> VolumeSpec:
-    """Return the specification of a volume from its reference; a copy's source is unknown."""
+    """Return the spec of a volume from its reference, which does not have the source of a copy."""
     size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
     source = {"image": ref.image or None}
     spec = {"size": size, "pool": ref.pool, "source": source}
@@ -88,8 +89,9 @@ def plain_spec(ref: VolumeRef) -> VolumeSpec:
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume that the record of its VM describes, for a bus that has lost it.
 
-    The VM is its holder at once, because its guest may run. Labels and protection are lost. So it
-    is retained, unless it is on a server: there its delete removes no data.
+    The VM holds the volume at once, because its guest may run. Labels and protection are lost, so
+    the volume is retained when the VM is deleted. On a storage server a delete removes no data, so
+    there the volume gets the retention of the template that made it.
     """
     template = next((one.template for one in _named(vm.spec) if one.name == ref.name), None)
     is_made = template is not None and ref.uid == uid_of(vm.uid, ref.name)
@@ -112,10 +114,10 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def as_held(record: VolumeRecord, ref: VolumeRef, vm: VmRecord) -> VolumeRecord:
-    """Return the volume as the record of its VM describes it, which is newer than the volume's.
+    """Return the volume as `ref` in the VM's record describes it, which is newer than the volume's.
 
-    A bus that is older than the end of a move would look for the data in its former place. The data
-    there, if there is any, stays for an audit.
+    If the bus was restored from a backup, the volume's record may name the place that its data had
+    before a move. Data in that place stays for an audit.
     """
     if record.spec.size < ref.size_bytes:
         record = sized(record, ref.size_bytes)
@@ -139,8 +141,10 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
     """Return the volume if the VM of the uid `vm` may hold it.
 
     Raises:
-        VirtbusError: 404 there is none of that name; 409 it is being deleted or moved, or is lost,
-            another VM holds it, or as many VMs as possible hold a shared one.
+        VirtbusError: 404 `volume_not_found`: no volume has that name. All others are 409.
+            `deleting`: it is being deleted. `volume_lost`: its node was forgotten. `volume_moving`:
+            it is being moved. `volume_in_use`: another VM holds it. `too_many_holders`: it is
+            shared, and SHARED_MAX other VMs hold it.
     """
     detail = Detail(path=f"volume/{name}", message="cannot be used")
     if there is None:
@@ -185,7 +189,7 @@ def holding(record: VolumeRecord, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> VolumeRecord:
-    """Return a shared volume with these holders. A volume on a server has no node of its own."""
+    """Return a shared volume with these holders. On a storage server the volume has no node."""
     first = next(iter(holds), "")
     update: dict[str, object] = {
         "holds": dict(holds),
@@ -198,7 +202,11 @@ def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> Volume
 
 
 def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
-    """Return the volume on the node of its holder, if the holder has a node."""
+    """Return the volume on the node of its holder.
+
+    If the holder has no node, a volume on a storage server gets none, and others keep theirs. A
+    shared volume on a server has no node.
+    """
     if _on_server(record) and record.spec.is_shared:
         return record
     if vm.node == UNPLACED:
@@ -214,7 +222,7 @@ def hold_node(record: VolumeRecord, vm: str) -> str:
 
 
 def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
-    """Return a volume that has no data on `node`, after that node was forgotten."""
+    """Return a volume after `node`, which has no data of it, was forgotten."""
     if not record.spec.is_shared:
         return record.model_copy(update=NOWHERE)
     holds = {
@@ -228,7 +236,7 @@ def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
 def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
     """Raise 400 if the host would cache writes to a disk of a shared volume.
 
-    Another host, or a QEMU with a cache of its own, would not see the writes in that cache.
+    Another host, or another QEMU with a cache of its own, would not see the cached writes.
     """
     details = tuple(
         Detail(
@@ -246,11 +254,12 @@ def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
 def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume `ref` with the VM as its holder, on the VM's node if it has one.
 
-    A volume that several nodes reach goes with its VM.
+    A volume on a storage server may change its node with its VM.
 
     Raises:
-        VirtbusError: as `refuse_hold`; 409 `volume_elsewhere` the VM's node does not have its data;
-            503 `contended` it changed after the VM's record was made.
+        VirtbusError: 503 `contended`: the volume changed after the VM's record was made. 409
+            `volume_elsewhere`: its data is on another node than the VM. The errors of
+            `refuse_hold`.
     """
     record = refuse_hold(there, ref.name, ref.namespace, vm.uid)
     if not _is_same(ref_of(record), ref):
@@ -263,10 +272,10 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
 
 
 def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
-    """Return the volume with the size in `ref`, which the record of its holder has from now on.
+    """Return the volume with at least the size in `ref`, which its holder's record gets, too.
 
     Raises:
-        VirtbusError: 503 `contended` the VM does not hold it any more.
+        VirtbusError: 503 `contended`: the VM does not hold the volume any more.
     """
     if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
@@ -278,10 +287,10 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
 def freed(
     there: StoredVolume | None, ref: VolumeRef, vm: str, *, ended: bool = False
 ) -> VolumeRecord | None:
-    """Return the volume without this holder; None if the VM does not hold it (any more).
+    """Return the volume without the holder `vm`; None if this VM does not hold it (any more).
 
-    `ended`: the VM was deleted, and nothing is left of it. A volume that was made for it and is not
-    retained begins its delete. A hold that ends in any other way never removes data.
+    `ended`: the VM was deleted, and nothing is left of it. Only then is a volume deleted, if it was
+    made for this VM and is not retained.
     """
     if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         return None
@@ -297,5 +306,5 @@ def freed(
 
 
 def _on_server(record: VolumeRecord) -> bool:
-    """Return True if several nodes reach the data."""
+    """Return True if the volume is in a pool on a storage server, which several nodes reach."""
     return ABILITIES[record.pool_kind].shared

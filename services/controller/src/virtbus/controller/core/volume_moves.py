@@ -30,9 +30,9 @@ class Goal(NamedTuple):
 def goal_of(
     record: VolumeRecord, node: str, pool: str | None, pools: Mapping[str, PoolReport]
 ) -> Goal:
-    """Return the goal of a request. An empty `node` or a `pool` None keeps the present one.
+    """Return the goal of a request. An empty `node` is the volume's node, a `pool` None its pool.
 
-    `pools` are those of the goal's node, by name.
+    `pools` are the pools of the goal's node, by name.
     """
     name = pool or record.spec.pool
     kind = record.pool_kind if name == record.spec.pool else _kind_at(pools, name)
@@ -40,7 +40,7 @@ def goal_of(
 
 
 def _kind_at(pools: Mapping[str, PoolReport], name: str) -> PoolKind:
-    """Return the kind of a pool; that of `local` without a report."""
+    """Return the kind of a pool; PoolKind.LOCAL if it is not among `pools`."""
     there = pools.get(name)
     return PoolKind.LOCAL if there is None else there.kind
 
@@ -48,13 +48,14 @@ def _kind_at(pools: Mapping[str, PoolReport], name: str) -> PoolKind:
 def begun(
     record: VolumeRecord, goal: Goal, export: str, fill: str, *, is_off: bool = False
 ) -> VolumeRecord:
-    """Return the volume with a move to its goal, by two operations with the given ids.
+    """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
-    `is_off`: the VM that holds it is off, and stays off until the end of the move.
+    If the volume is at `goal`, a move under way is given up. A volume without data gets the node at
+    once. `is_off`: the VM that holds the volume is off, and stays off until the end of the move.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
-            `volume_moving`, `no_data`; 422 `volume_shared`; otherwise as
+        VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds
+            it, and `is_off` is False. The errors of `_refuse_pools`, `_if_same` and
             `resting.refuse_unready`.
     """
     refuse_deleting(record)
@@ -83,7 +84,12 @@ def place_of(record: VolumeRecord) -> Goal:
 
 
 def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
-    """Raise an error if the data cannot leave its pool."""
+    """Raise an error if the volume's data cannot leave its pool.
+
+    Raises:
+        VirtbusError: 422 `volume_shared`: the volume or its pool is shared. 409 `no_data`: a volume
+            without data would change its pool.
+    """
     if record.spec.is_shared:
         message = (
             f"{record.name} is shared, and stays in its place: several guests write to it; make "
@@ -102,7 +108,7 @@ def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
 
 
 def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
-    """Return the volume, whose move has this goal; raises 409 `volume_moving`."""
+    """Return the volume if `move` has this goal and copies; otherwise raise 409 `volume_moving`."""
     if record.is_moving and goal[:2] == (move.target, move.pool or record.spec.pool):
         return record
     what = f"is being moved to {where(move)}" if record.is_moving else "has left data behind"
@@ -123,12 +129,12 @@ def _kind_of(record: VolumeRecord, move: VolumeMove) -> PoolKind:
 
 
 def image_name(record: VolumeRecord, move: VolumeMove) -> str:
-    """Return the name of the file on the target, until it is the volume's disk."""
+    """Return the name of the file on the target, before it becomes the volume's disk."""
     return f"volumes/{record.namespace}/{record.name}-{move.export[-12:]}"
 
 
 def export_of(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationRecord:
-    """Return the operation that writes the data to a file on the source."""
+    """Return the operation that writes the volume's data to a file on the source node."""
     return OperationRecord(
         kind="export",
         id=move.export,
@@ -146,13 +152,13 @@ def export_of(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationR
 def fill_of(
     record: VolumeRecord, move: VolumeMove, file: ExportResult, now_ns: int
 ) -> OperationRecord:
-    """Return the operation that makes the disk of the file on the target."""
+    """Return the operation that makes the volume's disk from the file, on the target node."""
     source = FillSource(image=f"{image_name(record, move)}@{file.digest}", moved=True)
     return _fill(record, move, source, now_ns)
 
 
 def fill_here(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationRecord:
-    """Return the operation that copies the disk to another pool of its node."""
+    """Return the operation that copies the volume's disk to another pool of the same node."""
     source = FillSource(volume=ref_of(record), moved=True)
     return _fill(record, move, source, now_ns)
 
@@ -176,7 +182,7 @@ def _fill(
 
 
 def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeRecord:
-    """Return the volume on its target, whose disk is complete and has `size_bytes`."""
+    """Return the volume in the move's target, where its disk is complete and has `size_bytes`."""
     fill = VolumeFill(operation=move.fill, state=FillState.FILLED, source=FillSource(moved=True))
     spec = record.spec.model_copy(update={"pool": move.pool or record.spec.pool})
     place = {"node": move.target, "spec": spec, "pool_kind": _kind_of(record, move)}
@@ -185,7 +191,7 @@ def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeR
 
 
 def failed(record: VolumeRecord, why: str) -> VolumeRecord:
-    """Return the volume after a failure of its move; it stays where it is."""
+    """Return the volume after a failure of its move; its place does not change."""
     if record.move is None:
         return record
     move = record.move.model_copy(update={"failed": why[:MAX_WHY_CHARS]})
@@ -193,7 +199,7 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume once nothing is left on the other node. A failure stays shown."""
+    """Return the volume after the move's other place was cleaned. A failed move stays shown."""
     move = record.move
     if move is None or not move.failed:
         return record.model_copy(update={"move": None})
@@ -202,7 +208,7 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
-    """Return the node and description of the data that is not in the place of the record."""
+    """Return node and description of the data in the move's other place: not the volume's place."""
     former, here = Goal(move.source, move.former_pool, move.former_kind), place_of(record)
     if not move.pool:
         former = Goal(move.source, record.spec.pool, record.pool_kind)
@@ -226,7 +232,7 @@ def why_failed(status: OperationStatus) -> str:
 
 
 def shown(record: VolumeRecord, progress: str) -> str:
-    """Return a text on the move for users, or an empty one. `progress` is that of the copy."""
+    """Return a text on the move for users; empty without a move. `progress` is the copy's."""
     move = record.move
     if move is None or record.deleting:
         return ""

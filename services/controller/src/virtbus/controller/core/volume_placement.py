@@ -23,17 +23,21 @@ class Home(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The place that a waiting VM needs. VMs with equal ones fit on the same nodes."""
+    """All that decides where a waiting VM fits. VMs with equal values fit on the same nodes."""
 
     demand: Demand
     powered: bool
-    """It needs capacity now."""
+    """The VM needs CPU and memory now."""
     strict: bool
     home: Home | None
 
 
 def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
-    """Return node and pools of the volumes, None without volumes; 409 if they have two nodes."""
+    """Return the home of the volumes; None without volumes.
+
+    Raises:
+        VirtbusError: 409 `volumes_apart`: the volumes are on several nodes.
+    """
     volumes = tuple(volumes)
     homes = {one.node: Home(one.node, one.name) for one in volumes if one.node}
     if len(homes) > 1:
@@ -49,19 +53,22 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
 
 
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
-    """Return the place that a VM needs. The node of its volumes comes from the cache."""
+    """Return all that decides where a VM fits. The node of its volumes comes from the cache."""
     home = _known_home(record, volumes)
     return Wait(demand_of_vm(record), takes_room(record), record.reserved, home)
 
 
 def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
-    """Return the placement of a waiting VM as `place_near`."""
+    """Return the placement of a waiting VM: see `place_near`."""
     how = {"powered": wait.powered, "strict": wait.strict}
     return place_near(record.spec, nodes, wait.home, want=wait.demand, **how)
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
-    """Return the home of a VM's volumes by the cache, or of its origin; None without one."""
+    """Return the home of a VM's volumes as cached, or of the snapshot that it is a clone of.
+
+    None: the VM has no cached volume and no such snapshot.
+    """
     known = []
     for ref in record.volume_refs.values():
         held = volumes.get(ref.namespace, ref.name)
@@ -74,7 +81,7 @@ def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
 
 
 def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:
-    """Return the nodes that have the data: all if there is none yet."""
+    """Return the home's node as the only node; all `nodes` if there is no home, or it has none."""
     if home is None or not home.node:
         return nodes
     return [one for one in nodes if one.record.node == home.node]
@@ -89,7 +96,10 @@ def place_near(
     strict: bool = False,
     want: Demand | None = None,
 ) -> Placement:
-    """Return the placement as `place`, on nodes that have the VM's volumes and their pools."""
+    """Return the result of `place` for the nodes that can serve the VM's volumes.
+
+    Other nodes get a reason, too.
+    """
     find = partial(place, spec, powered=powered, strict=strict, want=want)
     if home is None:
         return find(nodes)

@@ -1,6 +1,6 @@
 """Caches the volumes of the fleet, as the watch of the bucket `vm` delivers them.
 
-It also holds the cache of the snapshots.
+`Volumes.snapshots` caches the snapshots.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class Volumes(NamedRecords[VolumeRecord]):
         self.filling: set[str] = set()
         """The keys of volumes whose content is being copied."""
         self.moving: set[str] = set()
-        """The keys of volumes with a move that is not complete."""
+        """The keys of volumes with a move that must be completed or cleaned up after."""
         self._bytes_in: Counter[str] = Counter()
         """By namespace: the sizes of its volumes together."""
         self._keys: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Volumes(NamedRecords[VolumeRecord]):
         return self.at(volume_record(namespace, name))
 
     def size_bytes(self, namespace: str | None = None) -> int:
-        """Return the sizes of the volumes of a namespace together; None: of all."""
+        """Return the sum of the sizes of a namespace's volumes; None: of all namespaces."""
         return self._bytes_in.total() if namespace is None else self._bytes_in[namespace]
 
     def of_uid(self, uid: str) -> StoredVolume | None:

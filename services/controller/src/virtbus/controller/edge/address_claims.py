@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class AddressClaims:
-    """Chooses and claims addresses. After any crash, the sweep frees those without a record."""
+    """Chooses and claims addresses. After a crash, a sweep frees claims that no record has."""
 
     def __init__(self, bus: Bus, fleet: Fleet, quota: Quota, living: LivingClaims) -> None:
         self._bus = bus
@@ -47,10 +47,13 @@ class AddressClaims:
         The interfaces of the record `before` keep their claims.
 
         Raises:
-            VirtbusError: 400 a network does not have a static address; 409 another VM has it, or
-                the interface is still being removed; 429 a pool or quota is exhausted; 503 a living
-                host does not answer, or too many lost races.
-            BusError: the claims that were made until then are left to the sweep.
+            VirtbusError:
+                400: a static address is not in its network.
+                409: another VM or a host has a static address, or an interface of that name is
+                still being removed.
+                429: a pool or quota is exhausted.
+                503: a living host does not answer, or too many races were lost.
+            BusError: the sweep will free the claims that were made until then.
         """
         refuse_static(record.spec, record.network_targets)
         kept = kept_claims(before)
@@ -121,12 +124,12 @@ class AddressClaims:
     def _hosts(self, need: Need) -> dict[str, str]:
         """Return the addresses that hosts may have in a network, with their nodes."""
         if need.target.spec.kind not in ON_SEGMENTS:
-            return {}  # such a subnet has no address of a host
+            return {}  # no host has an address in such a subnet
         seen = self._fleet.nodes.items()
         return {address: node for node, one in seen for address in one.record.addresses}
 
     async def _take(self, key: str, uid: str) -> bool:
-        """Claim an address that seems to be free; return False if another VM has it."""
+        """Claim an address that seems to be free; return False if another VM has it by now."""
         body, expect = encode(claim_value(key, uid)), 0
         for _ in range(ATTEMPTS):
             try:
@@ -167,6 +170,6 @@ def _with(record: VmRecord, need: Need, more: tuple[str, ...]) -> VmRecord:
 
 
 def _addresses(network: str, withheld: Mapping[str, str], *, but: str) -> set[str]:
-    """Return the addresses of a network that only hosts know, except those of one uid."""
+    """Return the withheld addresses of a network, except those of the uid `but`."""
     of_others = (subjects.claimed_address(key) for key, uid in withheld.items() if uid != but)
     return {address for there, address in of_others if there == network}

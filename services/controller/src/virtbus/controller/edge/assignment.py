@@ -34,7 +34,7 @@ class _Secret(NamedTuple):
 
 
 class Assignment:
-    """Moves records between nodes; safe to repeat, and in any number of controllers."""
+    """Moves records between nodes. Safe to repeat, and safe in several controllers at once."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Assignment:
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
         """Move the record to `node` under a higher epoch; return the new record.
 
-        `fence` is as in `commit.guarded`. With it, the key of the fenced node gets a revision that
-        is two below the record's.
+        `fence` is as in `commit.guarded`. With it, the batch also writes the key of the fenced
+        node, at a revision that is two below the new record's.
 
         Raises:
             NodeFullError: the VM is strict, and the node has no capacity left.
@@ -115,8 +115,8 @@ class Assignment:
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
         """Write the new copy of the secrets again, then remove the old copy.
 
-        A sweep that saw the new copy before the move takes it for an orphan. Its purge expects the
-        former revision, so it fails now.
+        A sweep that saw the new copy before the move takes it for an orphan. The sweep's purge
+        expects the revision of that time, so it fails after this write.
         """
         if secret is None:
             return
@@ -128,7 +128,7 @@ class Assignment:
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Copy an orphan secret to its VM's node, if the record names it and the node has none."""
+        """Copy an orphan secret to its VM's node, if the record needs it and it is not there."""
         if in_force(orphan.key, orphan.value, record.sec_digest or "") is None:
             return
         key = subjects.vm_secret(record.node, record.uid)

@@ -65,7 +65,7 @@ class Audits:
     async def _of_objects(self, node: str) -> list[AuditFinding]:
         """Return the findings about volumes and snapshots.
 
-        The list is empty if imaged is silent. The agent reports the silence.
+        The list is empty if imaged does not answer: the agent reports that.
         """
         try:
             volumes = await self._orphans.findings(node)

@@ -31,7 +31,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""Time before a request's deadline in which it is answered without the nodes that are silent."""
+"""Requests are answered this long before their deadline, without nodes that did not answer yet."""
 MOST = 500
 """Limit of backups in one answer: each takes at most 1 KiB."""
 
@@ -71,7 +71,7 @@ class BackupApi:
         return await self._operations.begin(record, request.deadline_s)
 
     async def serve(self, request: Request) -> OperationView:
-        """Accept a reading of the disks of a running VM (ADR 0079)."""
+        """Accept an operation in which a client reads the disks of a running VM (ADR 0079)."""
         want = validate(BackupServe, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")
@@ -84,7 +84,7 @@ class BackupApi:
         return await self._operations.begin(record, request.deadline_s)
 
     async def finish(self, request: Request) -> OperationView:
-        """End a reading as succeeded. The answer may still show the operation as Running."""
+        """End an operation of `serve` as succeeded. The answer may still show it as Running."""
         want = validate(BackupFinish, request.data)
         return await self._operations.finish(want.id, request.account)
 
@@ -101,7 +101,7 @@ class BackupApi:
         return (await self._find(want, request))[0]
 
     async def delete(self, request: Request) -> BackupView:
-        """Remove a backup; its node refuses that while another one rests on it."""
+        """Remove a backup. Its node refuses that while another backup rests on this one."""
         want = validate(BackupAsk, request.data)
         view, _ = await self._find(want, request)
         async with in_time(request.deadline_s):

@@ -23,7 +23,7 @@ ASK_S = 8.0
 ENABLED_S = 2.0
 """Time limit of the question whether a node makes backups. The node reads no directory for it."""
 AT_ONCE = 32
-"""Nodes that are asked at a time. The answer of each takes up to a page of memory."""
+"""Limit of nodes that are asked at once. The answer of each needs memory for up to a page."""
 PAGES = 200
 """Limit of pages that are read from a node."""
 
@@ -36,7 +36,11 @@ class BackupDirectories:
         self._fleet = fleet
 
     def nodes(self, node: str | None = None) -> tuple[str, ...]:
-        """Return the node, or all nodes whose heartbeats arrive; raises VirtbusError 404."""
+        """Return the given node, or all nodes whose heartbeats arrive.
+
+        Raises:
+            VirtbusError: 404: no such node is known.
+        """
         if node is not None:
             if node not in self._fleet.nodes:
                 raise node_not_found(node)
@@ -54,7 +58,7 @@ class BackupDirectories:
     ) -> dict[str, Result]:
         """Return the results of `work` for the nodes that answer until `until_s` (loop's time).
 
-        Once a result is `enough`, it waits for no other node.
+        Once `enough` returns True for a result, no other node is waited for.
         """
         found: dict[str, Result] = {}
         turns = asyncio.Semaphore(AT_ONCE)
@@ -88,7 +92,7 @@ class BackupDirectories:
         """Raise 422 `backups_off` if a node says that it has no directory for backups."""
         try:
             known = await self.ask(node, BackupsAsk(do="get"), ENABLED_S)
-        except (BusError, VirtbusError) as error:  # the operation waits for the node
+        except (BusError, VirtbusError) as error:  # accepted: the operation waits for the node
             log.info("%s may make no backups: %s", node, error, extra={"code": "backups_unknown"})
             return
         if not known.enabled:

@@ -109,7 +109,7 @@ class BackupScheduleApi:
         return backup_schedules.shown(held)
 
     async def delete(self, request: Request) -> BackupScheduleView:
-        """End a schedule, also one that cannot be read. Its backups stay."""
+        """Delete a schedule, even one that cannot be read. Its backups stay."""
         want = validate(BackupScheduleDelete, request.data)
         for _ in range(ATTEMPTS):
             try:
@@ -131,7 +131,7 @@ class BackupScheduleApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupScheduleAsk, account: str) -> StoredBackupSchedule:
-        """Return the schedule from the leader; raises VirtbusError 403, 404."""
+        """Return the schedule, read from the stream's leader; raises VirtbusError 403, 404."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise backup_schedules.not_found(want)
@@ -148,7 +148,7 @@ class BackupScheduleApi:
         )
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new schedule exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new schedule would exceed a quota, or take the space that VMs need."""
         self._storage.refuse_create("backup schedules", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._schedules, namespace, "backup schedules"):
             message = f"{why}; delete some, then repeat"

@@ -1,8 +1,8 @@
-"""Makes the backups of schedules, verifies them and removes old ones: run by the leader.
+"""Makes the backups of schedules, verifies them and removes old ones, as a leader task.
 
-It is level-triggered: each step is stored in the schedule, with the id of its operation, before the
-operation is written. So a controller that dies at any point leaves work for the next leader
-(ADR 0068).
+The task is level-triggered: each step is stored in the schedule's record, with the id of its
+operation, before the operation is written. So if a controller dies at any point, the next leader
+continues its work (ADR 0068).
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class BackupScheduleRuns:
         try:
             await self._step(held)
         except ConflictError:
-            return  # it changed meanwhile
+            return  # the schedule changed meanwhile
         except (BusError, VirtbusError) as error:
             extra = {"code": "backup_schedule_waits", "uid": held.record.uid}
             log.info("schedule %s is continued later: %s", held.record.name, error, extra=extra)
@@ -148,7 +148,8 @@ class BackupScheduleRuns:
         """Return the operation that verifies the backup of a run.
 
         Raises:
-            VirtbusError: 409 the operation of the backup was removed; 422 it cannot be read.
+            VirtbusError: 409: the operation of the backup was removed. 422: that operation cannot
+                be read.
         """
         made = await self._operations.latest(record.backup)
         if made is None:
@@ -159,10 +160,11 @@ class BackupScheduleRuns:
         return backup_changes.verifying(view, record.run, record.owner, record.begun_ns)
 
     async def _retain(self, record: BackupScheduleRecord, tenure: LeaderTerm) -> None:
-        """Remove backups that the schedule does not keep; failed removals follow the next run.
+        """Remove backups that the schedule does not keep. Failed removals wait for the next run.
 
-        Each node's directory is looked at alone, so a parent is never missed. A node that does not
-        answer delays no other node and no run. A refused delete stops no other delete.
+        Each node's directory is judged alone, because a parent is in the directory of its
+        increments. A node that does not answer delays no other node and no run. A refused delete
+        stops no other delete.
         """
         extra = {"code": "backups_remain", "uid": record.uid}
 

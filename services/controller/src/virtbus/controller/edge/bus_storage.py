@@ -1,4 +1,4 @@
-"""Detects whether the bus stores writes: by reports of its keeper, and by probes.
+"""Detects whether the bus stores writes, by reports of the bus' keeper and by probes.
 
 The keeper is the process that runs the NATS server (`virtbus up`). A server with a full disk does
 not refuse writes. It leaves them without an answer until it is restarted with free space
@@ -19,7 +19,7 @@ from virtbus.schemas.storage import BusStorage
 log = logging.getLogger(__name__)
 
 CREATES_UNTIL_FULL = 0.8
-"""Creates stop at this fill of the bucket, so that deletes still fit."""
+"""Creates stop at this fill of the bucket `vm`, so that deletes still fit."""
 OBJECTS_UNTIL_FULL = 0.6
 """Creates of named objects and operations stop at this fill, so that VMs still fit."""
 LOOK_S = 5.0
@@ -32,7 +32,7 @@ _NOTHING = BusStorage()
 
 
 class BusStorageGuard:
-    """The state of the bus' storage. `fill` is that of the bucket `vm`, 0.0-1.0."""
+    """The state of the bus' storage. `fill` is the used share of the bucket `vm`, 0.0-1.0."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -72,7 +72,7 @@ class BusStorageGuard:
 
     @property
     def message(self) -> str:
-        """Return a message for people; empty if the bus stores."""
+        """Return a message for people; empty if the bus stores writes, as far as is known."""
         if self.report.message:
             return self.report.message
         return _NOT_STORED if self._stalled else ""
@@ -82,7 +82,7 @@ class BusStorageGuard:
         return (self.message,) if self.message else ()
 
     def refuse_create(self, what: str = "VMs", until: float = CREATES_UNTIL_FULL) -> None:
-        """Raise 429 if a create could use the space that deletes need, above the fill `until`."""
+        """Raise 429 if the fill is at least `until`, or if the keeper reports that space is low."""
         if self.fill >= until:
             message = f"the bus is nearly full; delete {what} or raise its max_bytes, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)

@@ -49,7 +49,7 @@ Fenced = tuple[NodeSpec, int]
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     """Return the writes as a batch that fails if `fence` has changed meanwhile.
 
-    So a node that was unfenced keeps its VMs. The first write puts the node's key again, unchanged.
+    So a node that was unfenced keeps its VMs. The first write repeats the fence with its value.
     """
     if fence is None:
         return list(writes)
@@ -104,8 +104,8 @@ class Commits:
     async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
         """Store the secrets at a new revision. The secrets of an existing VM stay.
 
-        Before other secrets of this uid are replaced, the uid gets a tombstone. So the create that
-        wrote them cannot commit its record with wrong secrets. It stores its own ones again.
+        Before secrets of another create of this uid are replaced, the uid gets a tombstone. So the
+        other create cannot commit its record with these secrets: it has to store its own again.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -141,7 +141,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses for the uid, as `create`. `renew`: put own claims again."""
+        """Claim name and addresses as in `create`. `renew`: put claims that the uid has again."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)
@@ -231,7 +231,7 @@ class Commits:
             return Committed(StoredVm(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
             # The controller that tombstoned this uid will next CAS a claim at the revision that it
-            # read. Renewing the claims first makes that CAS fail, so only one of us succeeds.
+            # read. Renewing the claims first makes that CAS fail, so only one create succeeds.
             await self.claim(record, renew=True)
             if body is not None:  # a sweep or another create may have removed the secrets
                 await self._put_secrets(record, body)
@@ -250,7 +250,7 @@ class Commits:
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
-        """Put the record over its tombstone, or move it from there to its node."""
+        """Put the record over the uid's tombstone, or purge this and put the record elsewhere."""
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
@@ -263,7 +263,7 @@ class Commits:
         return await self._reservations.write(None, record, move)
 
     async def _withdraw(self, record: VmRecord) -> None:
-        """Release the claims and secrets of a refused create, if nobody can commit it any more."""
+        """Release claims and secrets of a refused create, if no repeat can commit it any more."""
         try:
             last = await self._bus.get(subjects.vm_anywhere(record.uid))
             _, there = stands(last)
@@ -357,7 +357,7 @@ class Commits:
     async def release_claim(self, key: str, uid: str, *, its_own: bool = False) -> bool:
         """Purge a claim that `uid` holds; return False if another uid holds it by now.
 
-        `its_own`: the VM had that name or address, so an unreadable claim was its own.
+        `its_own`: the VM had that name or address, so an unreadable claim counts as its own.
         """
         claim = await self._bus.get(key)
         try:
@@ -374,8 +374,8 @@ class Commits:
 
         The claim is read before the tombstone is written. A create of that uid that continues must
         renew the claim, and then this purge fails (ADR 0003). A record without the address is put
-        again for the same reason: an update that would add it has to start again (ADR 0064). An
-        unreadable record keeps its claims. Raises UnreadableValueError for an unreadable claim.
+        again, unchanged: an update that would add the address then fails and starts again (ADR
+        0064). An unreadable record keeps its claims. Raises UnreadableValueError for a bad claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)

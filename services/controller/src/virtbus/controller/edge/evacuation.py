@@ -76,7 +76,10 @@ class Evacuations:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, check: Check) -> None:
-        """Move VMs that can move now, and start to evacuate others; `check` before each write."""
+        """Move VMs that can move now, and start to evacuate others.
+
+        `check` is called before each write.
+        """
         fleet = self._fleet
         node_specs = {
             node: node_spec for node, (node_spec, _) in fleet.node_specs.items() if node_spec.closed
@@ -169,7 +172,7 @@ class Evacuations:
     async def _fenced(
         self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
     ) -> None:
-        """Move the VMs of a fenced node, unless the node is back."""
+        """Move the VMs of a fenced node, and complete deletes there, unless the node is back."""
         if not self._is_off(node, fence):
             return
         discard = fence.discard_local_disks or (
@@ -194,7 +197,7 @@ class Evacuations:
     def _is_off(self, node: str, fence: Fence) -> bool:
         """Return True if the node sent no heartbeat for at least SETTLE_S since the fence.
 
-        A node that is back keeps its VMs until it is unfenced. Its agent reads the fence.
+        A node that is back keeps its VMs, even while it is still fenced: its agent sees the fence.
         """
         now_s = asyncio.get_running_loop().time()
         kept, since_s = self._fences.get(node, (None, now_s))
@@ -207,7 +210,7 @@ class Evacuations:
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:
-        """Complete a delete on a fenced node, which removes the disks when it is back."""
+        """Complete the delete of a VM. The fenced node removes the disks when it is back."""
         try:
             revision = await self._commits.finish(held, fence=fence)
         except ConflictError:

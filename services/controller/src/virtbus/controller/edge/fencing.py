@@ -1,7 +1,7 @@
 """Runs an operator's command that turns a Down node off; exit code 0 is the proof.
 
-Only the holder of the lease runs it, for one node at a time. The brake must be off: nodes that fell
-silent together are never turned off.
+Only the holder of the fleet lease runs the command, for one node at a time. While the brake is on,
+because many nodes fell silent together, no node is turned off.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
         except TimeoutError:
             return FenceResult(False, f"did not end in {timeout_s:g} s")
         finally:
-            if process.returncode is None:  # including its child processes
+            if process.returncode is None:  # its child processes have to end, too
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.communicate()

@@ -55,7 +55,7 @@ class Finalizer:
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """Complete one delete after another. If tasks have the same VM, one write succeeds."""
+        """Complete one delete after another. If two tasks have one VM, one of them succeeds."""
         while True:
             uid = await changed.get()
             try:
@@ -91,7 +91,7 @@ class Finalizer:
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def _free_volumes(self, held: StoredVm) -> None:
-        """End the hold of volumes that the VM's guest has released."""
+        """End the VM's holds of volumes that its node has detached."""
         before = held.record
         record = released(before, self._fleet.last_status(before))
         if record == before:
@@ -126,7 +126,7 @@ class Finalizer:
                 await self._commits.release_claim(key, record.uid)
 
     async def sweep(self, grace_s: float) -> int:
-        """Remove the orphans that were seen for `grace_s`; return their number."""
+        """Remove the orphans that were seen for at least `grace_s`; return their number."""
         removed = 0
         claims = self._orphans()
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
@@ -135,7 +135,7 @@ class Finalizer:
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
     async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
-        """Await the removal of one orphan; return False if it has changed or cannot be read."""
+        """Return the result of a removal; False if the orphan has changed or cannot be read."""
         try:
             return await removing
         except ConflictError:
@@ -145,7 +145,7 @@ class Finalizer:
             return False
 
     async def _reclaim(self) -> None:
-        """Replace each unreadable claim with one of the VM that has its name or address, if any."""
+        """Replace each unreadable claim by one for the VM that has that name or address, if any."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
@@ -158,7 +158,7 @@ class Finalizer:
                 await self._bus.put(key, claim, expect=bad[key])
 
     def _orphans(self) -> dict[str, int]:
-        """Return the claims that no record of their uid has, with their revisions."""
+        """Return the claims whose uid has no record with that name or address, with revisions."""
         own = {uid: set(claims_of(held.record)) for uid, held in self._fleet.vms.items()}
         return {
             key: claim.revision
@@ -183,14 +183,17 @@ class Finalizer:
         return sum([await self._passing(self._sweep_secret(found[key]), key) for key in due])
 
     async def _sweep_secret(self, entry: Entry) -> bool:
-        """Purge a secret without a VM; move it if it is the last copy of a moved VM."""
+        """Purge a secret that is not at its VM's node.
+
+        If the VM has moved, and its new node has no copy, the secret is copied there before.
+        """
         latest = await self._commits.latest(_uid(entry))
         if _belongs(entry, latest):
             return False
         if latest is not None:
             await self._moves.rescue(entry, latest.record)
         else:
-            await self._commits.buried(_uid(entry))  # a paused create must store its secrets again
+            await self._commits.buried(_uid(entry))  # so a paused create stores its secrets again
         await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 

@@ -114,7 +114,7 @@ class FleetApi:
         return PulledImages(images=images, errors=_texts(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
-        """Remove an image; 404 only if no node had it."""
+        """Remove an image from nodes. Nodes without the image are no error if another had it."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
         ask, left_s = ForgetImage(ref=want.ref), _left_s(request)
@@ -177,7 +177,7 @@ class FleetApi:
             return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
-        """Return each VM's record and state. Whole views would block the loop for too long."""
+        """Return each VM's record and state. Views of all VMs would block the loop for too long."""
         found = []
         for held in self._fleet.vms.values():
             node = nodes.get(held.record.node, NodeState.READY)

@@ -12,8 +12,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
-"""These are emitted after the commit, when the node may already act. So they get the time of the
-record's creation."""
+"""These are emitted after the commit, when the node may already act. So that they precede the
+node's events, they get the time of the record's creation."""
 
 
 class FleetEvents:
@@ -24,14 +24,14 @@ class FleetEvents:
         self._events = EventRecorder(bus, "controller")
 
     def node(self, kind: EventKind, node: str, message: str, identity: str) -> None:
-        """Emit an event of a node; `identity` is the same in every controller that saw it."""
+        """Emit an event of a node. All controllers that emit it give it the same `identity`."""
         event = self._events.event(kind, uid="", node=node, message=message)
         self._bus.emit(
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
     def named(self, kind: EventKind, record: NamedRecord, revision: int, message: str) -> None:
-        """Emit an event of a named object; `revision` is that of the change or end."""
+        """Emit an event of a named object; `revision` is the revision of its change or purge."""
         event = self._events.event(
             kind,
             uid=record.uid,
@@ -45,7 +45,7 @@ class FleetEvents:
         self._events.emit(event, f"{record.uid}:{revision}:{kind}")
 
     def operation(self, record: OperationRecord, revision: int) -> None:
-        """Emit that an operation was accepted; its node emits its end."""
+        """Emit that an operation was accepted. The operation's node emits the end."""
         event = self._events.event(
             EventKind.OPERATION_ACCEPTED,
             uid=record.uid,

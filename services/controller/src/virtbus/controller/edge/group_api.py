@@ -88,7 +88,7 @@ class GroupApi:
         return SecurityGroupCreated(group=self._show(held), created=created)
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new group exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new group would exceed a quota, or take the space that VMs need."""
         self._storage.refuse_create("security groups", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._fleet.groups, namespace, "security groups", "the bus"):
             message = f"{why}; delete some, then repeat"
@@ -133,7 +133,7 @@ class GroupApi:
         )
 
     async def delete(self, request: Request) -> SecurityGroupView:
-        """End a group, also one that cannot be read. The leader ends it on the nodes."""
+        """Delete a group, even one that cannot be read. A leader task removes it from the nodes."""
         want = validate(SecurityGroupDelete, request.data)
         key = subjects.security_group(want.namespace, want.name)
         for _ in range(ATTEMPTS):
@@ -172,7 +172,14 @@ class GroupApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: SecurityGroupRef, request: Request) -> StoredGroup:
-        """Return the group from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        """Return the group, read from the stream's leader.
+
+        Raises:
+            VirtbusError:
+                404: there is no such group.
+                403: the account may not use it.
+                409: it has another uid than the requested one.
+        """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise group_changes.not_found(want)

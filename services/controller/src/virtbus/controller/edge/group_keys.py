@@ -27,22 +27,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 StoredValue = tuple[NodeGroup | None, int]
-"""The value of a key of a node, and its revision; None if the value cannot be read."""
+"""A group's value for a node, and its revision; None if the value cannot be read."""
 
 ROUND_S = 0.2
 """All changes within this time are one write for each node and group."""
 REST = 10
 """After a round, the task rests for this multiple of its computing time, so that it takes a tenth
-of a CPU. Waits for the bus do not count, because after an outage groups would be late for ten times
-as long."""
+of a CPU. Time spent waiting for the bus does not count. Otherwise groups would be late for ten
+times the length of an outage."""
 AT_ONCE, AT_ONCE_BYTES = 256, 1024 * 1024
-"""Limits of the writes that are sent together, and of their bytes. So a member of groups on many
-nodes costs as many round trips as one on a single node. More would delay the writes of others."""
+"""Limits of the writes that are sent together, and of their bytes. So a change that concerns many
+nodes costs as few round trips as a change for one node. Higher limits would delay other tasks'
+writes."""
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
-"""The time for which a key stays after its last member. A create relies on a member that its
-controller has seen, for 5 s at most."""
+"""A key stays for this time after its last member is gone. A create that sees a member on the node
+relies on the key for up to 5 s, and does not write it."""
 
 
 def membership(fleet: Fleet) -> Membership:
@@ -60,8 +61,9 @@ class GroupKeys:
     async def writes(self, after: VmRecord | None) -> list[Write]:
         """Return the writes of the keys that the node of a record lacks; mostly none.
 
-        A key without a member is written again, so that the leader's purge of it conflicts. So is
-        a key that has not followed its group yet: its old selector may not select this VM.
+        A key of a group without a member on the node is written again, so that a purge by the
+        leader conflicts. A key with an old value of its group is written again, because the old
+        selector may not select this VM.
         """
         if after is None or after.node == UNPLACED or after.ending:
             return []
@@ -82,7 +84,7 @@ class GroupKeys:
         return found
 
     def _has_member(self, group: SecurityGroupRecord, node: str) -> bool:
-        """Return True if a group selects a VM that a node has: the leader keeps its key."""
+        """Return True if the group selects a VM on the node. Then the leader keeps the key."""
         vms = self._fleet.vms.values()
         return any(held.record.node == node and selects(group, held.record) for held in vms)
 
@@ -128,7 +130,7 @@ class NodeGroups:
         """By key: the loop's time since which it has no member."""
 
     def wake(self) -> None:
-        """Start a round if something of the fleet has changed that groups depend on."""
+        """Start a round if VMs, statuses or groups have changed since the last complete round."""
         if self._due():
             self._wake.set()
 
@@ -153,7 +155,7 @@ class NodeGroups:
             await wait_for_event(self._wake, 0.0 if self._due() else IDLE_S)
 
     async def _round(self, tenure: LeaderTerm) -> bool:
-        """Write each key that differs; return False if one has to be written again.
+        """Write each key that differs; return False if a key has to be written again.
 
         Other tasks run between the steps, because a round of a large fleet takes seconds.
         """
@@ -202,9 +204,10 @@ class NodeGroups:
     def _former(
         self, members: Membership, left: Mapping[str, StoredValue]
     ) -> list[tuple[str, NodeGroup, int]]:
-        """Return the keys without a member whose value is not that of their group.
+        """Return keys without a member whose value is outdated, with the new value and revision.
 
-        A group that now selects other VMs must no longer apply to the former ones.
+        Without this write, a group that now selects other VMs would still apply to its former
+        members.
         """
         found = []
         for key, (there, revision) in sorted(left.items()):
@@ -217,7 +220,7 @@ class NodeGroups:
         return found
 
     async def _put_all(self, due: _Writes, tenure: LeaderTerm) -> bool:
-        """Send all writes together; return False if one has to be written again."""
+        """Send all writes together; return False if a key has to be written again."""
         tenure.check()
         try:
             async with asyncio.TaskGroup() as group:
@@ -241,7 +244,8 @@ class NodeGroups:
     def _over(self, left: Mapping[str, StoredValue]) -> list[str]:
         """Return the keys whose group is gone, or that have had no member for KEPT_S.
 
-        A key stays while its group, or a VM of its node, cannot be read: guests may depend on it.
+        A key stays while the record of its group, or of a VM on its node, cannot be read: guests
+        may depend on the key.
         """
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
         damaged = self._fleet.damaged

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 NODE_S = 10.0
-"""Time limit of all pages of a node: a hostile one could answer slowly, with one group each."""
+"""Time limit for all pages of a node: a hostile node could answer slowly, with one group a page."""
 AT_ONCE = 64
-"""The number of nodes, and of keys of the bus, that are asked at the same time."""
+"""The number of nodes that are asked at the same time, and of the bus' keys that are read."""
 GROUPS_MAX = 5000
 """Limit of groups that are read from one host. A hostile host could report any number."""
 NAMES_SHOWN = 10
@@ -52,7 +52,7 @@ class RebuiltGroups:
 
     groups: tuple[RebuiltGroup, ...]
     omitted: int
-    """The number of further groups, which do not fit."""
+    """The number of further groups, which do not fit in the answer."""
     message: str
 
 
@@ -71,7 +71,8 @@ class GroupRebuild:
         """Write the accepted groups of these nodes that the bus lacks; return all that it lacks.
 
         It ends at `until_s` (loop's time), and returns the groups that it knows by then. A node
-        that does not answer counts as one without groups. Its rules stay in force there.
+        that does not answer counts as a node without groups. The groups that it has stay in force
+        there.
         """
         now_s = asyncio.get_running_loop().time()
         reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
@@ -85,9 +86,9 @@ class GroupRebuild:
     async def _ask(
         self, nodes: Collection[str], until_s: float
     ) -> tuple[dict[str, list[NodeGroup]], list[str]]:
-        """Return the nodes' groups, also of incomplete lists, and the nodes without a whole list.
+        """Return the groups of each node as far as it listed them, and the nodes that did not end.
 
-        Groups that claim to be of another node are left out.
+        Groups that a node reports under the key of another node are left out.
         """
         found: dict[str, dict[str, NodeGroup]] = {node: {} for node in nodes}
         silent, turns = set(nodes), asyncio.Semaphore(AT_ONCE)
@@ -120,9 +121,9 @@ class GroupRebuild:
             after = last
 
     async def _known(self, names: Sequence[Name], until_s: float) -> tuple[dict[Name, Known], str]:
-        """Return these groups as the bus has them, and a message if some could not be read.
+        """Return these groups as the bus has them, and a message if some were not looked up.
 
-        Groups that were deleted on this bus are left out.
+        Groups that were deleted on this bus, or that are unreadable, are left out.
         """
         known: dict[Name, Known] = {}
         left, failed, read = iter(names), list[BusError | VirtbusError](), 0
@@ -144,11 +145,11 @@ class GroupRebuild:
         return known, f"{len(names) - read} group(s) were not compared with the bus: {why}; repeat"
 
     async def _look_up(self, name: Name, known: dict[Name, Known]) -> None:
-        """Add a group to `known`, unless it was deleted on this bus."""
+        """Add a group to `known`, unless it was deleted on this bus or is unreadable."""
         try:
             held = await self._writes.latest(*name)
         except UnreadableValueError:
-            return  # a person replaces or deletes it
+            return  # a person has to replace or delete the group
         if held is None and purged(await self._bus.get(subjects.security_group(*name))):
             return
         known[name] = held
@@ -183,9 +184,9 @@ async def _work_until(until_s: float, works: Iterable[Coroutine[Any, Any, None]]
 
 
 def _by_urgency(reports: Mapping[str, Sequence[NodeGroup]], accepted: Accepted) -> list[Name]:
-    """Return the names of all groups: accepted ones first, then a few of each node in turn.
+    """Return the names of all groups: the accepted ones, then the first of each node, and so on.
 
-    So a host that invents names keeps no group of another one from the answer.
+    So a host that invents names cannot displace the groups of other hosts from the answer.
     """
     wanted = {(namespace, name) for _, namespace, name in accepted}
     ranks: dict[Name, int] = {}

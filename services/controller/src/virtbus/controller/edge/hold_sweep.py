@@ -1,7 +1,8 @@
-"""Ends the holds of volumes whose VMs are gone: run by the leader (ADR 0045).
+"""Ends the holds of volumes whose VMs are gone, as a leader task (ADR 0045).
 
-A hold ends with its VM's record, in one batch. It remains if a person removed an unreadable record,
-or if a restored backup lacks the VM. Then only its node can tell that nothing uses the volume.
+Usually a VM's record and its holds end in one batch. A hold remains if a person removed an
+unreadable record, or if the bus was restored from a backup that lacks the VM. Then only the hold's
+node can tell that nothing uses the volume.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ Hold = tuple[str, StoredVolume]
 
 
 class HoldSweep:
-    """Ends a hold if its VM has no record and its node has released the VM, and never otherwise.
+    """Ends a hold if its VM has no record, and the hold's node, if any, has released the VM.
 
     A crash or a lost answer leaves the hold, and the next round repeats the check.
     """
@@ -55,7 +56,7 @@ class HoldSweep:
                     log.info("%d hold(s) will be checked again: %s", len(holds), error, extra=extra)
 
     def _suspects(self) -> dict[str, list[Hold]]:
-        """Return the holders that have no cached record, with their volumes, by their node.
+        """Return the holders that have no cached record, with their volumes, by the hold's node.
 
         The node is empty for a volume without data: no guest ever had it, or its node is forgotten.
         """
@@ -67,7 +68,7 @@ class HoldSweep:
     async def _sweep(self, node: str, holds: list[Hold], tenure: LeaderTerm) -> None:
         """End the holds of VMs that are gone; raises BusError, VirtbusError.
 
-        A create of the VM in between would write the volume, so that our write fails.
+        If the VM is created meanwhile, the create writes the volume, so that the write here fails.
         """
         gone = [(vm, held) for vm, held in holds if await self._gone(vm)]
         left = await self._left(node) if gone and node else {vm for vm, _ in gone}
@@ -92,7 +93,7 @@ class HoldSweep:
         try:
             free = await self._writes.replace(held, record)
         except ConflictError:
-            return  # it changed meanwhile
+            return  # the volume changed meanwhile
         self._fleet.volumes.apply(free)
         why = f"free: VM {vm} has no record, and its node has released it"
         self._events.named(EventKind.VOLUME_UPDATED, record, free.revision, why)

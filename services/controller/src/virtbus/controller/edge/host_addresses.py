@@ -1,4 +1,4 @@
-"""Writes the addresses of all hosts for each node, so that its guests cannot reach them.
+"""Writes the addresses of all hosts for each node, so that the node can block them for its guests.
 
 Nodes report their addresses in the heartbeat. A silent node's last addresses stay in its own key,
 until the node is forgotten. Each node has one key, which is written only on change.
@@ -72,7 +72,8 @@ class FleetAddresses:
         self._stored[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
-        """Return the desired value of each node's key. Without any address, no key is needed."""
+        """Return the desired value of each node's key. Nodes get no key while no host has addresses.
+        """
         own = {node: there.own for node, (there, _) in self._stored.items()}
         for node, seen in self._fleet.nodes.items():
             if seen.record.addresses:

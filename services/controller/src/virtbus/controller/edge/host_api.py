@@ -1,4 +1,4 @@
-"""Records a node's host at its first heartbeat; later only a person's request changes it."""
+"""Writes a node's host record at its first heartbeat. Later only a person's request changes it."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ class HostApi(NodeApi):
         """Give a node to an agent that was refused and waits (ADR 0031).
 
         The takeover contains the revision of the node's instance key. If the previous agent writes
-        that key again, it keeps the node.
+        that key again, the previous agent keeps the node.
         """
         want = validate(NodeTakeover, request.data)
         node, fleet = self._known(want.node), self._fleet
@@ -76,7 +76,7 @@ class HostApi(NodeApi):
         raise VirtbusError(Code.CONFLICT, "many_rivals", message, details=details)
 
     async def approve(self, request: Request) -> NodeDetail:
-        """Approve the request's values; for omitted ones, those that the node reports now."""
+        """Approve the values of a request. Omitted values are those that the node reports now."""
         want = validate(NodeApprove, request.data)
         node = self._known(want.node)
         last = self._fleet.hosts.reported.get(node)
@@ -105,7 +105,7 @@ class HostApi(NodeApi):
             if entry is not None and there:
                 try:
                     host = read(HostRecord, entry.value)
-                except VirtbusError as error:  # damaged: a person's request repairs it
+                except VirtbusError as error:  # damaged: this person's request replaces it
                     log.error("unreadable %s: %s", key, error, extra={"code": "bad_record"})
             if request.id in host.requests:
                 return False
@@ -155,7 +155,7 @@ class HostDuty:
             reported = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:
-        """Record host and capacity of a node's first heartbeat; later ones change nothing."""
+        """Record host and capacity of a node's first heartbeat. Later heartbeats change nothing."""
         hosts, node = self._fleet.hosts, record.node
         host = hosts.record(node) or HostRecord(node=node)
         update: dict[str, object] = {}

@@ -104,7 +104,7 @@ class ImageNameApi:
         raise contended(f"the image name {want.name}")
 
     async def delete(self, request: Request) -> ImageNameDeleted:
-        """Remove a name, also one that cannot be read. VMs and images stay."""
+        """Remove a name, even if its value cannot be read. VMs and images stay."""
         want = validate(ImageNameDelete, request.data)
         image_name_changes.refuse_fleet(want, request.account)
         key = image_name(want.namespace, want.name)
@@ -129,7 +129,7 @@ class ImageNameApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
-        """Return the last message of a key, and its name if it can be read."""
+        """Return the last message of a key, and the image name in it; None if it is unreadable."""
         entry = await self._bus.get(key)
         try:
             return entry, stored_in(entry, read_image_name)
@@ -149,7 +149,7 @@ class ImageNameApi:
         )
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new name exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new name would exceed a quota, or take the space that VMs need."""
         self._storage.refuse_create("image names", OBJECTS_UNTIL_FULL)
         names = self._fleet.images.names
         if why := self._quota.full(names, namespace, "image names", "the bus"):

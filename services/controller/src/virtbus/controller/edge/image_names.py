@@ -1,4 +1,4 @@
-"""Reads image names from the stream's leader, and resolves the names in a VM's spec by them."""
+"""Reads image names from the stream's leader, and resolves the names in a VM's spec with them."""
 
 from collections.abc import Iterable
 
@@ -14,25 +14,28 @@ from virtbus.schemas.vm import VmSpec
 
 
 class ImageNameReads:
-    """Finds the meanings of names: a namespace's own names precede those of the fleet."""
+    """Finds the image targets of names. A name of the namespace precedes one of the fleet."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
 
     async def of_spec(self, spec: VmSpec, namespace: str) -> dict[str, ImageTarget]:
-        """Return the targets of the image names in a spec, by plain name.
+        """Return the targets of the image names in a spec, by name without digest.
 
-        Names that the bus does not have are left to the files of the node.
+        Names that the bus does not have are left out: the node resolves them by its `images.d`.
 
         Raises:
-            VirtbusError: 422 `unreadable`.
+            VirtbusError: 422 `unreadable`: the record of a name cannot be read.
         """
         refs = (volume.image.ref for volume in spec.volumes if volume.image is not None)
         return await self._all(refs, namespace)
 
     async def of_ref(self, ref: str, namespace: str) -> ImageTarget | None:
-        """Return the target of the name in a reference; None for a URL; errors as `of_spec`."""
+        """Return the target of the name in a reference; raises as `of_spec`.
+
+        None: the reference is a URL, or the bus does not have the name.
+        """
         return next(iter((await self._all((ref,), namespace)).values()), None)
 
     async def _all(self, refs: Iterable[str], namespace: str) -> dict[str, ImageTarget]:

@@ -1,7 +1,7 @@
-"""Updates the cached fleet by one watch for each bucket; a watch lists again after an outage.
+"""Updates the cached fleet from one watch for each bucket. A watch lists again after an outage.
 
-After a restore of the bus in place, a list has lower revisions than the cache. Its values replace
-those of the cache nevertheless.
+After a restore of the bus in place, a list has lower revisions than the cache. The listed values
+replace the cached ones nevertheless.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ _Cache = (
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
-"""Time to wait for the put that follows a move's purge. Both are one batch; a purge without a put
-comes from an operator."""
+"""Time to wait for the put that follows a move's purge. A move writes both in one batch, so a purge
+without a put comes from an operator."""
 
 
 class Informers:
@@ -119,7 +119,7 @@ class Informers:
                     self.wakes.request()
 
     def _begin_list(self, bucket: str) -> None:
-        """Forget how far the watch had come: a restored bus continues at a lower revision."""
+        """Forget the highest revisions seen, because a restored bus continues at lower ones."""
         fleet = self._fleet
         fleet.quiet_since_s = asyncio.get_running_loop().time()
         if bucket == "st":
@@ -148,7 +148,7 @@ class Informers:
         return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
-        """Emit a dead letter. All controllers use the same message id, so one is stored."""
+        """Emit a dead letter. All controllers use the same message id, so only one is stored."""
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,
@@ -201,7 +201,7 @@ class Informers:
             self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return the revisions of the cached values of `vm`; 0 for one that any value replaces."""
+        """Return the revisions of the cached values of `vm`; 0 if any listed value replaces one."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),
@@ -254,8 +254,8 @@ class Informers:
             return gone
         changed = self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
         held = self._fleet.vms.get(uid)
-        # no node reports the release of a waiting VM, and a node may have answered our own write
-        # before its acknowledgement
+        # A waiting VM has no node that could report its release. And a node may have answered a
+        # write of this controller before the write was acknowledged.
         answered = changed is None and held is not None and held.may_release
         if answered or entry.key.startswith(WAITING):
             self.released.put_nowait(uid)
@@ -303,7 +303,7 @@ def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
 
 
 def _is_named(key: str) -> bool:
-    """Return True for the key of a named object, and of a security group of a node."""
+    """Return True for the key of a named object, or of a security group's value for a node."""
     return key.startswith(_NAMED) or of_node_group(key)
 
 
@@ -345,7 +345,7 @@ def _take_operation(operations: Operations, entry: Entry) -> None:
 
 
 def _name(key: str) -> str:
-    """Return the uid in a VM's key, or the whole key if it is a node's or an operation's."""
+    """Return the uid in a VM's key, or the complete key of a node's or an operation's value."""
     if of_operation(key):
         return key
     last = key.rsplit(".", maxsplit=1)[-1]

@@ -1,4 +1,4 @@
-"""Reads entries of the bucket `vm`, and classifies those of VMs and names, also unreadable ones."""
+"""Reads entries of the bucket `vm`, and classifies the last entry of a uid or a claim."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,7 +22,7 @@ def purged(entry: Entry | None) -> bool:
 
 
 def ended(entry: Entry | None) -> bool:
-    """Return True if a uid was never written or was deleted; a moved VM's marker gives False."""
+    """Return True if a uid was never written or was deleted; False after a move."""
     return entry is None or (purged(entry) and entry.why == DELETED)
 
 
@@ -32,7 +32,7 @@ def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
 
 
 def value_of(entry: Entry | None, read: Callable[[str, bytes], T]) -> T | None:
-    """Return the value in an entry by `read`, None if there is none.
+    """Return the value that `read` finds in an entry; None if there is no value.
 
     Raises:
         UnreadableValueError: `read` raised VirtbusError.
@@ -46,7 +46,7 @@ def value_of(entry: Entry | None, read: Callable[[str, bytes], T]) -> T | None:
 
 
 def stored_in(entry: Entry | None, read: Callable[[str, bytes], NamedT]) -> Stored[NamedT] | None:
-    """Return the record in an entry with its revision; None and errors as `value_of`."""
+    """Return the record in an entry with its revision; None if there is none; see `value_of`."""
     record = value_of(entry, read)
     return None if entry is None or record is None else Stored(record, entry.revision)
 
@@ -76,6 +76,6 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a claim, None if it is purged; raises UnreadableValueError."""
+    """Return the uid in a claim; None if there is none any more; raises UnreadableValueError."""
     there = value_of(claim, read_vm_key)
     return there.uid if isinstance(there, NameClaim | AddressClaim) else None

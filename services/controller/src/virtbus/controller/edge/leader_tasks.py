@@ -1,4 +1,4 @@
-"""Runs the leader tasks while this controller holds the lease, and ends them with it."""
+"""Runs the leader tasks while this controller holds the fleet lease."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ class LeaderTasks:
         """Set while this controller is the leader."""
 
     async def run(self) -> None:
-        """Wait for the lease, run the tasks, wait again when it was lost."""
+        """Wait for the lease, then run the tasks. After the lease is lost, wait for it again."""
         while True:
             try:
                 async with self._leases.hold(ROLE) as self.tenure:

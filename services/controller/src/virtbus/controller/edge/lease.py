@@ -1,8 +1,8 @@
 """Leases, which make one controller at a time the leader of a role (`$KV.lease.<role>`).
 
-The bus keeps a lease for TTL_S after each renewal. Its holder ends its term MARGIN_S earlier. It
-counts on its own monotonic clock, from before it sent the renewal. So a holder that was suspended
-or cut off ends its term before another process can begin one.
+The bus keeps a lease for TTL_S after each renewal. The holder ends its term MARGIN_S earlier. The
+holder measures this time on its own monotonic clock, from before it sent the renewal. So a holder
+that was suspended or cut off ends its term before another process can begin one.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Leases:
 
     @asynccontextmanager
     async def hold(self, role: str) -> AsyncIterator[LeaderTerm]:
-        """Wait for the lease, then hold it around the body, which is cancelled when it is lost.
+        """Wait for the lease, then hold it. The body is cancelled when the lease is lost.
 
         Raises:
             LeaseLostError: the body was cancelled, or called `check` after its term.
@@ -92,7 +92,7 @@ class Leases:
     async def _acquired(self, role: str) -> LeaderTerm:
         """Wait until this process has the lease; return its term.
 
-        A lease that was not renewed for longer than its TTL counts as free.
+        A lease that was not renewed for longer than TTL_S + MARGIN_S counts as free.
         """
         loop = asyncio.get_running_loop()
         revision, since_s = -1, loop.time()
@@ -113,7 +113,7 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
-        """Return True if the lease is free, or this process has it; False if it is unreadable."""
+        """Return True if no process has the lease, or this one; False if it is unreadable."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
         try:
@@ -159,7 +159,7 @@ class Leases:
         _end_at(limit, 0.0)
 
     async def _still_ours(self, tenure: LeaderTerm) -> bool:
-        """Return True if a conflict was with our own write whose answer was lost."""
+        """Return True if a conflict was with this process' own write, whose answer was lost."""
         try:
             tenure.check()
             entry = await self._bus.get(subjects.lease(tenure.role))

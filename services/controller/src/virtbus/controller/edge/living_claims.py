@@ -1,7 +1,8 @@
 """Asks hosts for the addresses and volumes of their VMs, which a restored bus may not know.
 
 A bus that was restored from a backup lacks the claims and holders that were made after the backup.
-Each host has the records of its VMs, with both.
+Each host has copies of its VMs' records, which name the addresses and volumes of the VMs. A host is
+living while its heartbeat arrives.
 """
 
 import asyncio
@@ -23,14 +24,15 @@ ASK_S = 3.0
 AGAIN_S = 10.0
 """Time after which a host with claims that the bus lacks is asked again."""
 PER_HOST = 1000
-"""Limit of claims that the bus lacks, so that a hostile host cannot withhold a whole pool."""
+"""Limit of claims that the bus lacks, so that a hostile host cannot withhold all addresses of a
+pool."""
 VOLUMES_PER_HOST = 10_000
 """Limit of volumes with another holder than on the bus, so that this controller's memory is
 bounded."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume according to its host's copy of the record; the age of that copy."""
+    """A VM that has a volume by its host's copy of the VM's record, and the age of that copy."""
 
     node: str
     vm: str
@@ -40,7 +42,8 @@ class HeldOnHost(NamedTuple):
 class LivingClaims:
     """The claims and holders of all living hosts.
 
-    Each host is asked after each complete list, and again while the bus lacks what it reported.
+    Each host is asked after each complete list of the bus. It is asked again while the bus lacks a
+    claim or a holder that it reported.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -84,7 +87,7 @@ class LivingClaims:
         return known is not None and known.record.uid == uid and vm in known.record.holders
 
     async def _hear(self, what: str) -> None:
-        """Ask all hosts that are due; raise 503 if a living one has not answered."""
+        """Ask all hosts that are due; raise 503 if a living host has not answered."""
         now_s = asyncio.get_running_loop().time()
         for node in self._fleet.unheard_nodes():
             if self._fleet.silence_s(node, now_s) < SUSPECT_AFTER_S:

@@ -1,7 +1,7 @@
 """Refuses a volume if a living host contradicts the bus about its holder or place (ADR 0045).
 
-A restored bus may lack a volume's holder, its first use or its move. A second guest would then
-write to it, or get an empty disk in its place.
+A restored bus may lack a volume's holder, its first use or its move. Then a second guest could
+write to the volume, or a guest could get an empty disk in place of the volume.
 """
 
 import asyncio
@@ -37,9 +37,10 @@ class LivingVolumes:
         """Raise an error if the VM must not hold the volume, whose node is `home` on the bus.
 
         Raises:
-            VirtbusError: 409 `held_on_node` it is not shared, and another VM has it on its
-                host; 409 `data_elsewhere` its data is on another node; 503
-                `volumes_unheard` a living host did not answer.
+            VirtbusError:
+                409 `held_on_node`: it is not shared, and another VM has it on that VM's host.
+                409 `data_elsewhere`: its data is on another node.
+                503 `volumes_unheard`: a living host did not answer.
         """
         other = None if ref.shared else await self.claims.holder(ref.folder)
         if other is not None and other.vm != vm:
@@ -71,10 +72,10 @@ class LivingVolumes:
             raise unheard(node, "volumes", why)
 
     async def _hear(self, pool: str) -> dict[str, str]:
-        """Ask the hosts not asked since the last list; return those without an answer, and why.
+        """Ask the hosts that did not answer since the last list; return why some gave no answer.
 
-        A host that cannot read this `pool` has given no answer. One that cannot read any pool is
-        asked again each time.
+        A host that cannot read this `pool` counts as one without an answer. A host that cannot read
+        one of its pools is asked again each time.
         """
         now_s = asyncio.get_running_loop().time()
         silent: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Carries the exported file of a volume from node to node, and removes it there (ADR 0063).
+"""Carries the exported file of a volume to a move's target, and later removes it there (ADR 0063).
 
-No node has a right on another: the controller carries the bytes, from a stream of the source to an
-upload of the target.
+Nodes have no access to each other. So the controller carries the bytes, from a stream of the source
+to an upload on the target.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from virtbus.schemas.wire import validate
 
 ASK_S = 5.0
 ANSWER_S = 30.0
-"""Time for an answer of an upload. imaged waits up to 20 s for its checks of a whole file."""
+"""Time limit of one answer to an upload. imaged may need 20 s to check a complete file."""
 CARRIED_AT_ONCE = 2
-"""Files that this controller carries at a time. Each needs 0.5 MiB of memory."""
+"""Limit of files that this controller carries at once. Each needs 0.5 MiB of memory."""
 
 
 class MovedFiles:
-    """The files of moves. A crash at any byte is continued at that byte."""
+    """The files of moves. After a crash, the next attempt continues at the last stored byte."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus

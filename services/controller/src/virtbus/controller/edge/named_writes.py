@@ -51,7 +51,7 @@ class NamedWrites(Generic[NamedT]):
         """Write a new object; return it, and False if it existed, unchanged.
 
         Raises:
-            VirtbusError: as `create_step`; 503 too many lost races.
+            VirtbusError: 503: too many races were lost. The errors of `step`.
             BusError: nothing happened, or the outcome is unknown.
         """
         key, expect = self._key(record.namespace, record.name), 0
@@ -87,7 +87,8 @@ class NamedWrites(Generic[NamedT]):
         """Apply a change once for each request id; return the object, and False if unchanged.
 
         Raises:
-            VirtbusError: as `find` and `change`; 504 after the deadline; 503 too many lost races.
+            VirtbusError: 504: the deadline is over. 503: too many races were lost. The errors of
+                `find` and `change`.
         """
         for _ in range(ATTEMPTS):
             held = await find()
@@ -108,7 +109,7 @@ class NamedWrites(Generic[NamedT]):
 
         Raises:
             UnreadableValueError: a newer version wrote the value; newer controllers can read it.
-            VirtbusError: 503 the value changed meanwhile.
+            VirtbusError: 503: the value changed meanwhile.
         """
         if error.found.reason == "newer_schema":
             raise error

@@ -1,4 +1,4 @@
-"""Handles `virtbus.ask.<node>.names`: questions of nodes about names of VMs."""
+"""Handles `virtbus.ask.<node>.names`, the requests of nodes that resolve names of VMs."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ STATUSES_A_STEP = 500
 
 
 class NamesApi:
-    """Answers from the cache of the fleet, with VMs that the asking guest may know."""
+    """Answers from the cache of the fleet. An answer has only a VM that the asker may know."""
 
     def __init__(self, fleet: Fleet, opened: Openings) -> None:
         self._fleet = fleet
@@ -27,7 +27,7 @@ class NamesApi:
 
     async def ask(self, request: Request) -> NameAnswer:
         want = validate(NameAsk, request.data)
-        node = request.subject.split(".")[2]  # only this node's account may publish on it
+        node = request.subject.split(".")[2]  # only the account of this node may use the subject
         asker = asker_of(self._fleet, node, want.uid)
         if want.address:
             await self._index()

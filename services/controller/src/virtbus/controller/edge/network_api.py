@@ -90,7 +90,7 @@ class NetworkApi:
         return NetworkCreated(network=self._show(held), created=created)
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new network exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new network would exceed a quota, or take the space that VMs need."""
         self._storage.refuse_create("networks", OBJECTS_UNTIL_FULL)
         if why := self._limits.quota.full(self._fleet.networks, namespace, "networks"):
             message = f"{why}; delete some, then repeat"
@@ -133,7 +133,10 @@ class NetworkApi:
         return self._show(await self._change(want, change, EventKind.NETWORK_UPDATED, request))
 
     async def delete(self, request: Request) -> NetworkObjectView:
-        """Mark a network that no VM uses. The leader ends it, or reverts the mark (ADR 0055)."""
+        """Mark a network that no VM uses as deleting.
+
+        A leader task removes the network, or reverts the mark (ADR 0055).
+        """
         want = validate(NetworkDelete, request.data)
         network_changes.refuse_client(want.namespace, None, request.account, ())
         now_ns = self._sources.time_ns()
@@ -179,7 +182,11 @@ class NetworkApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: NetworkRef) -> StoredNetwork:
-        """Return the network from the leader; raises VirtbusError 404, 409 another uid."""
+        """Return the network, read from the stream's leader.
+
+        Raises:
+            VirtbusError: 404: there is no such network. 409: it has another uid than requested.
+        """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise network_changes.not_found(want)

@@ -1,9 +1,9 @@
-"""Ends deleted networks that no VM uses, and reverts the deletes of others: run by the leader.
+"""Removes networks that are marked as deleting, or reverts the mark if a VM uses them: leader task.
 
-A delete marks a network first. A create of a VM reads a network, commits within COMMIT_MOST_S, and
-then takes a mark back. So after that time each VM that saw the network without its mark has a
-record. The network is then written once more. The watch delivers that write after all those records
-(ADR 0055).
+A create of a VM reads its networks, commits within COMMIT_MOST_S, and then takes back any mark. So
+COMMIT_MOST_S after a mark, each VM whose create read the network without the mark has a record.
+Then the network is written once more, unchanged. The watch delivers that write after those records,
+so all users are in the cache (ADR 0055).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ IDLE_S = 30.0
 
 
 class NetworkRemovals:
-    """Completes deletes of networks. A crash at any point leaves a `deleting` network."""
+    """Completes deletes of networks. After a crash, the next leader continues with the marks."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._fleet = fleet
@@ -45,7 +45,7 @@ class NetworkRemovals:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Start a round: there may be a deleted network."""
+        """Start a round if a network is marked as deleting."""
         if self._fleet.networks.deleting:
             self._wake.set()
 
@@ -92,7 +92,7 @@ class NetworkRemovals:
         return now_s - self._marked_s.setdefault(mark, now_s) >= WAIT_S
 
     async def _settle(self, held: StoredNetwork) -> None:
-        """End the network, or revert the delete if a VM uses it. Raises ConflictError, BusError."""
+        """Purge the network, or revert the mark if a VM uses it. Raises ConflictError, BusError."""
         record, users = held.record, users_of(held.record.uid, self._fleet.vms.values())
         if users:
             held = await self._writes.replace(held, kept(record, users))

@@ -1,4 +1,4 @@
-"""Finds the network objects that a VM's spec names, and reads them again after its commit."""
+"""Finds the network objects that a VM's spec names, and reads them again after the VM's commit."""
 
 from contextlib import suppress
 
@@ -16,11 +16,11 @@ from virtbus.schemas.network_object import BUILT_IN, EVERYWHERE, NetworkTarget
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 COMMIT_MOST_S = 5.0
-"""Time limit of a write that adds network objects, from before their first read to its commit."""
+"""Time limit of a write that adds networks to a VM, from before their first read to the commit."""
 
 
 class NetworkTargets:
-    """The meanings of network names: a namespace's own networks precede those of all namespaces."""
+    """Resolves network names. A namespace's own network precedes a network of all namespaces."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._fleet = fleet
@@ -32,11 +32,13 @@ class NetworkTargets:
     ) -> dict[str, NetworkTarget]:
         """Return the network objects of a spec, by name.
 
-        Other names are left to the conflists of nodes. The names in the record `before` keep their
-        meaning.
+        Names without an object are left out: nodes look for them in their CNI conflists. The names
+        in the record `before` keep their meaning.
 
         Raises:
-            VirtbusError: 409 `deleting` with the field; 422 `unreadable`.
+            VirtbusError:
+                409 `deleting`: a network is being deleted; the details name the field.
+                422 `unreadable`: the record of a network cannot be read.
         """
         wanted = network_names(spec)
         known = set[str]() if before is None else network_names(before.spec)
@@ -55,7 +57,8 @@ class NetworkTargets:
         offered = any(name in seen.record.networks for seen in self._fleet.nodes.values())
         for scope in (namespace, EVERYWHERE):
             key = subjects.network_record(scope, name)
-            # a conflist's name costs no round trip; a network may be younger than the cache
+            # For a name that a node offers, the cache alone decides, which saves a round trip. For
+            # other names, the bus may have a network that the cache does not have yet.
             if offered and not self._fleet.networks.at(key) and not self._fleet.damaged.has(key):
                 continue
             held = await self._writes.latest(scope, name)
@@ -70,7 +73,9 @@ class NetworkTargets:
         """Take back the delete marks of the networks of a committed record (ADR 0055).
 
         Raises:
-            VirtbusError: 409 `deleting` if a network has ended meanwhile; 503 too many lost races.
+            VirtbusError:
+                409 `deleting`: a network was removed meanwhile.
+                503: too many races were lost.
         """
         for target in record.network_targets.values():
             await self._keep(target, record)

@@ -1,4 +1,4 @@
-"""Writes networks to the bus, also those that the bus has lost and a VM's record describes."""
+"""Writes networks to the bus, and restores lost networks from the records of their VMs."""
 
 import logging
 
@@ -24,8 +24,8 @@ class NetworkWrites(NamedWrites[NetworkRecord]):
     async def restore(self, vm: VmRecord) -> None:
         """Write the networks of a VM's record that the bus has lost.
 
-        A VM does not need the object of its network. So a name that another network has by now, or
-        a uid that was deleted, is logged only. Raises BusError.
+        A VM does not need the object of its network. So if another network has the name by now, or
+        the uid was deleted, this is only logged. Raises BusError.
         """
         for target in vm.network_targets.values():
             try:

@@ -100,7 +100,7 @@ class NodeApi:
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
-        """Return the proof that a node is off; it names the agent's run of the last heartbeat."""
+        """Return the proof that a node is off. It names the instance that was heard last."""
         return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
@@ -189,8 +189,9 @@ class NodeApi:
     async def forget(self, request: Request) -> NodeForgotten:
         """Remove the bus' data of a node that is gone for good; safe to repeat.
 
-        The join record is removed last. By its purge marker, every controller forgets the node, and
-        the joining task deletes its consumers. Then a repeat of the request has no effect.
+        The join record is removed after all other data. By its purge marker, every controller
+        forgets the node, and the joining task deletes the node's consumers. Then the request's id
+        is stored, so that a repeat has no effect.
         """
         want = validate(NodeForget, request.data)
         node = want.node
@@ -254,9 +255,9 @@ class NodeApi:
     ) -> NodeSpec | None:
         """Change a node's desired state by CAS, with retries; return the previous state.
 
-        Return None if the request has already acted (ADR 0002). Its id is stored even if it changes
-        nothing. So a late repeat cannot undo a change that was made meanwhile. A state that
-        requests nothing expires; without request ids it is purged at once.
+        Return None if the request has already acted (ADR 0002). The request's id is stored even if
+        the request changes nothing. So a late repeat cannot undo a change that was made meanwhile.
+        A state that asks for nothing expires; if it has no request ids, it is purged at once.
         """
         key = subjects.node_spec(node)
         for _ in range(ATTEMPTS):
@@ -295,9 +296,9 @@ class NodeApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     def _wanted(self, node: str, entry: Entry | None, unread: NodeSpec | None) -> NodeSpec:
-        """Return the desired state in `entry`; if it is unreadable, the last known, or `unread`.
+        """Return the desired state in `entry`; if it is unreadable, the cached one, or `unread`.
 
-        Raises UnreadableValueError if there is neither, because the node may be fenced.
+        Raises UnreadableValueError if there is neither of the two, because the node may be fenced.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return NodeSpec(node=node)
@@ -333,7 +334,7 @@ class NodeApi:
         return found
 
     def _known(self, node: str) -> str:
-        """Return the node; raise 404 if neither it nor a desired state of it is known."""
+        """Return the node; raise 404 if neither the node nor a desired state for it is known."""
         fleet = self._fleet
         if fleet.has_node(node) or not fleet.node_spec_of(node).idle:
             return node

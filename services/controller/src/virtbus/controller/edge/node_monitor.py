@@ -1,6 +1,6 @@
 """Monitors nodes: updates their states each second and emits events of changes.
 
-Every controller runs it for its own answers; only the leader emits events.
+Every controller monitors nodes for its own answers; only the leader emits events.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STALL_S = 2.0
-"""A check that is later than this means that the process was suspended, with unread heartbeats."""
+"""If a check is late by more than this, the process was suspended, and heartbeats are unread."""
 RECENT_S = 60.0
-"""Age of changes that a new leader still emits: there may have been no leader."""
+"""A leader emits changes up to this age: they may have happened while there was no leader."""
 
 EVENTS: dict[NodeState, tuple[EventKind, str]] = {
     NodeState.READY: (EventKind.NODE_READY, "takes VMs"),

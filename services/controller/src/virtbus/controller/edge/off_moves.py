@@ -1,7 +1,7 @@
-"""Begins and ends moves of volumes whose VM is off, in one batch with its VM's record (ADR 0087).
+"""Begins and ends moves of volumes whose VM is off, in one batch with the VM's record (ADR 0087).
 
-The batch that begins a move writes the VM's record again, unchanged. A start of the VM writes it,
-too. Both expect the revision that they have read, so only one of them succeeds.
+The batch that begins a move writes the VM's record again, unchanged. A start of the VM writes the
+record, too. Both expect the revision that they have read, so only one of them succeeds.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +30,7 @@ from virtbus.schemas.volume import VolumeMove, VolumeRecord
 from virtbus.schemas.wire import encode
 
 Ending = Callable[[VolumeRecord, VolumeMove], Awaitable[VolumeRecord | None]]
-"""Returns a volume after the end of its fill, None before it."""
+"""Returns the volume as it is after its move; None while the fill of the move has not ended."""
 
 
 class _Ended(NamedTuple):
@@ -56,7 +56,7 @@ class OffMoves:
         return await self._commits.latest(record.holder)
 
     async def volumes_of(self, vm: VmRecord) -> list[StoredVolume]:
-        """Return the volumes of a VM on its node. One that cannot be read does not move."""
+        """Return the volumes of a VM that are on its node. Unreadable ones are left out."""
         found = []
         for ref in local_volumes(vm):
             try:
@@ -70,7 +70,8 @@ class OffMoves:
     async def refuse_start(self, before: VmRecord, after: VmRecord) -> None:
         """Raise 409 `volume_moving` if a change starts a VM while one of its volumes is moved.
 
-        `before` was read earlier than the volumes. So a move that begins later changes the VM.
+        `before` was read earlier than the volumes. So a move that begins after this check also
+        writes the VM's record, and the CAS of the start fails.
         """
         if after.powered and not before.powered:
             await self.refuse_moving(after)
@@ -85,7 +86,7 @@ class OffMoves:
 
     # --- the begin --------------------------------------------------------------------------
     async def begin(self, vm: StoredVm, moving: Sequence[StoredVolume]) -> None:
-        """Write volumes with their moves, each at the revision that was read.
+        """Write the volumes with their moves, and the VM unchanged, at the revisions read earlier.
 
         Raises:
             ConflictError: the VM or a volume has changed; nothing was written.
@@ -114,11 +115,11 @@ class OffMoves:
     async def switch(
         self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm, ending: Ending
     ) -> list[StoredVolume]:
-        """Write the volume `after` its move, with its VM; return the written volumes.
+        """Write the volume as it is after its move, with its VM; return the written volumes.
 
-        A VM that goes to another node goes with all of its volumes, once its node has released it.
-        The list is empty while the move waits: for the other volumes, for the end of the VM's
-        delete, or for its node.
+        A VM moves to another node with all of its volumes, after its node has released it. The list
+        is empty while the move waits: for the other volumes, for the end of the VM's delete, for an
+        operation on the VM's disks, or for its node.
 
         Raises:
             ConflictError: the VM or a volume has changed; nothing was written.
@@ -155,7 +156,10 @@ class OffMoves:
     async def _together(
         self, vm: StoredVm, ended: list[_Ended], node: str, tenure: LeaderTerm
     ) -> list[StoredVolume]:
-        """Write a VM with its volumes in their new places, or let its node release it first."""
+        """Write a VM with its volumes in their new places; return the volumes.
+
+        If the VM has to leave its node, and does not leave it yet, begin that, and return none.
+        """
         lease = {"lease": tenure.check()}
         if node != vm.record.node and not vm.record.evacuating:
             leaving = evacuating(vm.record, self._fleet.last_status(vm.record), node)
@@ -172,9 +176,10 @@ class OffMoves:
         return [one for one in wrote if one is not None]
 
     def _is_due(self, vm: VmRecord, node: str) -> bool:
-        """Return True for a VM that is off, or that its node has released for this move.
+        """Return True if the VM is off and stays, or if its node has released it for this move.
 
-        A fenced node releases nothing. It has confirmed that the VM is off, and it starts nothing.
+        A fenced node cannot release the VM, and need not: it has confirmed that the VM is off, and
+        it starts no VM.
         """
         status = self._fleet.last_status(vm)
         if not vm.evacuating:
@@ -187,10 +192,10 @@ class OffMoves:
         return known if known is not None and known[0].fenced is not None else None
 
     async def _release(self, vm: StoredVm, volumes: list[StoredVolume]) -> None:
-        """Let its node release a VM whose volumes are all on its next node.
+        """Begin the release of a VM by its node. Copies of all its volumes are on the next node.
 
-        From here on, nobody gives the moves up. The volumes are put again, unchanged. So a request
-        that has read one earlier conflicts, and reads the VM before its next attempt.
+        After this, the moves cannot be given up. The volumes are written again, unchanged. So a
+        request that has read a volume earlier conflicts, and reads the VM before its next attempt.
         """
         await self.begin(vm, volumes)
         self._events.emit(

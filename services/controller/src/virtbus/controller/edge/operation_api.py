@@ -45,7 +45,7 @@ class OperationApi:
         keep_s: float,
         vms: VmApi,
     ) -> None:
-        """`keep_s` is the time that an operation that has ended is kept."""
+        """`keep_s` is the time for which an operation is kept after its end."""
         self._fleet = fleet
         self._events = events
         self._room = room
@@ -93,13 +93,16 @@ class OperationApi:
         )
 
     async def begin(self, record: OperationRecord, deadline_s: float) -> OperationView:
-        """Write an operation if there is room for it; errors as `accept` and `refuse_more`."""
+        """Write an operation if there is room for it; raises as `accept` and `refuse_more`."""
         if self._fleet.operations.of_id(record.id) is None:
             self._room.refuse_more(record.namespace)
         return await self._show(await self.accept(record, deadline_s))
 
     async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
-        """Write an operation, once for each id; errors as `OperationWrites.create`."""
+        """Write an operation, once for each id; raises as `OperationWrites.create`.
+
+        A late request is refused.
+        """
         refuse_late(deadline_s)
         held, created = await self._writes.create(record)
         self._fleet.operations.apply(held)
@@ -142,7 +145,7 @@ class OperationApi:
 
     # --- end ------------------------------------------------------------------------------
     async def cancel(self, request: Request) -> OperationView:
-        """End an operation without effect. The answer may still show it as Running."""
+        """Request that an operation ends without effect. The answer may show it as Running."""
         want = validate(OperationAsk, request.data)
         await self._find(want, request.account)
         held = await self._writes.cancel(want.id)
@@ -151,7 +154,11 @@ class OperationApi:
         return await self._show(held)
 
     async def finish(self, id_: str, account: str) -> OperationView:
-        """End a reading as succeeded; raises 404, or as `OperationWrites.finish`."""
+        """End an operation of `backup.serve` as succeeded.
+
+        Raises:
+            VirtbusError: 404: there is no such operation. The errors of `OperationWrites.finish`.
+        """
         await self._find(OperationAsk(id=id_), account)
         held = await self._writes.finish(id_)
         if held is None:
@@ -159,7 +166,7 @@ class OperationApi:
         return await self._show(held)
 
     async def delete(self, request: Request) -> OperationView:
-        """Remove an operation that has ended, and its file."""
+        """Remove an operation that has ended, and the file that it made."""
         want = validate(OperationAsk, request.data)
         held = await self._find(want, request.account)
         view = await self._show(held)
@@ -171,7 +178,7 @@ class OperationApi:
         return view
 
     async def _refuse_needed(self, record: OperationRecord) -> None:
-        """Raise 409 while the snapshot of an operation does not have its result."""
+        """Raise 409 while an operation's snapshot is not ready: it still needs the result."""
         if record.snapshot is None:
             return
         ref = record.snapshot
@@ -182,7 +189,7 @@ class OperationApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: OperationAsk, account: str) -> StoredOperation:
-        """Return the operation from the leader; raises VirtbusError 404, 403."""
+        """Return the operation, read from the stream's leader; raises VirtbusError 404, 403."""
         held = await self._writes.latest(want.id)
         if held is None:
             raise _unknown(want.id)

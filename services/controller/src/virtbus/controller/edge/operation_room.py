@@ -15,9 +15,9 @@ class OperationRoom:
         self._quota = quota
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need.
+        """Raise 429 if a new operation would exceed a quota, or take the space that VMs need.
 
-        Only open operations count. `OperationSweep` removes the oldest of the ended ones.
+        Only open operations count. `OperationSweep` removes the oldest ended operations.
         """
         self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._fleet.operations, namespace, "open operations"):

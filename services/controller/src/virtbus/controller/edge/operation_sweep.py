@@ -1,4 +1,4 @@
-"""Removes old operations, and ends those of forgotten nodes: run by the leader (ADR 0048)."""
+"""Removes old operations, and ends operations of forgotten nodes, as a leader task (ADR 0048)."""
 
 import asyncio
 import logging
@@ -63,7 +63,7 @@ class OperationSweep:
             await self._writes.fail(held.record, error.body)
 
     async def _forgotten(self, node: str) -> bool:
-        """Return True if the node is neither there nor joined; read from the leader."""
+        """Return True if the node has no heartbeat and, at the stream's leader, no join record."""
         if node in self._fleet.nodes:
             return False
         entry = await self._bus.get(subjects.join_nonce(node))

@@ -25,7 +25,8 @@ class OperationWrites:
         """Write a new operation; return it, and False if it existed.
 
         Raises:
-            VirtbusError: 409 `id_taken`; 410 `deleted`: it was removed.
+            VirtbusError: 409 `id_taken`: another operation has the id. 410 `deleted`: the operation
+                was removed.
         """
         key, everywhere = _key(record), subjects.operation_anywhere(record.id)
         try:
@@ -45,9 +46,9 @@ class OperationWrites:
         return stored_in(entry, read_operation)
 
     async def prevent(self, node: str, id_: str) -> StoredOperation | None:
-        """Return an operation, or leave a marker so that it is never created.
+        """Return the operation with this id; if there is none, leave a marker that prevents it.
 
-        Raises ConflictError if it is created at the same time.
+        Raises ConflictError if the operation is created at the same time.
         """
         entry = await self._bus.get(subjects.operation_anywhere(id_))
         if entry is None:
@@ -56,18 +57,21 @@ class OperationWrites:
         return stored_in(entry, read_operation)
 
     async def status(self, record: OperationRecord) -> StoredStatus:
-        """Return the status from the stream's leader; an unreadable one counts as none."""
+        """Return the status from the stream's leader; a new one in place of an unreadable one."""
         entry = await self._bus.get(subjects.operation_status(record.node, record.id))
         none = OperationStatus(id=record.id, node=record.node)
         return StoredStatus(none, 0) if entry is None else _status_of(entry, none)
 
     async def cancel(self, id_: str) -> StoredOperation | None:
-        """End an operation: at once if its node has not begun it, otherwise by its node.
+        """Cancel an operation: at once if its node has not begun it; otherwise its node ends it.
 
         Return None if there is no such operation.
 
         Raises:
-            VirtbusError: 409 `operation_ended`, `operation_final`; 503 `contended`.
+            VirtbusError:
+                409 `operation_ended`: it has ended.
+                409 `operation_final`: it is in its final step.
+                503 `contended`: too many races were lost.
         """
         for _ in range(ATTEMPTS):
             held = await self.latest(id_)
@@ -88,12 +92,15 @@ class OperationWrites:
         raise contended(f"the operation {id_}")
 
     async def finish(self, id_: str) -> StoredOperation | None:
-        """Let the node of a reading end it as succeeded; may be repeated.
+        """Ask the node to end an operation of the kind `serve` as succeeded; may be repeated.
 
         Return None if there is no such operation.
 
         Raises:
-            VirtbusError: 409 `not_served`, `operation_ended`; 503 `contended`.
+            VirtbusError:
+                409 `not_served`: its node does not serve the disks now, or it is being cancelled.
+                409 `operation_ended`: it has ended in another way.
+                503 `contended`: too many races were lost.
         """
         for _ in range(ATTEMPTS):
             held = await self.latest(id_)
@@ -137,8 +144,8 @@ class OperationWrites:
     async def remove(self, held: StoredOperation) -> None:
         """Purge an operation, then its status; raises ConflictError.
 
-        The node removes the file when it sees the marker. The record goes first: an agent that sees
-        a record without its status would begin again.
+        The node removes the operation's file when it sees the record's marker. The record is purged
+        first, because an agent that sees a record without a status would begin the operation again.
         """
         record = held.record
         await self._bus.purge(

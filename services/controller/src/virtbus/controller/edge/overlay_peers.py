@@ -1,8 +1,8 @@
-"""Writes the peers of overlays for each node: run by the leader.
+"""Writes the peers of overlay networks for each node, as a leader task.
 
-A key belongs to a node, a network and another host of that network. So a guest that joins costs one
-write for each host that has guests of its network. All changes of a key within a second are one
-write.
+A key belongs to a node, a network, and another host that has guests of the network. So a new guest
+costs one write for each other host that has guests of its network. All changes of a key within a
+second are one write.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class OverlayPeers:
         async with self._bus.watch(subjects.overlay_peers_all()) as watch:
             async for item in watch:
                 if item is WatchMark.RESET:
-                    # Another bus may have lost keys. A write that is under way keeps the old dict.
+                    # A restored bus may lack keys. A write that is under way keeps the old dict.
                     self._stored = {}
                     listed.clear()
                 elif item is WatchMark.SYNCED:

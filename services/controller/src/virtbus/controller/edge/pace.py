@@ -11,7 +11,8 @@ REST = 2.0
 LEAST_REST_S = 0.005
 """Shorter rests are added up until they reach this: the loop's timers are not finer than 1 ms."""
 MOST_REST_S = 0.1
-"""Limit of a rest. A turn may include a wait for a send, which takes no time of the loop."""
+"""Limit of a rest. The time of a turn may include a wait for a send, which does not block the loop.
+"""
 
 
 class Pace:
@@ -46,12 +47,12 @@ class Pace:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it had the turn already
+            if not turn.cancelled():  # this task had been given the turn already
                 self._pass()
             raise
 
     def _pass(self) -> None:
-        """Give the turn to the next one that still waits."""
+        """Give the turn to the next task that still waits."""
         while (turn := self._waiting.next()) is not None:
             if not turn.done():
                 turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Places VMs that wait for a node: run by the leader, oldest first, as capacity appears."""
+"""Places VMs that wait for a node, the oldest first, as capacity appears: a leader task."""
 
 import asyncio
 import logging
@@ -84,9 +84,10 @@ class PendingScheduler:
                     group.create_task(self._move(choice, tenure))
 
     def _choices(self, now_s: float) -> Iterable[Choice]:
-        """Yield choices for waiting VMs, oldest first; each counts as allocated for the next.
+        """Yield choices for waiting VMs, the oldest VM first.
 
-        A younger VM may fit on a node that an older one does not fit on.
+        Each chosen VM counts as allocated when the next choice is made. A younger VM may fit on a
+        node on which an older VM does not fit.
         """
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}

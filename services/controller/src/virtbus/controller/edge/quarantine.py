@@ -1,7 +1,7 @@
 """Handles `node.quarantine`: a person's decisions on VMs and disks without a record (ADR 0033).
 
-The node lists, ends, purges and restores. This module writes the record of an adopted VM. Each step
-may be repeated: the node holds an adopted VM until its record is on the bus.
+The node itself lists, ends, purges and restores VMs and disks. This module writes the record of an
+adopted VM. Each step may be repeated: the node holds an adopted VM until its record is on the bus.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Quarantines:
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
 
     async def _check_name(self, want: NodeQuarantine, kept: QuarantineEntry) -> None:
-        """Raise 409 if another VM has the name; done before anything is moved on the host."""
+        """Raise 409 if another VM has the name. This is checked before the host moves any disk."""
         name = want.name or kept.name
         if not (name and kept.namespace):
             return  # the entry has no saved record
@@ -100,10 +100,11 @@ class Quarantines:
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord, *, held: bool) -> None:
-        """Write an adopted VM's record, unless it exists: then only the disks were replaced.
+        """Write an adopted VM's record, unless its node has it: then only disks were replaced.
 
-        A `held` VM still has its volumes and addresses, so lost records of volumes are written
-        first. Disks without a VM get other addresses, because theirs may be another VM's by now.
+        A `held` VM still has its volumes and addresses, so lost records of its volumes and networks
+        are written first. A VM made from quarantined disks gets other addresses, because another VM
+        may have the former ones by now.
         """
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
@@ -175,7 +176,7 @@ def _entry(listed: Quarantine, want: NodeQuarantine) -> QuarantineEntry:
 
 
 def _check_place(want: NodeQuarantine, kept: QuarantineEntry, known: Known) -> None:
-    """Raise if the uid cannot be a VM on that node: it was deleted, or is elsewhere."""
+    """Raise 410 if the VM was deleted, or 409 if it is on another node."""
     if known.where is UidState.MARKER:
         message = f"VM {kept.uid} was deleted; adopt its disks as a new VM: --name NAME"
         raise VirtbusError(Code.GONE, "deleted", message)

@@ -1,7 +1,7 @@
 """Handles `bus.rebuild`: collects hosts' copies, writes back lost records, and joins the nodes.
 
-It can be repeated, and interrupted at any step: each write is a CAS over the value that was read,
-and a node joins the bus only after its VMs are there.
+A rebuild can be repeated, and interrupted at any step: each write is a CAS over the value that was
+read, and a node joins the bus only after its VMs are on the bus.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ ASK_AGAIN_S = 0.5
 ANSWER_BEFORE_S = 10.0
 """Time reserved for the writes after the last node has answered or timed out."""
 ANSWER_S = 2.0
-"""Time reserved for the answer, after the groups."""
+"""Time reserved for the answer, after the rebuild of groups."""
 WRITTEN = {
     RebuildAction.ADD: "the bus had lost it",
     RebuildAction.RAISE: "its host had a newer copy",
@@ -249,7 +249,7 @@ class Rebuilds:
     async def _nonce(self, node: str) -> str:
         """Return the nonce of this bus for a node.
 
-        If the join record was lost, write a new one and raise 503; a repeat returns its nonce.
+        If the join record was lost, write a new one and raise 503; a repeat returns the new nonce.
         """
         key = subjects.join_nonce(node)
         entry = await self._bus.get(key)

@@ -1,7 +1,7 @@
 """Deletes VMs with an unreadable record, status or name claim, on a person's request (ADR 0027).
 
 The purge marker of the record tells the node of the delete: its agent ends the guest and removes
-everything.
+all that the VM has on the host.
 """
 
 import logging
@@ -44,7 +44,7 @@ class Removals:
         Return None if no value is unreadable. Raises ConflictError if values keep changing.
         """
         uid, found = await self._meant(ref)
-        held = self._fleet.vms.get(uid)  # the purge of the record empties the cache
+        held = self._fleet.vms.get(uid)  # read now: the purge will remove it from the cache
         namespace = held.record.namespace if held else ref.namespace
         name = held.record.name if held else ref.name or ""
         for attempt in range(1, ATTEMPTS + 1):
@@ -67,7 +67,7 @@ class Removals:
         last = await self._bus.get(subjects.vm_anywhere(uid)) if uid else None
         try:
             if isinstance(message_of(last), VmRecord):
-                found.clear()  # it was written back meanwhile: an ordinary delete ends it
+                found.clear()  # the record was written back: an ordinary delete can end the VM
                 return
         except UnreadableValueError as error:
             found.append(error.found)
@@ -77,7 +77,7 @@ class Removals:
             await self._gone(one)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """Return the requested uid, empty if unknown, and the name's claim if it is unreadable."""
+        """Return the requested VM's uid, or empty, and its name's claim if that is unreadable."""
         if ref.uid is not None:
             return ref.uid, []
         cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")
@@ -93,7 +93,7 @@ class Removals:
         await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
         held = self._fleet.vms.get(uid)
         before = held.record if held is not None and held.record.node == node else None
-        if before is not None:  # its guest may still run, so it keeps holding its volumes
+        if before is not None:  # the guest may still run, so the holds of its volumes stay
             before = before.model_copy(update={"volume_refs": {}})
         end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         await self._reservations.write(before, None, [end])

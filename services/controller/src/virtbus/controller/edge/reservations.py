@@ -1,7 +1,9 @@
-"""Writes the records of VMs with their nodes' reserved sums, their volumes' holders, and groups.
+"""Writes VM records in one batch with reserved sums, holders of volumes, and nodes' groups.
 
-The sum is in the same bucket, so one atomic batch compares and sets both. Two controllers can never
-both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume (ADR 0045).
+A strict VM (`VmRecord.reserved`) reserves its CPUs and memory. A node's reserved sum adds these up.
+Records and sums are in the same bucket, so one atomic batch compares and sets both. Two controllers
+can never both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume that
+is not shared (ADR 0045).
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
-"""Limit of attempts. In each lost race, another VM of the same node won."""
+"""Limit of attempts. In each lost race, the write of another VM of the same node won."""
 
 
 class NodeFullError(Exception):
@@ -56,7 +58,7 @@ class Reservations:
         retried; a conflict on the record is raised.
 
         Raises:
-            VirtbusError: as `volume_holds.held`.
+            VirtbusError: the errors of `volume_holds.held`.
             NodeFullError: the node of `after` has no capacity left for it.
             ConflictError: the record has changed.
             BusError: as `Bus.batch`.
@@ -98,7 +100,7 @@ class Reservations:
     async def _sum(
         self, node: str, before: VmRecord | None, after: VmRecord | None
     ) -> Write | None:
-        """Return the write of the node's sum, without `before`, with `after`; None if unchanged."""
+        """Return the write of the node's sum after the change; None if the sum does not change."""
         key = subjects.node_reserved(node)
         entry = await self._bus.get(key)
         there = self._read(node, entry)

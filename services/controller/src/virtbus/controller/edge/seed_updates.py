@@ -1,8 +1,8 @@
 """Changes the secret inputs of a VM, which are in another bucket than its record.
 
-The secrets are stored first, together with those that they replace. The record then names their
-digest. After a kill in between, the record still names the digest of the former secrets, and its
-node uses these.
+The secrets are stored first, together with the secrets that they replace. Then the record gets the
+digest of the new secrets. If the controller ends in between, the record still has the digest of the
+former secrets, and the node uses those.
 """
 
 from typing import NamedTuple
@@ -40,8 +40,10 @@ class SeedUpdates:
         """Return the change that an update with this spec requests.
 
         Raises:
-            VirtbusError: 400 invalid network data; 503 `secrets_lost`: the bus lacks the VM's
-                secrets, so those that the spec leaves out would be lost.
+            VirtbusError:
+                400: the network data is invalid.
+                503 `secrets_lost`: the bus lacks the VM's secrets, so secrets that the spec leaves
+                out would be lost.
         """
         public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))
@@ -66,7 +68,7 @@ class SeedUpdates:
         new = merged(record, old, spec)
         if old is None:
             replaced = b""
-        else:  # an entry with nothing else keeps its bytes: an earlier version may encode otherwise
+        else:  # keep the entry's bytes if possible: an earlier version may have encoded otherwise
             replaced = entry.value if entry and not old.replaced else without_replaced(old)
         if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
             return SeedChange(public)
@@ -77,8 +79,8 @@ class SeedUpdates:
         """Store the secrets of a change; return the record with their digest.
 
         Raises:
-            VirtbusError: 413 the secrets and those that they replace are too large together.
-            ConflictError: somebody changed the secrets meanwhile.
+            VirtbusError: 413: the secrets and those that they replace are too large together.
+            ConflictError: the secrets were changed meanwhile.
         """
         if change.secrets is None:
             return record

@@ -78,7 +78,7 @@ class SnapshotApi:
 
     # --- create and restore -----------------------------------------------------------------
     async def create(self, request: Request) -> SnapshotView:
-        """Accept a snapshot. An operation with its uid as id makes its data."""
+        """Accept a snapshot. An operation whose id is the snapshot's uid makes its data."""
         want = validate(SnapshotCreate, request.data)
         snapshot_changes.refuse_unclear(want)
         resource, name = ("vm", want.vm) if want.vm else ("volume", want.volume or "")
@@ -91,7 +91,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, None, request))
 
     async def restore(self, request: Request) -> SnapshotView:
-        """Accept a restore in place; return the snapshot of the disks that it replaces."""
+        """Accept a restore in place; return the new snapshot that keeps the replaced disks."""
         want = validate(SnapshotRestore, request.data)
         restored = (await self.find(want, request.account)).record
         snapshot_changes.refuse_incomplete(restored)
@@ -109,7 +109,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, restored, request))
 
     async def adopt(self, request: Request) -> SnapshotView:
-        """Write the record of a snapshot whose data is on a node; a person names both."""
+        """Write the record of a snapshot whose data is on a node. A person names name and node."""
         want = validate(SnapshotAdopt, request.data)
         if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
@@ -155,7 +155,7 @@ class SnapshotApi:
     async def _refuse_protected(self, vm: VmRecord) -> None:
         """Raise 409 for a restore in place if the VM, or a volume that it holds, is protected.
 
-        Only the node knows which of the volumes are in the snapshot.
+        All volumes of the VM count, because only the node knows which of them are in the snapshot.
         """
         refuse_protected(vm)
         for ref in vm.volume_refs.values():
@@ -170,7 +170,10 @@ class SnapshotApi:
         restored: SnapshotRecord | None,
         request: Request,
     ) -> StoredSnapshot:
-        """Write the snapshot, then its operation. The leader settles one without an operation."""
+        """Write the snapshot, then its operation.
+
+        If the operation is never written, `SnapshotSweep` completes or removes the snapshot.
+        """
         if self._fleet.volumes.snapshots.get(record.namespace, record.name) is None:
             self._refuse_more(record.namespace)
         async with in_time(request.deadline_s):
@@ -183,7 +186,7 @@ class SnapshotApi:
         return held
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new snapshot exceeds a quota, or needs the space that VMs need."""
+        """Raise 429 if a new snapshot would exceed a quota, or take the space that VMs need."""
         if why := self._quota.full(self._fleet.volumes.snapshots, namespace, "snapshots"):
             message = f"{why}; delete some, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "snapshot_quota", message, after_ms=10_000)
@@ -213,10 +216,10 @@ class SnapshotApi:
         return self.show(await self._change(want, change, EventKind.SNAPSHOT_UPDATED, request))
 
     async def delete(self, request: Request) -> SnapshotView:
-        """Remove a snapshot. The leader removes its data, then its record.
+        """Mark a snapshot as deleting. A leader task removes its data, then its record.
 
         Raises:
-            VirtbusError: 409 as `refuse_used` and `snapshot_changes.deleting`.
+            VirtbusError: the 409 errors of `refuse_used` and `snapshot_changes.deleting`.
         """
         want, kind = validate(SnapshotDelete, request.data), EventKind.SNAPSHOT_DELETING
 
@@ -257,7 +260,14 @@ class SnapshotApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: SnapshotAsk, account: str) -> StoredSnapshot:
-        """Return the snapshot from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        """Return the snapshot, read from the stream's leader.
+
+        Raises:
+            VirtbusError:
+                404: there is no such snapshot.
+                403: the account may not use it.
+                409: it has another uid than the requested one.
+        """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise snapshot_changes.not_found(want)
@@ -277,7 +287,7 @@ class SnapshotApi:
         return snapshot_changes.shown(held, self._waits(held.record))
 
     def _waits(self, record: SnapshotRecord) -> str:
-        """Return why the end of the operation or the removal of the data waits; or empty."""
+        """Return why the snapshot's completion or removal waits; empty if neither waits."""
         waits = snapshot_changes.state_of(record) in {
             SnapshotState.CREATING,
             SnapshotState.DELETING,

@@ -27,7 +27,7 @@ class SnapshotOrphans:
     async def findings(self, node: str) -> list[AuditFinding]:
         """Return a finding for each snapshot of the node without a record; raises BusError.
 
-        A repair never removes data: a person adopts or deletes it by name.
+        A repair never removes such data: a person adopts or deletes the snapshot by its name.
         """
         found = []
         async for held in self._held(node, ""):
@@ -46,7 +46,9 @@ class SnapshotOrphans:
         """Return the description of the requested data, from its node.
 
         Raises:
-            VirtbusError: 404 there is none, or it is not complete; 409 there are several.
+            VirtbusError:
+                404: there is no such data, or it is not complete.
+                409: several snapshots on the node match.
             BusError: the node does not answer.
         """
         start = f"{want.namespace}.{want.name}."
@@ -69,7 +71,7 @@ class SnapshotOrphans:
         return found[0]
 
     async def _held(self, node: str, after: str) -> AsyncIterator[HeldSnapshot]:
-        """Yield the snapshots on a node with a folder above `after`, in order."""
+        """Yield the snapshots on a node whose folders sort after `after`, in that order."""
         subject = subjects.rpc(node, "imaged", "inspect")
         for _ in range(PAGES):
             ask = Inspect(snapshots_after=after)

@@ -1,4 +1,4 @@
-"""Completes and removes snapshots by the ends of their operations: run by the leader (ADR 0054)."""
+"""Completes snapshots after their operations, and removes deleted ones, as a leader (ADR 0054)."""
 
 import asyncio
 import logging
@@ -28,14 +28,16 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
 SETTLE_S = 0.02
-"""Delay after `wake`, so that one round handles concurrent changes. A clone waits for it."""
+"""Delay after `wake`, so that one round handles concurrent changes. It delays clones, too."""
 ASK_S = 5.0
 AT_ONCE = 16
 """Number of concurrent steps. A node that does not answer occupies one for ASK_S."""
 ALONE_S = 60.0
-"""Time after which a snapshot without an operation is completed or removed by what its node has.
+"""After this time, a snapshot without an operation is completed if its node has the data; otherwise
+it is removed.
 
-It counts from the leader's first look: the clock of the controller that made it may be wrong.
+The time counts from the leader's first look at the snapshot, because the clock of the controller
+that made the snapshot may be wrong.
 """
 
 
@@ -55,7 +57,7 @@ class SnapshotSweep:
         """By uid of a snapshot without an operation: the loop's time of the first look."""
 
     def wake(self) -> None:
-        """Start a round: an operation may have ended, or a snapshot may be deleted."""
+        """Start a round if snapshots are incomplete or being deleted."""
         if self._snapshots.open:
             self._wake.set()
 
@@ -81,13 +83,13 @@ class SnapshotSweep:
         try:
             await (self._remove(held) if held.record.deleting else self._complete(held))
         except ConflictError:
-            return  # it changed meanwhile
+            return  # the snapshot changed meanwhile
         except (BusError, VirtbusError) as error:
             extra = {"code": "snapshot_waits", "uid": held.record.uid}
             log.info("snapshot %s is continued later: %s", held.record.name, error, extra=extra)
 
     async def _complete(self, held: StoredSnapshot) -> None:
-        """Store the result of the operation. After a failure, the snapshot begins its delete."""
+        """Mark the snapshot as ready once its operation has succeeded; as deleting if it failed."""
         operation = await self._operations.latest(held.record.uid)
         if operation is None:
             now_s = asyncio.get_running_loop().time()
@@ -102,7 +104,7 @@ class SnapshotSweep:
             await self._change(held, change, kind)
 
     async def _settle(self, held: StoredSnapshot) -> None:
-        """Complete or remove a snapshot without an operation, by what its node has.
+        """Complete a snapshot without an operation if its node has its data; otherwise delete it.
 
         A create ended between its two writes, or the bus was restored from a backup. A snapshot of
         disks that a restore replaced is not removed, because the node may still work on it.

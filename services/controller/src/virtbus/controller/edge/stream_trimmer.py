@@ -19,9 +19,8 @@ LOOK_S, SELDOM_S = 1.0, 4.0
 POINTS, AT_ONCE = 50, 4
 """Sampled positions in a stream, and messages at each."""
 EVENTS, STATUSES = "virtbus.evt", "$KV.st"
-"""The newest events are kept. No status is kept: an agent writes each again with its next
-change.
-"""
+"""The subjects that are trimmed. The newest events stay. No status stays, because the agent writes
+each status again with its next change."""
 
 
 class StreamTrimmer:

@@ -1,7 +1,8 @@
 """Notices that this process was suspended, and finds the requests that waited meanwhile.
 
-Such a request looks new, because the process reads it late. Its client may have been answered by
-another controller since, and a late create would make a VM that nobody asked for any more (F41).
+Such a request looks new, because the process reads it only after the suspension. Another controller
+may have answered its client meanwhile. So a late create would make a VM that no client wants any
+more (F41).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from virtbus.schemas import subjects
 
 LOOK_S = 1.0
 STALL_S = 2.0
-"""A look that is later than this means that the process was suspended, with unread messages."""
+"""If a look is late by more than this, the process was suspended, and messages are unread."""
 
 
 class Suspensions:
@@ -24,7 +25,7 @@ class Suspensions:
         self._bus = bus
         self._looked_s = math.inf
         self._unread_until_s = -math.inf
-        """Requests that arrived up to then may have waited."""
+        """Requests that were received until this time may have waited."""
 
     async def run(self) -> None:
         """Look at the clock each second; never returns by itself."""

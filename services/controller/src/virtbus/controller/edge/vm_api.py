@@ -101,7 +101,7 @@ class VmApi:
             if known is None:
                 raise
             check_owner(request.account, known.record.owner)
-            return self.show(known)  # the last readable one, with a condition
+            return self.show(known)  # the last readable record, with a condition
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
@@ -156,7 +156,7 @@ class VmApi:
         return self.show(held)
 
     async def _with_networks(self, before: VmRecord, record: VmRecord) -> VmRecord:
-        """Return an updated record with its network objects; refuse networks that it cannot use."""
+        """Return an updated record with its network objects; refuse unusable networks."""
         spec, targets = record.spec, record.network_targets
         offers = [seen.record for seen in self._fleet.nodes.values()]
         if spec.networks != before.spec.networks:
@@ -183,9 +183,9 @@ class VmApi:
             raise
 
     async def _replace(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
-        """Commit an update until `until_s` if it adds a network object, and keep that object.
+        """Commit an update. If it adds network objects, do so until `until_s`, and keep them.
 
-        If the network has ended meanwhile, revert the update and raise 409.
+        If such a network was removed meanwhile, revert the update and raise 409.
         """
         if not record.network_targets.keys() - held.record.network_targets.keys():
             return await self._commits.replace(held, record)
@@ -195,7 +195,7 @@ class VmApi:
             await self._networks.keep(record)
         except VirtbusError:
             before = held.record.model_copy(update={"generation": record.generation + 1})
-            with suppress(ConflictError):  # a later update has decided
+            with suppress(ConflictError):  # a later update of the VM stays
                 self._apply(await self._commits.replace(committed, before))
             raise
         return committed
@@ -213,7 +213,7 @@ class VmApi:
         return await self.change(want, begin, request)
 
     def _check_move(self, record: VmRecord, want: VmMove) -> None:
-        """Raise 409 if the VM cannot leave, 429 if no node can take it."""
+        """Raise 409 if the VM cannot leave its node, 429 if no other node can take it."""
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
@@ -261,7 +261,7 @@ class VmApi:
     ) -> VmView:
         """Apply a change under concurrency, retrying lost races.
 
-        A repeated request may arrive twice, and late. It acts once, and never after its deadline.
+        A request may arrive twice, and late. It acts only once, and never after its deadline.
         """
         held = await self.find(ref, request.account)
         for _ in range(ATTEMPTS):
@@ -297,10 +297,14 @@ class VmApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, ref: VmRef, account: str) -> StoredVm:
-        """Return the record from the leader: a change must not be based on a cache.
+        """Return the record, read from the stream's leader, because changes must not use a cache.
 
         Raises:
-            VirtbusError: 404; 403 `not_owner` if `account` is a bridge that did not create it.
+            VirtbusError:
+                400: the request has neither a name nor a uid.
+                404: there is no such VM.
+                409 `not_its_name`: the uid belongs to a VM of another name.
+                403 `not_owner`: `account` is a bridge that did not create the VM.
         """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
@@ -308,8 +312,8 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache has no holder of the name, or one that has ended. The claim names the
-            # current one.
+            # The cache has no VM of that name, or one that was deleted. The claim names the
+            # current VM.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:
@@ -319,7 +323,7 @@ class VmApi:
         return held
 
     def _check_room(self, before: VmRecord, after: VmRecord) -> None:
-        """Raise 422 or 429 if a start, or more CPUs or memory, do not fit on the VM's node."""
+        """Raise 422 or 429 if a start, or more CPUs or memory, would not fit on the VM's node."""
         if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
             return
         if after.reserved:
@@ -342,7 +346,7 @@ class VmApi:
             raise no_room(after.node, why)
 
     def _apply(self, held: StoredVm) -> None:
-        """Apply our write to the cache before the watch delivers it, for the next placements."""
+        """Apply a write to the cache before the watch delivers it, for the next placements."""
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 

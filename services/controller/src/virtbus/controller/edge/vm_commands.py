@@ -16,7 +16,8 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""Part of a request's time for the controller's own answer. The agent gets at least as much."""
+"""Part of a request's time that is kept for the controller's answer. The agent gets at least as
+much."""
 
 
 class VmCommands:
@@ -57,7 +58,7 @@ class VmCommands:
         return self._vms.show(held)
 
     async def _placed(self, want: VmCommand, request: Request) -> StoredVm:
-        """Return the VM; raise 409 `moved` unless it is where the client saw it."""
+        """Return the VM; raise 409 `moved` if it has no node, or another epoch than requested."""
         held = await self._vms.find(want, request.account)
         record = held.record
         if want.epoch not in {None, record.epoch} or record.node == UNPLACED:

@@ -55,7 +55,8 @@ from virtbus.schemas.wire import read
 log = logging.getLogger(__name__)
 
 NODES_TRIED = 8
-"""Maximum nodes that a strict VM is tried on before it waits: each full one costs a round trip."""
+"""Limit of nodes on which a VM with reserved resources is tried before it waits. Each full node
+costs a round trip."""
 
 
 class CreateRules(NamedTuple):
@@ -130,7 +131,7 @@ class VmCreates:
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
         """Raise 403 if a container runtime would create a VM on another node than `node`.
 
-        Also raise it if any other account would give a VM devices of a node.
+        Also raise 403 if any other account would give a VM devices of a node.
         """
         check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)
@@ -143,7 +144,7 @@ class VmCreates:
         return record.model_copy(update={"image_targets": targets}) if targets else record
 
     async def with_new_images(self, record: VmRecord, before: VmRecord) -> VmRecord:
-        """Return a changed record with the targets of new image names; errors as `with_targets`."""
+        """Return a changed record with the targets of new image names; raises as `with_targets`."""
         had = {volume.image_ref for volume in before.spec.volumes}
         new = tuple(one for one in record.spec.volumes if one.image_ref not in had)
         if not new:
@@ -153,14 +154,14 @@ class VmCreates:
         return mutations.with_targets(record, before, found)
 
     async def _bare(self, record: VmRecord) -> StoredVm | None:
-        """Return the VM, from the leader, to which this create gives its disks, if there is one."""
+        """Return the VM without disks to which this create brings them; None if there is none."""
         held = await self._commits.latest(record.uid) if bare_vms.brings_disks(record) else None
         return held if held is not None and bare_vms.is_bare(held.record) else None
 
     async def _complete(self, bare: StoredVm, wanted: VmRecord, admitted: AdmittedVm) -> Committed:
         """Give a VM its disks; raises VirtbusError 409 `uid_taken` if the uid is another VM's.
 
-        Its secrets are stored first, as in a create. If two such creates race, one is refused.
+        The secrets are stored first, as in a create. If two such creates race, one is refused.
         """
         record = bare_vms.completed(bare.record, wanted)
         if record is None:
@@ -190,9 +191,9 @@ class VmCreates:
         return record.model_copy(update={"network_targets": targets}) if targets else record
 
     async def _keep_networks(self, committed: Committed) -> None:
-        """Revert deletes of a new VM's networks that began meanwhile (ADR 0055).
+        """Revert deletes of a new VM's networks that began during the create (ADR 0055).
 
-        If a network has ended, delete the VM and raise 409.
+        If a network was removed during the create, delete the VM and raise 409.
         """
         record = committed.held.record
         if not committed.created or not record.network_targets:
@@ -207,11 +208,11 @@ class VmCreates:
     async def _with_volumes(
         self, record: VmRecord, holders: VolumeHolders
     ) -> tuple[VmRecord, Home | None]:
-        """Return the record with the volumes that its spec names, and their node."""
+        """Return the record with the volumes that its spec names, and the home of the volumes."""
         if not wanted_volumes(record.spec):
             return record, None
         known = self._fleet.vms.get(record.uid)
-        if known is not None:  # a repeat: it has the volumes of the record
+        if known is not None:  # a repeat: the VM has the volumes of the known record
             return record.model_copy(update={"volume_refs": known.record.volume_refs}), None
         refs, home = await holders.resolve(record)
         return record.model_copy(update={"volume_refs": refs}), home
@@ -219,7 +220,10 @@ class VmCreates:
     async def _of_origin(
         self, record: VmRecord, home: Home | None, admitted: AdmittedVm, request: Request
     ) -> tuple[VmRecord, Home, AdmittedVm]:
-        """Return the record of a clone, its node, and the request with its source's secrets."""
+        """Return the record of a clone, its home, and the request with the secrets of its source.
+
+        The source is the VM of the snapshot that the clone begins with.
+        """
         ask = SnapshotAsk(name=admitted.origin or "", namespace=admitted.namespace)
         held = await self._snapshots.latest(ask.namespace, ask.name)
         if held is None:
@@ -258,11 +262,11 @@ class VmCreates:
     ) -> Committed:
         """Claim the addresses, and commit; after a refusal, free them.
 
-        Another VM may take an address that was chosen, if this create is slow: choose again.
+        If this create is slow, another VM may take a chosen address. Then another one is chosen.
         """
         commits = Commits(self._bus, self._fleet, holders)
         known = self._fleet.vms.get(record.uid)
-        if known is not None:  # a repeat: its addresses are those of the record
+        if known is not None:  # a repeat: the VM has the addresses of the known record
             claims = known.record.address_claims
             claimed = record.model_copy(update={"address_claims": claims})
             return await self._place(claimed, nodes, admitted, commits)
@@ -311,7 +315,7 @@ class VmCreates:
             created_ns=self._bus.sources.time_ns(),
             powered=admitted.powered,
             paused=admitted.powered and mutations.starts_paused(admitted.spec),
-            reserved=self._strict(admitted) and not node_of(account),  # kubelet counts for its pods
+            reserved=self._strict(admitted) and not node_of(account),  # kubelet reserves for pods
             owner=owner_of(account),
             traceparent=tracing.current_traceparent(),
         )
@@ -319,7 +323,13 @@ class VmCreates:
     def _choose(
         self, record: VmRecord, admitted: AdmittedVm, home: Home | None
     ) -> tuple[Sequence[str], str]:
-        """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
+        """Return the nodes that can take the VM, the best first, and a text for the event.
+
+        If the VM is not `reserved`, only the best node is returned.
+
+        Raises:
+            VirtbusError: 422: no node could ever take the VM, or its networks are not available.
+        """
         spec, strict = admitted.spec, record.reserved
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         targets, unheard = record.network_targets, self._fleet.unheard_nodes()

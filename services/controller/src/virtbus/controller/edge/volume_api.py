@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def _is_prepared(record: VolumeRecord) -> bool:
-    """Return True if an operation prepares the volume, also without a source."""
+    """Return True if an operation prepares the volume, even if the volume has no source."""
     return record.pool_kind in ON_DEVICES
 
 
@@ -104,7 +104,7 @@ class VolumeApi:
         """Return a volume with the kind of its pool, and with the copy that fills it.
 
         Raises:
-            VirtbusError: its pool, source or size does not permit it.
+            VirtbusError: the volume's pool, source or size does not permit it.
         """
         pools = self._fleet.pools
         if new:
@@ -117,13 +117,13 @@ class VolumeApi:
         return record
 
     async def adopt(self, request: Request) -> VolumeView:
-        """Write the record of a volume whose data is on a node; a person names both."""
+        """Write the record of a volume whose data is on a node. A person names volume and node."""
         want = validate(VolumeAdopt, request.data)
         node = self.node(want.node)
         ref = await self._orphans.find(want)
         record = volume_changes.adopted(ref, node, self._sources.time_ns())
         users = self._users(record, ref.uid)
-        for vm in users if ref.shared else users[:1]:  # the VM has kept its record
+        for vm in users if ref.shared else users[:1]:  # VMs whose records name the volume
             record = holding(record, vm, record.created_ns)
         self.room.refuse_more(record)
         async with in_time(request.deadline_s):
@@ -137,7 +137,7 @@ class VolumeApi:
         return await self._images.of_ref(ref, want.namespace) if ref else None
 
     def node(self, node: str | None) -> str:
-        """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
+        """Return the requested node, empty if none is requested; raise 404 if it is not known."""
         if node is not None and not self._fleet.has_node(node):
             raise node_not_found(node)
         return node or ""
@@ -182,7 +182,7 @@ class VolumeApi:
         return self.show(held)
 
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume: at once if it has no data, otherwise after its node removed the data."""
+        """Remove a volume: at once if no node has its data, otherwise after its node removed it."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         try:
@@ -211,7 +211,8 @@ class VolumeApi:
     ) -> StoredVolume:
         """Return the last readable record, to be written in place of the unreadable one.
 
-        Raises `error` if there is none; 403 `not_owner`.
+        Raises `error` if there is no such record, or if a newer version wrote the unreadable one.
+        Raises 403 `not_owner` if the account may not use the volume.
         """
         known = self._fleet.volumes.get(want.namespace, want.name)
         if known is None or error.found.reason == "newer_schema":
@@ -255,7 +256,14 @@ class VolumeApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
-        """Return the volume from the leader; raise VirtbusError 404, 403 or 409 (another uid)."""
+        """Return the volume, read from the stream's leader.
+
+        Raises:
+            VirtbusError:
+                404: there is no such volume.
+                403: the account may not use it.
+                409: it has another uid than the requested one.
+        """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise volume_changes.not_found(want)

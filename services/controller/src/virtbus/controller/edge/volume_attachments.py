@@ -49,7 +49,7 @@ ASK_GUEST_S = 2.0
 
 
 class VolumeAttachments:
-    """The handlers. Each changes the VM's record, and its agent changes the running guest."""
+    """The handlers. Each changes the VM's record, and the VM's agent changes the running guest."""
 
     def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
         self._bus = bus
@@ -105,7 +105,10 @@ class VolumeAttachments:
         """Return the holder that gives up the volume; None if the named VM does not share it.
 
         Raises:
-            VirtbusError: 404; 409 `several_holders`, `not_its_holder`.
+            VirtbusError:
+                404: there is no such VM.
+                409 `several_holders`: several VMs hold the volume, and the request names none.
+                409 `not_its_holder`: another VM than the named one holds the volume.
         """
         if record.spec.is_shared and want.vm is not None:
             of_vm = VmRef(name=want.vm, namespace=want.namespace)
@@ -126,7 +129,7 @@ class VolumeAttachments:
         return vm
 
     async def update(self, request: Request) -> VolumeView:
-        """Grow the volume together with the record of its VM; then make all other changes."""
+        """Grow the volume together with its holder's record; then make all other changes."""
         want = validate(VolumeUpdate, request.data)
         record = (await self._volumes.find(want, request.account)).record
         size_bytes = want.size
@@ -170,7 +173,10 @@ class VolumeAttachments:
         """End the hold of a VM without a record, because a person says that it has no guest.
 
         Raises:
-            VirtbusError: 409 the VM is no holder, or it has a record, or a node holds the VM.
+            VirtbusError:
+                409 `not_its_holder`: the VM does not hold the volume.
+                409 `not_gone`: the VM has a record, or a node has the VM without a record.
+                503 `contended`: the volume changed meanwhile.
         """
         record, node = held.record, self._fleet.holding.node_of(vm)
         free = freed(held, ref_of(record), vm)

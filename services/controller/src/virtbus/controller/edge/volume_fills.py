@@ -1,7 +1,7 @@
 """Begins the operations that fill volumes, and records their ends (ADR 0053).
 
-The volume is written first. So a crash before the operation leaves a volume that is Filling, and
-the leader then writes the operation. Its id is in the volume's record.
+The volume's record is written first, with the id of its operation. If a crash follows before the
+operation is written, the volume stays Filling, and the leader writes the operation.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ GONE = frozenset({"deleted", "id_taken"})
 
 
 class VolumeFills:
-    """The copies into volumes, as controllers see them."""
+    """Plans and begins the copies into volumes, and stores their results."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom, vms: VmApi
@@ -61,15 +61,17 @@ class VolumeFills:
 
     # --- requests ---------------------------------------------------------------------------
     async def planned(self, record: VolumeRecord, account: str) -> VolumeRecord:
-        """Return a new volume with its fill; one that exists keeps its stored fill and node.
+        """Return a new volume with its fill. A volume that exists keeps its stored fill and node.
 
         Raises:
-            VirtbusError: as `create_step`, `volume_fills.of_volume`, `of_snapshot` and `node_for`;
-                404 `volume_not_found`, `snapshot_not_found`; 429 `operation_quota`.
+            VirtbusError: 404: the source does not exist. 403: the account may not use the source.
+                429 `operation_quota`: there are too many operations. The errors of `create_step`,
+                `exports.of_vm`, `resting.running_holder`, and the functions of
+                `core.volume_fills` that are called here.
         """
         there = await self._volumes.latest(record.namespace, record.name)
         if there is not None:
-            create_step(there.record, "", record)  # raises unless it is this volume
+            create_step(there.record, "", record)  # raises if it is another volume
             known = there.record
             return record.model_copy(
                 update={"fill": known.fill, "node": known.node, "bound": known.bound}
@@ -77,7 +79,7 @@ class VolumeFills:
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
         if wanted.backup is not None:
-            check_owner(account, "")  # a backup may be anybody's
+            check_owner(account, "")  # the backup's owner is not known here
             return volume_fills.of_backup(record, operation)
         if wanted.vm is not None:
             return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
@@ -98,7 +100,7 @@ class VolumeFills:
         return volume_fills.of_volume(record, source.record, operation, running)
 
     async def _disk_of(self, record: VolumeRecord, account: str) -> dict[str, object]:
-        """Return the disk of the VM that the volume copies, as `exports.of_vm`."""
+        """Return the VM's disk that the volume copies, as `exports.of_vm` describes it."""
         source = record.spec.source
         ask = OperationExport(namespace=record.namespace, vm=source.vm, disk=source.disk)
         held = await self._vms.find(VmRef(name=source.vm, namespace=record.namespace), account)
@@ -124,11 +126,12 @@ class VolumeFills:
         self._room.refuse_more(namespace)
 
     async def begin(self, held: StoredVolume) -> None:
-        """Write the operation of a volume that is Filling, unless it is there.
+        """Write the operation of a volume that is Filling, unless it exists.
 
         Raises:
-            VirtbusError: 410 `deleted`: it was removed; 409 `id_taken`.
-            BusError: it was not written, or the outcome is unknown.
+            VirtbusError: 410 `deleted`: the operation was removed. 409 `id_taken`: another
+                operation has its id.
+            BusError: the operation was not written, or the outcome is unknown.
         """
         record, fill = held.record, held.record.fill
         if fill is None or fill.state is not FillState.FILLING or record.deleting:
@@ -150,18 +153,18 @@ class VolumeFills:
             await self._operations.cancel(operation.id)
 
     async def begin_soon(self, held: StoredVolume) -> None:
-        """As `begin`; after an error the leader writes the operation."""
+        """Do as `begin`, without its errors: after an error, the leader writes the operation."""
         with suppress(BusError, VirtbusError):
             await self.begin(held)
 
     def progress(self, record: VolumeRecord) -> str:
-        """Return the progress of a volume's copy, or the next step; empty if there is none."""
+        """Return the progress of a volume's copy, or its failure; empty if the volume has content."""
         known = self._fleet.operations.of_id(record.fill.operation) if record.fill else None
         status = self._fleet.operations.status_of(known.record).status if known else None
         return volume_fills.progress(record, status)
 
     def moving(self, record: VolumeRecord) -> str:
-        """Return the progress of the operations of a move; empty if there is none."""
+        """Return the progress of the operations of a volume's move; empty without a move."""
         if record.move is None:
             return ""
         for id_ in (record.move.fill, record.move.export):
@@ -178,7 +181,7 @@ class VolumeFills:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Begin missing operations and record the ends of others, while the lease is held."""
+        """Write missing operations, and store the ends of others, while the lease is held."""
         while True:
             for key in sorted(self._fleet.volumes.filling):
                 tenure.check()
