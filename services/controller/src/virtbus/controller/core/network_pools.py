@@ -72,7 +72,7 @@ def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield a problem for each subnet that overlaps a subnet with a lower field path."""
+    """Yield a problem for each subnet that overlaps a subnet whose field path sorts earlier."""
     nets = sorted(every_subnet(spec), key=lambda one: one[0])
     for index, (path, subnet) in enumerate(nets):
         for earlier, theirs in nets[:index]:

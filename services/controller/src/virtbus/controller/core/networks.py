@@ -11,7 +11,7 @@ from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
 _ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
-"""Kinds whose subnets hosts have routes to. So no two of these subnets may overlap."""
+"""Kinds of networks to whose subnets the hosts have routes. So these subnets must not overlap."""
 
 
 class Networks(NamedRecords[NetworkRecord]):
@@ -23,7 +23,7 @@ class Networks(NamedRecords[NetworkRecord]):
         """The keys of networks that are being deleted."""
 
     def forget(self, key: str) -> None:
-        """Drop a network that a complete list does not contain."""
+        """Drop a network that was purged, or that a complete list does not contain."""
         self.deleting.discard(key)
         super().forget(key)
 
@@ -52,10 +52,7 @@ class Networks(NamedRecords[NetworkRecord]):
 
 
 def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
-    """Return a network's subnets, with field paths, if other networks must not overlap them.
-
-    The list is empty for other kinds of networks.
-    """
+    """Return a network's subnets, with field paths, if its kind forbids overlaps; otherwise []."""
     alone = record.spec.kind in _ON_HOSTS | ON_SEGMENTS
     return list(every_subnet(record.spec)) if alone else []
 

@@ -1,4 +1,4 @@
-"""Separates added and removed interfaces from other changes; refuses interfaces without network."""
+"""Separates added and removed interfaces from other changes, and pairs interfaces with networks."""
 
 from collections import Counter
 from typing import Any
@@ -12,10 +12,11 @@ _NICS, _NETWORKS = "spec.domain.devices.interfaces", "spec.networks"
 
 
 def with_nics_of(before: Plain, after: Plain) -> Plain:
-    """Return the spec `before` with the interfaces and networks that `after` adds or removes.
+    """Return `before` with the same interfaces and networks, by name, as `after`.
 
-    So its comparison with `after` shows all changes except added and removed interfaces. If the
-    interfaces that stay have another order in `after`, `before` is returned unchanged.
+    Interfaces and networks that are in both specs have their values of `before`. So a comparison of
+    the result with `after` shows all changes except added and removed interfaces. If the interfaces
+    that stay have another order in `after`, `before` is returned unchanged.
     """
     old = {nic["name"]: nic for nic in _nics(before)}
     new = [nic["name"] for nic in _nics(after)]
@@ -40,7 +41,7 @@ def check_partners(spec: VmSpec) -> None:
     """Refuse interfaces without a network, networks without an interface, and names used twice.
 
     Raises:
-        VirtbusError: 400: the details name each of them.
+        VirtbusError: 400: the spec has such entries; the details list them.
     """
     nics = [nic.name for nic in spec.domain.devices.interfaces]
     networks = [network.name for network in spec.networks]

@@ -42,7 +42,7 @@ class NodeSignals(NamedTuple):
     reported: NodeState
     """The state in the node's last heartbeat."""
     silence_s: float
-    """Time without a message while the bus was reachable."""
+    """Time without a heartbeat of the node while the bus was reachable."""
     draining: bool = False
     braked: bool = False
 
@@ -55,7 +55,7 @@ ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
     (NodeState.DRAINING, lambda one: one.draining or one.reported is NodeState.DRAINING),
     (NodeState.READY, lambda _: True),
 )
-"""The first matching row decides. A brake keeps silent nodes at Suspect, without any action."""
+"""The first matching row decides. While the brake is on, silent nodes stay Suspect."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 """States in which the node's agent does not answer requests."""

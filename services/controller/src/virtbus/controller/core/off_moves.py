@@ -91,12 +91,12 @@ def refuse_changing(vm: VmRecord, operations: Iterable[StoredOperation]) -> None
 
 
 def changing(operations: Iterable[StoredOperation]) -> list[StoredOperation]:
-    """Return the operations, of the given ones, that replace files of the VM's disks."""
+    """Return those of a VM's `operations` that replace files of the VM's disks."""
     return [one for one in operations if one.record.kind in CHANGES]
 
 
 def stays_behind(there: VolumeRecord | None, move: VolumeMove, vm: VmRecord) -> str:
-    """Return why the volume `there` is not part of the VM's `move`; empty if it is part of it.
+    """Return why the volume `there` cannot follow the VM to the target of `move`; empty if it can.
 
     A VM moves to another node with all of its volumes, or it stays.
     """

@@ -14,14 +14,14 @@ KEPT_NS = 60 * 10**9
 
 
 def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
-    """Return a function that is True for an operation that another object still waits for."""
+    """Return a function that returns True if another object still waits for an operation."""
     schedules = (held.record for held in fleet.operations.schedules.listed(None))
     of_schedules = {id_ for one in schedules for id_ in (one.run, one.backup)}
     return lambda record: record.id in of_schedules or _is_needed(record, fleet)
 
 
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
-    """Return the oldest operations whose removal brings the number down to the quota.
+    """Return operations to remove, the oldest first, until their number is within the quota.
 
     Only operations that ended at least KEPT_NS ago are returned, and only if no other object waits
     for them. So the number may stay above the quota.

@@ -76,7 +76,7 @@ def split(
 def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
     """Return a model as plain data, and its encoded size in bytes.
 
-    If it is larger than ITEM_BYTES, the largest fields are left out, and the item's `cut` names
+    If the size would exceed ITEM_BYTES, the largest fields are left out, and the item's `cut` names
     them. A field without a default gets an empty value instead.
     """
     item = plain(model, as_json=as_json)

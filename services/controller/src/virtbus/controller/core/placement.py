@@ -29,7 +29,7 @@ CPU_OVERCOMMIT = 8.0
 """Default limit of allocated vCPUs for each host CPU. CPUs are shared, because idle guests use
 none; memory is not shared."""
 MEMORY_RESERVE_BYTES = 512 * 1024**2
-"""Reserved for the host: libvirtd, the services and page tables of the guests."""
+"""Memory reserved for the host: libvirtd, the services and page tables of the guests."""
 
 NODES_SHOWN = 8
 """Maximum number of reasons in a VM's message; `virtbus node list` shows the rest."""
@@ -53,7 +53,8 @@ class Candidate:
     """The reason why the node takes no VM: cordoned, drained or fenced. Empty: it takes VMs."""
     fenced: bool = False
     fresh_vms: int = 0
-    """Number of VMs allocated after `record` was reported: `record.disk_free_bytes` lacks them."""
+    """Number of VMs that were allocated after `record` was reported: `record.disk_free_bytes` does
+    not account for their disks."""
     strict: bool = False
     """The node's CPUs are not shared: it has a VM with reserved CPUs, or one is being placed."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
@@ -373,7 +374,7 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
 def impossible(
     want: Demand, nodes: Sequence[Candidate], *, strict: bool = False
 ) -> VirtbusError | None:
-    """Return 422 with each node's reason if none could ever take the VM; None if one could."""
+    """Return 422 with each node's reason if no node could ever take the VM; otherwise None."""
     reasons = {n.record.node: never(want, n, strict=strict) for n in nodes}
     refused = {node: why for node, why in reasons.items() if why}
     if not refused or len(refused) < len(nodes):

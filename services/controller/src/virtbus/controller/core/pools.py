@@ -54,12 +54,12 @@ class KnownPools:
         return node
 
     def known(self) -> set[str]:
-        """Return the keys on the bus of all stored reports."""
+        """Return the bus' keys of all stored reports."""
         return {subjects.node_pools(node) for node in self._of}
 
     # --- requests ---------------------------------------------------------------------------
     def refuse_new(self, record: VolumeRecord, more_bytes: int) -> None:
-        """Raise an error if no node can take so much new data of a volume now.
+        """Raise an error if no node can take `more_bytes` of new data of a volume now.
 
         Raises:
             VirtbusError: 422 `pool_unknown`: the volume's node lacks the pool, or, without a node,
@@ -91,10 +91,10 @@ class KnownPools:
         """Return a new volume with the kind of its pool.
 
         Raises:
-            VirtbusError: 400 `disk_too_large`: the place that the operator assigned is smaller.
-                422 `pool_unassigned`: the operator assigned no place. 422 `no_copies`: the volume
-                has a source, and virtbus does not write to its pool. The errors of `refuse_new`
-                and `_deciding`.
+            VirtbusError: 400 `disk_too_large`: the volume is larger than the place that the pool's
+                operator assigned. 422 `pool_unassigned`: the operator assigned no place. 422
+                `no_copies`: the volume has a source, and virtbus does not write to its pool. The
+                errors of `refuse_new` and `_deciding`.
         """
         self.refuse_new(record, record.spec.size)
         pool, key = record.spec.pool, _key(record)
@@ -125,8 +125,8 @@ class KnownPools:
         the first node whose pool is a volume group decides. Without such a node, all reports count.
 
         Raises:
-            VirtbusError: 422 `pool_kinds_differ`: one node decides, and another node has a pool of
-                the same name and another kind, so it would not find the volume's data.
+            VirtbusError: 422 `pool_kinds_differ`: one node decides, and a pool of the same name on
+                another node has another kind. That node would misread the volume's data.
         """
         pool, home = record.spec.pool, node_of(record.owner)
         reports = {node: self._of[node][pool] for node in self.with_pool(pool)}
@@ -202,7 +202,7 @@ def no_copies(pool: str, shared: str = "") -> VirtbusError:
 
 
 def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
-    """Return the pools that volumes need. Volumes without data count with their size."""
+    """Return the pools that volumes need. The size of a volume without data counts as new data."""
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for one in volumes:
         new_bytes, keys = found.get(one.spec.pool, (0, ()))
@@ -229,7 +229,7 @@ def why_not(pools: PoolsByName, needs: Needs) -> str:
         if pool is None:
             if name != LOCAL:
                 return f"has no pool {name}"
-            continue  # an older agent
+            continue  # an older agent does not report `local`
         if pool.state not in USABLE:
             return f"has a pool {name} that is {pool.state}: {pool.message}"
         if lacking := [key for key in keys if key not in pool.assigned]:

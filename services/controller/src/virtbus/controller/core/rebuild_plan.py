@@ -2,8 +2,8 @@
 
 A host has a copy of the record that it acted on. The bus may have an older record (a restored
 backup), a newer one, or none. The copy with the higher (epoch, generation, power_epoch,
-pause_epoch) is used. If these are equal, a copy of a VM that is being evacuated or deleted is newer
-than a copy that is not.
+pause_epoch) is used. If these are equal, a copy counts as newer if its VM is being evacuated or
+deleted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -168,7 +168,7 @@ def unsigned(
 def plan(
     reports: Mapping[str, KnownRecords], bus: Mapping[str, Known], silent: Iterable[str]
 ) -> list[Rebuilt]:
-    """Return a step for each VM that a host or the bus knows; `silent` nodes did not answer.
+    """Return a step for each VM that a host or the bus knows. The nodes `silent` did not answer.
 
     A VM that left its node was deleted or moved. It counts as deleted only if every node has
     answered and no node has the VM.
@@ -193,7 +193,7 @@ def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Reb
     """Return the step for a record of the bus that no host has."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
-    if record.evacuating:  # the release is reported by a node that the record does not name
+    if record.evacuating:  # only another node reports the release, and does not sign it
         why = "it left its node, and another host says that it was deleted there"
         return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
     if unheard:

@@ -1,4 +1,4 @@
-"""Describes the VM or volume whose disks an operation reads; refuses it if a guest may write."""
+"""Describes the source of an operation on disks, a VM or a volume; refuses a source in use."""
 
 from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
@@ -11,7 +11,7 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.volume import FillState, VolumeRecord
 
 OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
-"""States of a VM whose disks may be copied. If the VM is stopping, the copy waits for its end."""
+"""States of a VM whose disks may be copied. If a VM is stopping, the copy waits until it is off."""
 
 
 UP_STATES = frozenset({VmState.RUNNING, VmState.PAUSED})
@@ -24,7 +24,7 @@ def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, obje
 
     Raises:
         VirtbusError: 409 `deleting`: the VM is being deleted. 409 `unplaced`: it has no node. 409
-            `vm_runs`: its guest must be off. 503 `node_silent`: its state is not known.
+            `vm_runs`: its guest is not off. 503 `node_silent`: its state is not known.
     """
     if vm.ending:
         raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")
@@ -56,9 +56,9 @@ def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
 def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = False) -> str:
     """Return the name of a volume's holder if that VM is not off; otherwise an empty string.
 
-    With `live`, a VM in one of UP_STATES counts as off. `holder` is the view of the VM. None: the
-    volume has no holder, or its record is unknown, so its uid is returned. The node checks the
-    VM's state again.
+    With `live`, a VM in one of UP_STATES counts as off. `holder` is the view of the VM. If it is
+    None, the holder's uid is returned, which is empty without a holder. The node checks the VM's
+    state again.
 
     Raises:
         VirtbusError: 503 `node_silent`: the holder's state is not known.

@@ -44,7 +44,7 @@ def check_devices(node: str, spec: VmSpec) -> None:
 
 
 def check_node(node: str, wanted: str | None) -> None:
-    """Raise 403 `not_its_node` unless `wanted` is `node`. If `node` is empty, any is allowed."""
+    """Raise 403 `not_its_node` unless `wanted` is `node`. An empty `node` allows any node."""
     if node and wanted != node:
         raise _refused(node)
 

@@ -26,8 +26,8 @@ from virtbus.schemas.vm_status import VmStatus
 Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 """The statuses of VMs with their revisions, by node and uid."""
 Places = dict[str, set[str]]
-"""A VM's addresses by place, as in `NodeGroup.peers`. A place is a network, or ANYWHERE: there no
-other guest has the address."""
+"""A VM's addresses by place, as in `NodeGroup.peers`. A place is a network, or ANYWHERE for all
+networks: no other guest has the address in that place."""
 
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
@@ -66,7 +66,7 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
             self.on_nodes.pop(key, None)
 
     def forget(self, key: str) -> None:
-        """Drop a group or a value that a complete list does not contain."""
+        """Drop a group or a value that was purged, or that a complete list does not contain."""
         self.on_nodes.pop(key, None)
         held = self.at(key)
         if held is not None:
@@ -171,7 +171,7 @@ class Membership:
                     yield
 
     def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
-        """Yield key and value, as the bus should have them, for each group and node of a member."""
+        """Yield each key and value that the bus should have: one for a group on a member's node."""
         by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
             for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:

@@ -14,8 +14,8 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 SEED_HOLDERS = (*SEEDS, "files", "sysprep")
 """The fields of first-boot data. A volume with one of them is an ISO (`Volume.is_iso`)."""
 OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
-"""Paths of fields inside first-boot data. An update may change these fields only in volumes that
-have such data already."""
+"""Paths of fields inside first-boot data that a VM has already. A path at which a volume gets
+first-boot data for the first time does not match."""
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)
 
 

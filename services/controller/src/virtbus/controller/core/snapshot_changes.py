@@ -129,8 +129,8 @@ def operation_of(
 ) -> OperationRecord:
     """Return the operation that makes the data of the snapshot `record`.
 
-    With `restored`, the operation also replaces the disks by that snapshot; `record` keeps the
-    replaced disks.
+    With `restored`, the operation also replaces the source's disks by that snapshot, and `record`
+    keeps the replaced disks.
     """
     return OperationRecord.model_validate(
         {
@@ -198,7 +198,7 @@ def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord
 
 
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
-    """Return a record of the snapshot that is being deleted, in place of an unreadable record.
+    """Return a record in place of an unreadable one; it marks the snapshot as deleting.
 
     `known` is the snapshot's last readable record, if any. Without `known`, the snapshot gets the
     requested uid, otherwise `uid`, and its data stays on its node.

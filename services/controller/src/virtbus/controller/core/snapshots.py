@@ -17,7 +17,7 @@ class Snapshots(NamedRecords[SnapshotRecord]):
         """The keys of snapshots that are neither complete nor lost, or that are being deleted."""
 
     def forget(self, key: str) -> None:
-        """Drop a snapshot that a complete list does not contain."""
+        """Drop a snapshot that was purged, or that a complete list does not contain."""
         self.open.discard(key)
         super().forget(key)
 

@@ -23,8 +23,8 @@ def view(
 ) -> VmView:
     """Return the VM as the API shows it.
 
-    `revision` is the record's; an update sends it back. `fence` is the proof that the VM's node is
-    off, if there is one. `unplaced` says why the VM waits for a node.
+    `revision` is the record's revision, which a client repeats in an update. `fence` is the proof
+    that the VM's node is off, if there is one. `unplaced` says why the VM waits for a node.
     """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()

@@ -29,9 +29,9 @@ def attached(
 
     Raises:
         VirtbusError: 400: the disk is invalid. 403 `not_owner`: the VM and the volume have
-            different owners. 409 `detaching`: the VM is losing the volume. 409 `disk_name_taken`:
-            the VM has a disk of that name. The errors of `refuse_unplaced`, `refuse_running` and
-            `refuse_large`.
+            different owners. 409 `detaching`: the volume is being detached from the VM. 409
+            `disk_name_taken`: the VM has a disk of that name. The errors of `refuse_unplaced`,
+            `refuse_running` and `refuse_large`.
     """
     ref = ref_of(volume)
     if names := disks_of(record, ref):
@@ -141,7 +141,7 @@ def grown(
 
 
 def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
-    """Raise 409 as `refuse_running` if a disk of the VM's own grows that cannot grow in use."""
+    """Raise 409 as `refuse_running` if an update lets one of the VM's own disks grow."""
     names = grown_disks(before.spec, after.spec)
     for disk in after.spec.domain.devices.disks:
         if disk.name in names:

@@ -66,7 +66,7 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
 
 
 def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a backup, which is on the volume's node.
+    """Return a new volume that is filled with a disk of a backup on the requested node.
 
     Raises:
         VirtbusError: 400: the request names no node.
@@ -102,7 +102,8 @@ def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: s
 def node_for(nodes: Sequence[Candidate], image: str, size_bytes: int) -> str:
     """Return the node for a copy of an image.
 
-    Of the nodes with room, those that have the image come first, then those with the most space.
+    Nodes that have the image are preferred. Among these, or if no node has the image, the node with
+    the most free space is chosen.
 
     Raises:
         VirtbusError: 429 `no_node`: no node is ready and has room for `size_bytes`.
@@ -129,7 +130,7 @@ def _spare_bytes(node: Candidate) -> int:
 
 # --- the operation ------------------------------------------------------------------------------
 def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> OperationRecord:
-    """Return the operation that fills a volume. For a repeated request it differs only in time."""
+    """Return the operation that fills a volume. Results of repeated calls differ only in time."""
     return OperationRecord(
         kind="fill",
         id=fill.operation,

@@ -114,7 +114,7 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def as_held(record: VolumeRecord, ref: VolumeRef, vm: VmRecord) -> VolumeRecord:
-    """Return the volume as `ref` in the VM's record describes it, which is newer than the volume's.
+    """Return the volume changed to match `ref`, from the VM's record, which is the newer record.
 
     If the bus was restored from a backup, the volume's record may name the place that its data had
     before a move. Data in that place stays for an audit.
@@ -254,7 +254,7 @@ def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
 def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume `ref` with the VM as its holder, on the VM's node if it has one.
 
-    A volume on a storage server may change its node with its VM.
+    A volume on a storage server gets the node of its VM, even if it had another node.
 
     Raises:
         VirtbusError: 503 `contended`: the volume changed after the VM's record was made. 409

@@ -108,7 +108,11 @@ def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
 
 
 def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
-    """Return the volume if `move` has this goal and copies; otherwise raise 409 `volume_moving`."""
+    """Return the volume if its data is being copied to this goal; otherwise raise 409.
+
+    Raises:
+        VirtbusError: 409 `volume_moving`.
+    """
     if record.is_moving and goal[:2] == (move.target, move.pool or record.spec.pool):
         return record
     what = f"is being moved to {where(move)}" if record.is_moving else "has left data behind"
@@ -199,7 +203,7 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume after the move's other place was cleaned. A failed move stays shown."""
+    """Return the volume once no data is left in the move's other place. A failure stays shown."""
     move = record.move
     if move is None or not move.failed:
         return record.model_copy(update={"move": None})
@@ -208,7 +212,7 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
-    """Return node and description of the data in the move's other place: not the volume's place."""
+    """Return node and description of a move's data that is outside the volume's present place."""
     former, here = Goal(move.source, move.former_pool, move.former_kind), place_of(record)
     if not move.pool:
         former = Goal(move.source, record.spec.pool, record.pool_kind)

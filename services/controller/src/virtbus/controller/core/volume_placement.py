@@ -81,7 +81,7 @@ def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
 
 
 def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:
-    """Return the home's node as the only node; all `nodes` if there is no home, or it has none."""
+    """Return only the node of `home`, if it is among `nodes`; all of them if `home` has no node."""
     if home is None or not home.node:
         return nodes
     return [one for one in nodes if one.record.node == home.node]

@@ -15,7 +15,7 @@ from virtbus.schemas.volume import FillState, VolumeRecord
 
 
 class Volumes(NamedRecords[VolumeRecord]):
-    """The volumes by key, also by uid, and the keys of those being deleted, filled or moved."""
+    """The volumes by key and by uid, and the keys of volumes being deleted, filled or moved."""
 
     def __init__(self) -> None:
         super().__init__(read_volume, lambda one: volume_record(one.namespace, one.name))
@@ -32,7 +32,7 @@ class Volumes(NamedRecords[VolumeRecord]):
         """By uid: the key of the volume."""
 
     def forget(self, key: str) -> None:
-        """Drop a volume that a complete list does not contain."""
+        """Drop a volume that was purged, or that a complete list does not contain."""
         known = self.at(key)
         self.deleting.discard(key)
         self.filling.discard(key)

@@ -52,7 +52,7 @@ class AddressClaims:
                 409: another VM or a host has a static address, or an interface of that name is
                 still being removed.
                 429: a pool or quota is exhausted.
-                503: a living host does not answer, or too many races were lost.
+                503: a host whose heartbeat arrives does not answer, or too many races were lost.
             BusError: the sweep will free the claims that were made until then.
         """
         refuse_static(record.spec, record.network_targets)
@@ -170,6 +170,6 @@ def _with(record: VmRecord, need: Need, more: tuple[str, ...]) -> VmRecord:
 
 
 def _addresses(network: str, withheld: Mapping[str, str], *, but: str) -> set[str]:
-    """Return the withheld addresses of a network, except those of the uid `but`."""
+    """Return a network's addresses that only hosts know (`withheld`), except those of VM `but`."""
     of_others = (subjects.claimed_address(key) for key, uid in withheld.items() if uid != but)
     return {address for there, address in of_others if there == network}

@@ -55,7 +55,7 @@ class Assignment:
         node, at a revision that is two below the new record's.
 
         Raises:
-            NodeFullError: the VM is strict, and the node has no capacity left.
+            NodeFullError: the VM reserves capacity, and the node has none left.
             ConflictError: record, fence or target has changed; nothing was moved.
             BusError: nothing happened, or the outcome is unknown.
         """

@@ -132,7 +132,14 @@ class BackupApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupAsk, request: Request) -> tuple[BackupView, str]:
-        """Return a backup with its owner; raises VirtbusError 403, 404, 503."""
+        """Return a backup with its owner.
+
+        Raises:
+            VirtbusError:
+                403: the account may not use the backup.
+                404: no node has the backup, or the requested node is not known.
+                503: a node that may have the backup did not answer.
+        """
 
         async def ask(node: str) -> HeldBackups:
             return await self._directories.ask(node, BackupsAsk(do="get", id=want.id))

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 ASK_S = 8.0
 ENABLED_S = 2.0
-"""Time limit of the question whether a node makes backups. The node reads no directory for it."""
+"""Time limit of asking if a node makes backups. The node answers without reading a directory."""
 AT_ONCE = 32
 """Limit of nodes that are asked at once. The answer of each needs memory for up to a page."""
 PAGES = 200

@@ -67,7 +67,7 @@ class BackupScheduleApi:
         }
 
     async def create(self, request: Request) -> BackupScheduleView:
-        """Make a schedule; a repeat with its uid changes nothing."""
+        """Make a schedule; a repeat with the same uid changes nothing."""
         want = validate(BackupScheduleCreate, request.data)
         vm = await self._vms.find(
             VmRef(name=want.spec.vm, namespace=want.namespace), request.account

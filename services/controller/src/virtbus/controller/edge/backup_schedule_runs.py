@@ -116,7 +116,7 @@ class BackupScheduleRuns:
 
     # --- steps ------------------------------------------------------------------------------
     async def _begin(self, held: StoredBackupSchedule) -> None:
-        """Write the operation of the run, unless it is there; a refusal ends the run."""
+        """Write the operation of the run, unless it exists; a refusal ends the run."""
         record = held.record
         try:
             self._room.refuse_more(record.namespace)

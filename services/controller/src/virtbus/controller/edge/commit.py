@@ -49,7 +49,7 @@ Fenced = tuple[NodeSpec, int]
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     """Return the writes as a batch that fails if `fence` has changed meanwhile.
 
-    So a node that was unfenced keeps its VMs. The first write repeats the fence with its value.
+    So a node that was unfenced keeps its VMs. The first write puts `fence` again, unchanged.
     """
     if fence is None:
         return list(writes)
@@ -84,8 +84,8 @@ class Commits:
         `claimed` are addresses that this uid has claimed already.
 
         Raises:
-            VirtbusError: 409 name, address or uid taken, 410 uid deleted, 503 too many lost races.
-            NodeFullError: the VM is strict, and its node has no capacity left.
+            VirtbusError: 409: name, address or uid is taken. 410: uid deleted. 503: lost races.
+            NodeFullError: the VM reserves capacity, and its node has none left.
             BusError: nothing happened, or the outcome is unknown.
         """
         body = secret_bytes(secrets) if secrets is not None else None
@@ -114,7 +114,7 @@ class Commits:
                 if there is not None:
                     others = there.kind is EntryKind.PUT and there.value != body
                     if not await self.buried(record.uid, bury=others):
-                        # the commit will find the existing record and return the right error
+                        # the commit will find the existing record and raise the right error
                         return
                 await self._bus.put(key, body, expect=there.revision if there else 0)
             except ConflictError:
@@ -250,7 +250,7 @@ class Commits:
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
-        """Put the record over the uid's tombstone, or purge this and put the record elsewhere."""
+        """Put the record over the uid's tombstone, or at its node while purging the tombstone."""
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
@@ -285,7 +285,7 @@ class Commits:
     async def replace(self, held: StoredVm, record: VmRecord) -> StoredVm:
         """CAS the record over the revision that was read; raises ConflictError if it changed.
 
-        Raises NodeFullError if a strict VM grows beyond its node's capacity.
+        Raises NodeFullError if the VM would reserve more capacity than its node has left.
         """
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, value := encode(record), expect=held.revision)
@@ -331,7 +331,7 @@ class Commits:
         return StoredVm(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
-        """Return the uid that has a name, from the leader; raises UnreadableValueError."""
+        """Return the uid that has a name, from the stream's leader; raises UnreadableValueError."""
         return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
@@ -374,8 +374,8 @@ class Commits:
 
         The claim is read before the tombstone is written. A create of that uid that continues must
         renew the claim, and then this purge fails (ADR 0003). A record without the address is put
-        again, unchanged: an update that would add the address then fails and starts again (ADR
-        0064). An unreadable record keeps its claims. Raises UnreadableValueError for a bad claim.
+        again, unchanged: an update that adds the address then starts again (ADR 0064). The claims
+        of an unreadable record stay. Raises UnreadableValueError for an unreadable claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)

@@ -1,7 +1,7 @@
 """Continues each drain, fence and `vm.move` until the VMs have left (ADR 0014).
 
 All state is on the bus, in desired node states, records and statuses. So any controller that gets
-the lease can continue.
+the fleet lease can continue.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class Evacuations:
     async def _home(self, held: StoredVm, check: Check) -> None:
         """Keep a VM on its node if its volumes have stayed there (ADR 0087).
 
-        While they are moving, `OffMoves` moves the VM with them.
+        While volumes are moving, the VM waits: `OffMoves` moves it together with the volumes.
         """
         record, uid = held.record, held.record.uid
         refs = local_volumes(record)

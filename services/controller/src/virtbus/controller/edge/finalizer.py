@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 MENDED_S = 30.0
-"""Delay of a retry after an unreadable value. Its repair may cause no message about the VM."""
+"""Delay of a retry after an unreadable value. The repair of that value may wake no task."""
 AT_ONCE = 16
 """Number of concurrent deletes: each makes three writes and reads in sequence."""
 

@@ -72,7 +72,9 @@ class FleetAddresses:
         self._stored[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
-        """Return the desired value of each node's key. Nodes get no key while no host has addresses.
+        """Return the desired value of each node's key.
+
+        A node without a key gets none while no host has addresses.
         """
         own = {node: there.own for node, (there, _) in self._stored.items()}
         for node, seen in self._fleet.nodes.items():

@@ -76,7 +76,7 @@ class HostApi(NodeApi):
         raise VirtbusError(Code.CONFLICT, "many_rivals", message, details=details)
 
     async def approve(self, request: Request) -> NodeDetail:
-        """Approve the values of a request. Omitted values are those that the node reports now."""
+        """Approve the values of a request. Omitted values are taken from the node's last report."""
         want = validate(NodeApprove, request.data)
         node = self._known(want.node)
         last = self._fleet.hosts.reported.get(node)

@@ -14,7 +14,7 @@ from virtbus.schemas.vm import VmSpec
 
 
 class ImageNameReads:
-    """Finds the image targets of names. A name of the namespace precedes one of the fleet."""
+    """Finds the image targets of names. A namespace's own name precedes the fleet's name."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus

@@ -201,7 +201,7 @@ class Informers:
             self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return the revisions of the cached values of `vm`; 0 if any listed value replaces one."""
+        """Return the revisions of the cached values of `vm`; 0: any listed value is newer."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),

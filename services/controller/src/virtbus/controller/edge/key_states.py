@@ -46,7 +46,7 @@ def value_of(entry: Entry | None, read: Callable[[str, bytes], T]) -> T | None:
 
 
 def stored_in(entry: Entry | None, read: Callable[[str, bytes], NamedT]) -> Stored[NamedT] | None:
-    """Return the record in an entry with its revision; None if there is none; see `value_of`."""
+    """Return the record in an entry with its revision, or None; raises as `value_of`."""
     record = value_of(entry, read)
     return None if entry is None or record is None else Stored(record, entry.revision)
 

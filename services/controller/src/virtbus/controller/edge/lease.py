@@ -113,7 +113,7 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
-        """Return True if no process has the lease, or this one; False if it is unreadable."""
+        """Return True unless another process has the lease; an unreadable lease counts as taken."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
         try:

@@ -32,7 +32,7 @@ bounded."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume by its host's copy of the VM's record, and the age of that copy."""
+    """A VM that has a volume according to a host's copy of the VM's record; the copy's age."""
 
     node: str
     vm: str

@@ -72,10 +72,10 @@ class LivingVolumes:
             raise unheard(node, "volumes", why)
 
     async def _hear(self, pool: str) -> dict[str, str]:
-        """Ask the hosts that did not answer since the last list; return why some gave no answer.
+        """Ask the hosts that are due; return the hosts without an answer, and why.
 
-        A host that cannot read this `pool` counts as one without an answer. A host that cannot read
-        one of its pools is asked again each time.
+        A host is due until it has answered once after the last list of the bus, and could read all
+        its pools. A host that cannot read `pool` counts as one without an answer.
         """
         now_s = asyncio.get_running_loop().time()
         silent: dict[str, str] = {}

@@ -153,7 +153,7 @@ class NetworkApi:
     async def _mend(
         self, want: NetworkDelete, error: UnreadableValueError, now_ns: int
     ) -> StoredNetwork:
-        """Replace an unreadable record with one that is being deleted."""
+        """Replace an unreadable record by one that marks the network as deleting."""
         known = self._fleet.networks.get(want.namespace, want.name)
         users = [
             f"{vm.record.namespace}/{vm.record.name}"

@@ -1,4 +1,4 @@
-"""Removes networks that are marked as deleting, or reverts the mark if a VM uses them: leader task.
+"""Removes networks marked as deleting, or reverts the marks of networks in use, as a leader task.
 
 A create of a VM reads its networks, commits within COMMIT_MOST_S, and then takes back any mark. So
 COMMIT_MOST_S after a mark, each VM whose create read the network without the mark has a record.

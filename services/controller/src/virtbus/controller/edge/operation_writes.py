@@ -46,7 +46,7 @@ class OperationWrites:
         return stored_in(entry, read_operation)
 
     async def prevent(self, node: str, id_: str) -> StoredOperation | None:
-        """Return the operation with this id; if there is none, leave a marker that prevents it.
+        """Return the operation with this id; if there is none, leave a marker against its create.
 
         Raises ConflictError if the operation is created at the same time.
         """

@@ -32,11 +32,11 @@ SETTLE_S = 0.2
 DECLINED_S = 60.0
 """Time during which a node that refused a VM is not tried again."""
 AT_ONCE = 16
-"""Moves in flight; the bus accepts 50 concurrent atomic batches a stream (ADR-50)."""
+"""Limit of concurrent moves. The bus accepts 50 concurrent atomic batches for a stream (ADR-50)."""
 
 
 class Choice(NamedTuple):
-    """A VM and its target node."""
+    """A VM, its target node, and a text on the choice for the event."""
 
     held: StoredVm
     node: str

@@ -184,7 +184,7 @@ class Rebuilds:
 
     # --- apply -----------------------------------------------------------------------------------
     async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
-        """Apply one step and return it; if it is refused, return a conflict."""
+        """Apply one step and return it; if the step is refused, return a conflict."""
         record = step.record
         try:
             await self._write(step.step, record, known)

@@ -109,7 +109,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, restored, request))
 
     async def adopt(self, request: Request) -> SnapshotView:
-        """Write the record of a snapshot whose data is on a node. A person names name and node."""
+        """Write the record of a snapshot whose data is on a node; the request gives both names."""
         want = validate(SnapshotAdopt, request.data)
         if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
@@ -235,7 +235,7 @@ class SnapshotApi:
     async def _mend(
         self, want: SnapshotDelete, error: UnreadableValueError, account: str
     ) -> StoredSnapshot:
-        """Replace an unreadable record with one that is being deleted."""
+        """Replace an unreadable record by one that marks the snapshot as deleting."""
         known = self._fleet.volumes.snapshots.get(want.namespace, want.name)
         check_owner(account, known.record.owner if known else "")
         record = snapshot_changes.mended(want, known.record if known else None, NO_UID)

@@ -1,4 +1,4 @@
-"""Completes snapshots after their operations, and removes deleted ones, as a leader (ADR 0054)."""
+"""Completes snapshots after their operations, and removes deleted ones: leader task (ADR 0054)."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A leader task: trims nodes that exceed their share of events or statuses."""
+"""Trims the events and statuses of nodes that exceed their share, as a leader task."""
 
 import asyncio
 import logging

@@ -156,7 +156,10 @@ class VmApi:
         return self.show(held)
 
     async def _with_networks(self, before: VmRecord, record: VmRecord) -> VmRecord:
-        """Return an updated record with its network objects; refuse unusable networks."""
+        """Return an updated record with its network objects.
+
+        Networks and directories that the VM cannot use are refused.
+        """
         spec, targets = record.spec, record.network_targets
         offers = [seen.record for seen in self._fleet.nodes.values()]
         if spec.networks != before.spec.networks:
@@ -183,9 +186,10 @@ class VmApi:
             raise
 
     async def _replace(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
-        """Commit an update. If it adds network objects, do so until `until_s`, and keep them.
+        """Commit an update; after `until_s`, refuse an update that adds network objects.
 
-        If such a network was removed meanwhile, revert the update and raise 409.
+        If it adds network objects, take back delete marks of its networks afterwards. If such a
+        network was removed meanwhile, revert the update and raise 409.
         """
         if not record.network_targets.keys() - held.record.network_targets.keys():
             return await self._commits.replace(held, record)
@@ -305,6 +309,7 @@ class VmApi:
                 404: there is no such VM.
                 409 `not_its_name`: the uid belongs to a VM of another name.
                 403 `not_owner`: `account` is a bridge that did not create the VM.
+                422 `unreadable`: the record, or the claim of the name, cannot be read.
         """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")

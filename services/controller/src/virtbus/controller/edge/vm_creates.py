@@ -328,7 +328,8 @@ class VmCreates:
         If the VM is not `reserved`, only the best node is returned.
 
         Raises:
-            VirtbusError: 422: no node could ever take the VM, or its networks are not available.
+            VirtbusError: 422: no node could ever take the VM. The errors of `check_networks`,
+                `check_directories` and `refuse_unknown`.
         """
         spec, strict = admitted.spec, record.reserved
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())

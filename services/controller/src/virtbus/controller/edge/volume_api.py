@@ -117,7 +117,7 @@ class VolumeApi:
         return record
 
     async def adopt(self, request: Request) -> VolumeView:
-        """Write the record of a volume whose data is on a node. A person names volume and node."""
+        """Write the record of a volume whose data is on a node. The request gives name and node."""
         want = validate(VolumeAdopt, request.data)
         node = self.node(want.node)
         ref = await self._orphans.find(want)
@@ -182,7 +182,10 @@ class VolumeApi:
         return self.show(held)
 
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume: at once if no node has its data, otherwise after its node removed it."""
+        """Mark a volume as deleting, and remove it at once if no node has its data.
+
+        Otherwise the record is removed after the node has removed the data.
+        """
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         try:
@@ -196,7 +199,7 @@ class VolumeApi:
     async def _mend(
         self, want: VolumeDelete, error: UnreadableValueError, request: Request
     ) -> StoredVolume:
-        """Replace an unreadable record with one that is being deleted."""
+        """Replace an unreadable record by one that marks the volume as deleting."""
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
         last = known.record if known else None

@@ -158,7 +158,7 @@ class VolumeFills:
             await self.begin(held)
 
     def progress(self, record: VolumeRecord) -> str:
-        """Return the progress of a volume's copy, or its failure; empty if the volume has content."""
+        """Return the progress of a volume's copy, or its failure; empty without an open copy."""
         known = self._fleet.operations.of_id(record.fill.operation) if record.fill else None
         status = self._fleet.operations.status_of(known.record).status if known else None
         return volume_fills.progress(record, status)
