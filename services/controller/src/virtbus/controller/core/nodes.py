@@ -55,7 +55,8 @@ ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
     (NodeState.DRAINING, lambda one: one.draining or one.reported is NodeState.DRAINING),
     (NodeState.READY, lambda _: True),
 )
-"""The first matching row decides. While the brake is on, silent nodes stay Suspect."""
+"""The first matching row decides. While the brake is on, silent nodes stay Suspect, and nothing is
+done about them."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 """States in which the node's agent does not answer requests."""

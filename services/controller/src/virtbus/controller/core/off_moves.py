@@ -49,7 +49,7 @@ def refuse_up(record: VolumeRecord, vm: VmRecord | None, status: VmStatus | None
 
 
 def refuse_leaving(vm: VmRecord) -> None:
-    """Raise 409 if something other than its volumes keeps a VM on its node.
+    """Raise 409 if a VM has to stay on its node for another reason than its volumes.
 
     Raises:
         VirtbusError: 409 `volumes_stay`: `bound_to_host` gives a reason. 409 `local_disks`: the VM

@@ -118,7 +118,7 @@ Rank = tuple[float, int, str]
 
 @dataclass(frozen=True)
 class Placement:
-    """`fit` has the ranks of the nodes that can take the VM; `refused` says why others cannot."""
+    """`fit` has the ranks of nodes that can take the VM; `refused` says why other nodes cannot."""
 
     fit: Sequence[Rank]
     refused: Mapping[str, str]

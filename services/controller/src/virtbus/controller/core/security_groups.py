@@ -140,7 +140,7 @@ class Membership:
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
         self._addresses: dict[str, tuple[Places, Places]] = {}
-        """By uid of a VM: its addresses as guests on its node see it, and as all others do."""
+        """By uid of a VM: its addresses as seen by guests on its node, and by all other guests."""
         self._peers: dict[str, _Peers] = {}
         self._node = ""
         self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}
@@ -171,7 +171,7 @@ class Membership:
                     yield
 
     def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
-        """Yield each key and value that the bus should have: one for a group on a member's node."""
+        """Yield each key and value that the bus should have, by group and node with a member."""
         by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
             for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:

@@ -198,7 +198,7 @@ def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord
 
 
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
-    """Return a record in place of an unreadable one; it marks the snapshot as deleting.
+    """Return a record that marks the snapshot as deleting, in place of an unreadable record.
 
     `known` is the snapshot's last readable record, if any. Without `known`, the snapshot gets the
     requested uid, otherwise `uid`, and its data stays on its node.

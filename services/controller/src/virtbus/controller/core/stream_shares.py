@@ -1,8 +1,8 @@
 """Computes which nodes exceed their fair share of a stream that all nodes write to (ADR 0030).
 
 nats-server limits a stream or a subject, but not the subjects of a node together. So the controller
-with the fleet lease estimates the space that each node uses from a sample, and removes the oldest
-messages of nodes that exceed their share.
+with the fleet lease estimates the space that each node uses, from a sample, and removes messages of
+nodes that exceed their share.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ class Excess:
 
 
 def limit(max_bytes: int, nodes: int) -> int:
-    """Return how many bytes of a stream of `max_bytes` one of `nodes` nodes may use."""
+    """Return how many bytes each of `nodes` nodes may use in a stream that holds `max_bytes`."""
     fair = TIMES_FAIR / max(nodes, 1)
     return int(max_bytes * min(MOST, max(LEAST, fair)))
 

@@ -52,9 +52,10 @@ def answer(
 
 
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
-    """Return True if the VM of `record` is in the asker's namespace, or in one opened to it.
+    """Return True if the asker's guest may know the VM of `record`.
 
-    It is also True if both VMs are on the same network with `share_names`.
+    The VM is in the asker's namespace, or in a namespace that is open to that namespace, or both
+    VMs are on the same network with `share_names`.
     """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:

@@ -146,7 +146,7 @@ def _in_use(record: VolumeRecord) -> VirtbusError:
 def mended(
     want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
 ) -> VolumeRecord:
-    """Return a record in place of an unreadable one; it marks the volume as deleting.
+    """Return a record that marks the volume as deleting, in place of an unreadable record.
 
     `known` is the volume's last readable record, if any. Without `known`, the volume gets the
     requested uid, otherwise `uid`, and its data stays on its node. `users` are the VMs that name

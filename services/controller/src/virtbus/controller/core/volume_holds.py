@@ -204,8 +204,8 @@ def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> Volume
 def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
     """Return the volume on the node of its holder.
 
-    If the holder has no node, a volume on a storage server gets none, and others keep theirs. A
-    shared volume on a server has no node.
+    If the holder has no node, a volume on a storage server gets no node, and any other volume keeps
+    its node. A shared volume on a storage server never has a node.
     """
     if _on_server(record) and record.spec.is_shared:
         return record
@@ -272,7 +272,7 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
 
 
 def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
-    """Return the volume with at least the size in `ref`, which its holder's record gets, too.
+    """Return the volume with at least the size in `ref`. The record of its holder has that size.
 
     Raises:
         VirtbusError: 503 `contended`: the VM does not hold the volume any more.

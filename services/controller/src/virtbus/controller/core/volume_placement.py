@@ -98,7 +98,7 @@ def place_near(
 ) -> Placement:
     """Return the result of `place` for the nodes that can serve the VM's volumes.
 
-    Other nodes get a reason, too.
+    The result also has a reason for each other node.
     """
     find = partial(place, spec, powered=powered, strict=strict, want=want)
     if home is None:

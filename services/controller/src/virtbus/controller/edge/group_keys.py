@@ -1,7 +1,7 @@
 """Writes the security groups of each node's VMs to the node's own keys (ADR 0069).
 
-A write of a VM's record adds the keys that its node lacks, in the same batch and before the record.
-So a node knows a VM's groups no later than the VM. The leader writes all other changes.
+A write of a VM's record adds the keys that the VM's node lacks, in the same batch and before the
+record. So a node knows a VM's groups no later than the VM. The leader writes all other changes.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class NodeGroups:
         self._busy_s = 0.0
         """The computing time of the last round."""
         self._unneeded_s: dict[str, float] = {}
-        """By key: the loop's time since which it has no member."""
+        """By key: the loop's time since which the node has no member of the key's group."""
 
     def wake(self) -> None:
         """Start a round if VMs, statuses or groups have changed since the last complete round."""

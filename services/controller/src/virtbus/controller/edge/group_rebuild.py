@@ -36,7 +36,7 @@ ASK_S = 5.0
 NODE_S = 10.0
 """Time limit for all pages of a node: a hostile node could answer slowly, with one group a page."""
 AT_ONCE = 64
-"""The number of nodes that are asked at the same time, and of the bus' keys that are read."""
+"""Limit of nodes that are asked at the same time, and of concurrent reads of groups on the bus."""
 GROUPS_MAX = 5000
 """Limit of groups that are read from one host. A hostile host could report any number."""
 NAMES_SHOWN = 10
@@ -68,11 +68,11 @@ class GroupRebuild:
     async def rebuild(
         self, nodes: Collection[str], accepted: Accepted, until_s: float, *, dry: bool
     ) -> RebuiltGroups:
-        """Write the accepted groups of these nodes that the bus lacks; return all that it lacks.
+        """Write back the accepted groups of these nodes, unless `dry`; return a result for each.
 
-        It ends at `until_s` (loop's time), and returns the groups that it knows by then. A node
-        that does not answer counts as a node without groups. The groups that it has stay in force
-        there.
+        Only groups that the bus lacks, or has in an older version, have a result. The call ends at
+        `until_s` (loop's time), and returns the groups that are known by then. A node that does not
+        answer counts as a node without groups. The groups that this node has stay in force there.
         """
         now_s = asyncio.get_running_loop().time()
         reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
@@ -86,7 +86,7 @@ class GroupRebuild:
     async def _ask(
         self, nodes: Collection[str], until_s: float
     ) -> tuple[dict[str, list[NodeGroup]], list[str]]:
-        """Return the groups of each node as far as it listed them, and the nodes that did not end.
+        """Return the listed groups of each node, and the nodes that did not list all of them.
 
         Groups that a node reports under the key of another node are left out.
         """

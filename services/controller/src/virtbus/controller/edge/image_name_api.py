@@ -129,7 +129,7 @@ class ImageNameApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
-        """Return the last message of a key, and the image name in it, if there is a readable one."""
+        """Return the last message of a key, and the image name in it, if it has a readable one."""
         entry = await self._bus.get(key)
         try:
             return entry, stored_in(entry, read_image_name)

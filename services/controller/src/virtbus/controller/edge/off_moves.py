@@ -192,7 +192,7 @@ class OffMoves:
         return known if known is not None and known[0].fenced is not None else None
 
     async def _release(self, vm: StoredVm, volumes: list[StoredVolume]) -> None:
-        """Begin the release of a VM by its node. Copies of all its volumes are on the next node.
+        """Begin the release of a VM by its node. The next node has copies of all volumes already.
 
         After this, the moves cannot be given up. The volumes are written again, unchanged. So a
         request that has read a volume earlier conflicts, and reads the VM before its next attempt.

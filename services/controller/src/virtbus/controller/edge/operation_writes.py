@@ -99,7 +99,7 @@ class OperationWrites:
         Raises:
             VirtbusError:
                 409 `not_served`: its node does not serve the disks now, or it is being cancelled.
-                409 `operation_ended`: it has ended in another way.
+                409 `operation_ended`: it has ended without such a request.
                 503 `contended`: too many races were lost.
         """
         for _ in range(ATTEMPTS):

@@ -306,10 +306,10 @@ class VmApi:
         Raises:
             VirtbusError:
                 400: the request has neither a name nor a uid.
+                422 `unreadable`: the record, or the claim of the name, cannot be read.
                 404: there is no such VM.
                 409 `not_its_name`: the uid belongs to a VM of another name.
-                403 `not_owner`: `account` is a bridge that did not create the VM.
-                422 `unreadable`: the record, or the claim of the name, cannot be read.
+                403: `account` is a bridge that did not create the VM (`not_owner`).
         """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")

@@ -325,7 +325,7 @@ class VmCreates:
     ) -> tuple[Sequence[str], str]:
         """Return the nodes that can take the VM, the best first, and a text for the event.
 
-        If the VM is not `reserved`, only the best node is returned.
+        Unless the VM is `reserved`, at most one node is returned.
 
         Raises:
             VirtbusError: 422: no node could ever take the VM. The errors of `check_networks`,
