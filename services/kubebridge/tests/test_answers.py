@@ -1,11 +1,13 @@
 """Every error on the way to an answer becomes a Status with the next step."""
 
+import asyncio
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.kubebridge.core.objects.status_errors import bad_request
@@ -18,7 +20,7 @@ async def said(error: Exception) -> tuple[int, Any]:
     async def handler(_request: web.Request) -> web.StreamResponse:
         raise error
 
-    response = await in_status(make_mocked_request("GET", "/"), handler)
+    response = await in_status(make_mocked_request("GET", "/", writer=Mock(output_size=0)), handler)
     assert isinstance(response, web.Response)
     assert response.text is not None
     return response.status, json.loads(response.text)
@@ -74,3 +76,21 @@ async def test_an_internal_error_is_logged_and_not_shown(
 async def test_a_disconnected_client_gets_no_answer() -> None:
     with pytest.raises(ConnectionResetError):
         await said(ConnectionResetError())
+
+
+async def test_an_error_after_the_begin_of_a_response_adds_no_second_one() -> None:
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"begun")
+        raise KeyError("in the middle")
+
+    application = web.Application(middlewares=[in_status])
+    application.add_routes([web.get("/", breaks)])
+    async with TestServer(application) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert said.count(b"HTTP/1.1") == 1
+    assert b"begun" in said

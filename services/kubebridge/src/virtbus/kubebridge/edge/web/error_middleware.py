@@ -37,6 +37,8 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
                 "%s %s failed", request.method, request.path, extra={"code": "web_failed"}
             )
             refusal = of_http(500, "Internal error occurred; see the bridge's log")
+        if request.writer.output_size:
+            raise  # a second response would be read as a part of the first; aiohttp hangs up
         return web.json_response(refusal.plain(), status=refusal.code)
 
 
