@@ -1,4 +1,4 @@
-"""Names from users cannot reach other paths of the API server."""
+"""Requests to the API server: paths with names from users, and preconditions of deletes."""
 
 from pathlib import Path
 
@@ -38,3 +38,22 @@ async def test_a_name_cannot_leave_its_namespace(tmp_path: Path, name: str, name
         assert server.asked == []
         assert await client.get(SECRET, "own", "mine") is not None
     assert server.asked == ["/api/v1/namespaces/mine/secrets/own"]
+
+
+class Deleting(Faulty):
+    """Records the preconditions of deletes, and answers each with a conflict."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.wanted = (await request.json())["preconditions"]
+        status = {"kind": "Status", "code": 409, "reason": "Conflict"}
+        return web.json_response(status, status=409)
+
+
+@pytest.mark.parametrize("uid", ["", "u1"])
+async def test_a_delete_at_a_version_needs_no_uid(tmp_path: Path, uid: str) -> None:
+    server = Deleting()
+    async with served(server, tmp_path) as kubeconfig, cluster.connect(kubeconfig) as client:
+        with pytest.raises(cluster.StatusError) as caught:
+            await client.delete(SECRET, "a", "n", uid, "7")
+    assert caught.value.code == 409
+    assert server.wanted == {"resourceVersion": "7"} | ({"uid": uid} if uid else {})

@@ -218,14 +218,15 @@ class KubernetesApi:
     ) -> None:
         """Delete an object. A missing object counts as success.
 
-        With `uid`, an object with another uid stays, and the call succeeds. With `uid` and
-        `version`, another uid or another version is a conflict (409).
+        With `uid`, an object with another uid stays, and the call succeeds. With `version`, another
+        uid or another version is a conflict (409).
         """
-        body: Json = {"kind": "DeleteOptions", "apiVersion": "v1"}
-        if uid:
-            body["preconditions"] = {"uid": uid}
-        if version:
-            body["preconditions"]["resourceVersion"] = version
+        wanted = {"uid": uid, "resourceVersion": version}
+        body: Json = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {key: value for key, value in wanted.items() if value},
+        }
         try:
             await self._json("DELETE", _place(kind, name, namespace), body=body)
         except StatusError as answer:
