@@ -284,8 +284,12 @@ def test_a_definition_names_a_network_of_the_bus(
     [
         ("other/lan", {}, "of its own namespace; create lan in default"),
         ("lan.one", {}, "write it into the annotation virtbus.io/network"),
-        ("lan", {"spec": {"config": "{nonsense"}}, "no name of a network of the bus"),
-        ("lan", {"spec": {"config": "[" * 60_000}}, "no name of a network of the bus"),
+        ("lan", {"spec": {"config": "{nonsense"}}, "lan has no CNI configuration: its spec.config"),
+        ("lan", {"spec": {"config": "blue"}}, "spec.config is not JSON"),
+        ("lan", {"spec": {"config": "[" * 60_000}}, "spec.config is not JSON"),
+        ("lan", {"spec": {"config": "[]"}}, "spec.config is no JSON object"),
+        ("lan", {"spec": {"config": "null"}}, "spec.config is no JSON object"),
+        ("lan", {"spec": {"config": "{}" + " " * 65_536}}, "spec.config is longer than 65536"),
         ("lan", {"spec": {"config": json.dumps({"name": "Big_Net"})}}, "'Big_Net' is no name"),
     ],
 )

@@ -62,7 +62,11 @@ def network_of(
     if given is None:
         return Found(UNREAD_NAME)
     definition = given.get((NAD, one.name))
-    found = Found(one.name) if definition is None else _named(definition, one.name)
+    try:
+        found = Found(one.name) if definition is None else _named(definition, one.name)
+    except ValueError as error:
+        message = f"the {NAD} {one.name} has no CNI configuration: its spec.config {error}"
+        return Cause(field, message)
     if _NAME.fullmatch(found.name) is None:
         message = (
             f"{found.name!r:.80} is no name of a network of the bus; write it into the annotation"
@@ -75,15 +79,25 @@ def network_of(
 def _named(definition: Object, name: str) -> Found:
     """Return the first name of: the annotation, the CNI configuration, the definition itself.
 
-    A person wrote the annotation, so a network that it names may have any plugins. If the
-    configuration is no JSON, its first characters are the name.
+    A person wrote the annotation, so a network that it names may have any plugins.
+
+    Raises:
+        ValueError: the configuration is none. Multus refuses it, too.
     """
     if chosen := text(definition, "metadata", "annotations", ANNOTATION):
         return Found(chosen)
-    config = text(definition, "spec", "config")
+    if not (config := text(definition, "spec", "config")):
+        return Found(name)
+    if len(config) > CONFIG_CHARS:
+        msg = f"is longer than {CONFIG_CHARS} characters"
+        raise ValueError(msg)
     try:
-        found = json.loads(config) if config and len(config) <= CONFIG_CHARS else {}
-    except (ValueError, RecursionError):
-        return Found(config[:80])
-    digest = plugins_digest(found) if isinstance(found, dict) else ""
-    return Found(text(found, "name") or name, digest)
+        read = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        msg = f"is not JSON ({error})"
+        raise ValueError(msg) from None
+    conf = read if isinstance(read, dict) else None
+    if conf is None:
+        msg = "is no JSON object"
+        raise ValueError(msg)
+    return Found(text(conf, "name") or name, plugins_digest(conf))
