@@ -72,11 +72,14 @@ async def test_the_error_of_a_runtime_reaches_the_client_unchanged(node: Node) -
     assert dict(caught.value.trailing_metadata() or ())["runtime-detail"] == "virtbus"
 
 
-async def test_metadata_of_a_trace_reaches_the_runtime(node: Node) -> None:
+async def test_metadata_of_a_client_reaches_the_runtime_but_for_grpcs_own(node: Node) -> None:
     path = calls.PATHS["Version"]
     version: Any = node.channel.unary_unary(path)
-    await version(b"", metadata=(("traceparent", "00-1-2-01"),))
-    assert node.containers.metadata["traceparent"] == "00-1-2-01"
+    sent = {"traceparent": "00-1-2-01", "tenant": "blue", "virtbus-case": "7"}
+    await version(b"", metadata=(*sent.items(), ("user-agent", "theirs")))
+    got = node.containers.metadata
+    assert {key: got.get(key) for key in sent} == sent
+    assert "theirs" not in str(got["user-agent"])
 
 
 @pytest.mark.parametrize("name", READ)

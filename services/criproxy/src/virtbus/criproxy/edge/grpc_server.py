@@ -24,8 +24,9 @@ CALLS_AT_ONCE = 512
 CALLS_OF_A_CONNECTION = 256
 """The limit of open calls of one connection, so that a stalled client leaves calls to others."""
 STOP_S = 5.0
-OWN_METADATA = ("grpc-", ":", "user-agent", "content-type", "te", "virtbus-")
-"""Beginnings of keys that are not passed on. gRPC writes its own; `virtbus-` is reserved."""
+OWN_KEYS = frozenset({"user-agent", "content-type", "te"})
+OWN_PREFIXES = ("grpc-", ":")
+"""Metadata that is not passed on, because gRPC writes its own: these keys and prefixes."""
 
 STATUSES: Mapping[int, grpc.StatusCode] = {
     Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -124,7 +125,11 @@ def _streaming(path: str, stream: Stream) -> "grpc.RpcMethodHandler[bytes, bytes
 def _call(name: str, body: bytes, context: Context) -> Call:
     left_s = context.time_remaining()
     told = context.invocation_metadata() or ()
-    metadata = tuple((key, value) for key, value in told if not key.startswith(OWN_METADATA))
+    metadata = tuple(
+        (key, value)
+        for key, value in told
+        if key not in OWN_KEYS and not key.startswith(OWN_PREFIXES)
+    )
     return Call(name, body, None if left_s is None else float(left_s), metadata)
 
 
