@@ -12,6 +12,7 @@ from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core import backup_schedules
+from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.schemas import subjects
 from virtbus.schemas.backup import BackupCheck, HeldBackup
 from virtbus.schemas.backup_schedule import (
@@ -206,6 +207,20 @@ def test_a_run_that_takes_longer_than_the_time_to_the_next_misses_that() -> None
     assert backup_schedules.why(late) == "1 runs were missed"
     done = backup_schedules.succeeded(late, 5 + HOUR_NS)
     assert (done.missed, done.run, done.last_backup) == (0, "", uid(5))
+
+
+def test_a_suspended_schedule_raises_no_alarm_and_still_shows_its_failure() -> None:
+    held, record = BackupSchedules(), backup_schedules.failed(schedule(), "no space")
+    held.put(KEY, encode(record), 1)
+    (alarm,) = held.alarms()
+    assert "nightly has no new backup: no space" in alarm
+    for number, suspended in enumerate((True, False), start=2):
+        want = BackupScheduleUpdate(name="nightly", suspended=suspended)
+        record = backup_schedules.changed(record, want, 1)
+        held.put(KEY, encode(record), number)
+        assert held.alarms() == (() if suspended else (alarm,))
+        (one,) = held.listed(None)
+        assert backup_schedules.shown(one).message == "no space"
 
 
 def test_an_update_moves_the_next_run() -> None:

@@ -32,9 +32,10 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each schedule whose last runs failed or were missed.
 
-        From the sixth on, they are only counted.
+        From the sixth on, they are only counted. Nobody expects a backup of a suspended schedule.
         """
-        bad = [held.record for held in self.listed(None) if why(held.record)]
+        records = [held.record for held in self.listed(None)]
+        bad = [one for one in records if why(one) and not one.spec.suspended]
         texts = [
             f"the backup schedule {one.namespace}/{one.name} has no new backup: {why(one)}"
             for one in bad[:NAMED_IN_ALARM]
