@@ -8,7 +8,12 @@ from services.controller.tests.test_address_pools import agents
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.runtime.tasks import background
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.overlay_peers import OverlayPeers
 from virtbus.schemas import subjects
 from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.network import guest_mac
@@ -203,3 +208,30 @@ async def test_a_vm_of_an_overlay_needs_a_host_with_tunnels(made: World) -> None
             assert stored.node == "n2"
             assert len(stored.address_claims) == 1
             assert stored.network_targets["mesh"].vni == mesh.vni
+
+
+class Raced(MemoryBus):
+    """A connection whose purges come right after a write of another controller."""
+
+    async def purge(self, key: str, **how: Any) -> int:
+        await self.put(key, LATER)
+        return await super().purge(key, **how)
+
+
+def peer(address: str) -> bytes:
+    return encode(OverlayPeer(node="n1", network=uid(900), peer="n2", address=address))
+
+
+LATER = peer("192.0.2.8")
+
+
+async def test_a_purge_never_ends_a_later_value() -> None:
+    server, term = MemoryServer(), LeaderTerm("fleet", 1, float("inf"))
+    bus, key = MemoryBus(server), subjects.overlay_peer("n1", uid(900), "n2")
+    await bus.put(key, peer("192.0.2.7"))
+    async with background() as tasks:
+        tasks.start(OverlayPeers(Raced(server), Fleet()).run(term))
+        await asyncio.sleep(0.2)
+        entry = await bus.get(key)
+        assert entry is not None
+        assert entry.value == LATER

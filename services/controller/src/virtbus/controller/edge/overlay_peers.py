@@ -85,8 +85,7 @@ class OverlayPeers:
                     await self._put(key, peer, stored)
             for key in stored.keys() - wanted.keys():
                 tenure.check()
-                await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
-                stored.pop(key, None)
+                await self._end(key, stored)
         except BusError as error:
             log.info("peers of overlays: %s", error, extra={"code": "peers_late"})
 
@@ -101,3 +100,13 @@ class OverlayPeers:
             stored[key] = (peer, await self._bus.put(key, encode(peer), expect=revision))
         except ConflictError:
             return  # another controller was first; the watch delivers its write
+
+    async def _end(self, key: str, stored: dict[str, tuple[OverlayPeer | None, int]]) -> None:
+        """Purge the value that was read; a later one is judged when the watch delivers it."""
+        if key not in stored:
+            return  # purged meanwhile
+        try:
+            await self._bus.purge(key, expect=stored[key][1], marker_ttl_s=MARKER_TTL_S)
+        except ConflictError:
+            return
+        stored.pop(key, None)
