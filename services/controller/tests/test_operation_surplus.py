@@ -61,6 +61,14 @@ def test_the_oldest_go_first_and_open_and_new_ones_stay() -> None:
     assert (fleet.operations.count("default"), fleet.operations.count("shop")) == (1, 0)
 
 
+def test_those_that_ended_first_go_first_whenever_they_began() -> None:
+    fleet = Fleet()
+    for number, ended_ns in ((10, 30), (11, 10), (12, 20)):
+        put(fleet, number, ended_ns)
+    assert found(fleet) == [uid(11), uid(12), uid(10)]
+    assert found(fleet, Quota(2, 100)) == [uid(11)]
+
+
 def test_open_operations_are_counted_as_their_statuses_and_records_come_and_go() -> None:
     fleet = Fleet()
     put(fleet, 10, None)

@@ -108,13 +108,13 @@ class Settings(ServiceSettings):
     operations_per_namespace: int = Field(
         100,
         ge=1,
-        description="maximum number of open operations of a namespace; above it, the operations "
-        "that ended first are removed before operation_keep_s",
+        description="maximum number of open operations of a namespace; while open and ended ones "
+        "together are more, those that ended first are removed before operation_keep_s",
     )
     operations_in_all: int = Field(
         10_000,
         ge=1,
-        description="maximum number of operations of all namespaces, as operations_per_namespace",
+        description="operations_per_namespace, for all namespaces together",
     )
     operation_keep_s: float = Field(
         86_400.0,

@@ -21,16 +21,17 @@ def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
 
 
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
-    """Return operations to remove, the oldest first, until their number is within the quota.
+    """Return operations to remove until their number, with open ones, is within the quota.
 
-    Only operations that ended at least KEPT_NS ago are returned, and only if no other object waits
-    for them. So the number may stay above the quota.
+    Those that ended first come first. Only operations that ended at least KEPT_NS ago are returned,
+    and only if no other object waits for them. So the number may stay above the quota.
     """
-    known = fleet.operations.all()
-    left, left_in_all = Counter(held.record.namespace for held in known), len(known)
+    operations = fleet.operations
+    known = [(held, operations.status_of(held.record).status) for held in operations.all()]
+    left, left_in_all = Counter(held.record.namespace for held, _ in known), len(known)
     is_needed, found = needed(fleet), []
-    for held in known:
-        record, status = held.record, fleet.operations.status_of(held.record).status
+    for held, status in sorted(known, key=lambda one: one[1].ended_ns):
+        record = held.record
         if left[record.namespace] <= quota.per_namespace and left_in_all <= quota.in_all:
             continue
         if not status.ended or now_ns - status.ended_ns < KEPT_NS:
