@@ -19,7 +19,6 @@ from virtbus.bus.client.jetstream_errors import (
 from virtbus.bus.client.link import Link, LinkLostError, Raw
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
-    ConsumerReport,
     Entry,
     EntryKind,
     Extent,
@@ -28,6 +27,7 @@ from virtbus.bus.client.ports import (
     Write,
 )
 from virtbus.bus.client.stored_sizes import check_written
+from virtbus.bus.client.stream_info import extent_of, fill_of, report_of
 from virtbus.bus.client.timestamps import time_ns
 from virtbus.bus.errors import ConflictError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts
@@ -296,19 +296,10 @@ class Records:
 
     async def fill(self, bucket: str) -> float:
         info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
-        most = int(info["config"].get("max_bytes", -1))
-        return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+        return fill_of(info)
 
     async def extent(self, subject_filter: str) -> Extent:
-        info = await self.call(f"$JS.API.STREAM.INFO.{stream_of(subject_filter)}")
-        state = info["state"]
-        return Extent(
-            first=int(state["first_seq"]),
-            last=int(state["last_seq"]),
-            messages=int(state["messages"]),
-            bytes=int(state["bytes"]),
-            max_bytes=max(0, int(info["config"].get("max_bytes", -1))),
-        )
+        return extent_of(await self.call(f"$JS.API.STREAM.INFO.{stream_of(subject_filter)}"))
 
     async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
         body = {"filter": subject_filter} | ({"keep": keep} if keep else {})
@@ -319,20 +310,8 @@ class Records:
         return [await self._reported(info) for info in answer.get("streams") or []]
 
     async def _reported(self, info: dict[str, Any]) -> StreamReport:
-        name, config, state = info["config"]["name"], info["config"], info["state"]
-        consumers = await self.call(f"$JS.API.CONSUMER.LIST.{name}", {})
-        most = int(config.get("max_bytes", -1))
-        return StreamReport(
-            name=name,
-            messages=int(state["messages"]),
-            fill=int(state["bytes"]) / most if most > 0 else 0.0,
-            replicas=int(config["num_replicas"]),
-            consumers=tuple(
-                ConsumerReport(one["name"], int(one["num_pending"]), int(one["num_waiting"]))
-                for one in consumers.get("consumers") or []
-            ),
-            current=_current(info),
-        )
+        consumers = await self.call(f"$JS.API.CONSUMER.LIST.{info['config']['name']}", {})
+        return report_of(info, consumers.get("consumers") or [])
 
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
@@ -376,10 +355,3 @@ class Records:
         finally:
             await subscription.close()
         return found
-
-
-def _current(info: dict[str, Any]) -> int:
-    """Return how many replicas of a stream are up to date and online, including the leader."""
-    cluster = info.get("cluster") or {}
-    others = cluster.get("replicas") or []
-    return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)
