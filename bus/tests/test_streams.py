@@ -23,6 +23,7 @@ from virtbus.bus.client.streams import (
     carry,
     opening,
 )
+from virtbus.bus.runtime.tasks import background
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import StreamData, StreamOpen
 from virtbus.schemas.subjects import rpc
@@ -175,6 +176,30 @@ async def test_a_client_with_keep_alives_stays_connected(monkeypatch: pytest.Mon
                 await asyncio.shield(told)
         await stream.write(b"x")
     assert await told == "detached"
+
+
+@pytest.mark.parametrize("unread", [b"", b"bytes"])
+async def test_keep_alives_end_with_the_stream(
+    monkeypatch: pytest.MonkeyPatch, unread: bytes
+) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.02)
+    told: list[StreamData] = []
+
+    async def tell(piece: StreamData) -> None:
+        told.append(piece)
+
+    async with asyncio.timeout(5), background() as tasks:
+        for from_outside in (True, False):
+            stream = ByteStream(tell, FlowControl(CHUNK_BYTES))
+            alive = tasks.start(stream.send_keep_alives())
+            while not told:
+                await asyncio.sleep(0.01)
+            stream.heard(StreamData(data=unread, closed="bye" if from_outside else ""))
+            if not from_outside:
+                stream.end("enough")
+            told.clear()
+            await alive
+            assert told == []
 
 
 async def test_a_lost_message_ends_the_stream_and_leaves_no_gap() -> None:

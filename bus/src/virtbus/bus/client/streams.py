@@ -23,7 +23,7 @@ from virtbus.bus.client.flow_control import (
 )
 from virtbus.bus.client.ports import Bus, Message, Request
 from virtbus.bus.errors import BusError, UnavailableError
-from virtbus.bus.runtime.tasks import background
+from virtbus.bus.runtime.tasks import background, wait_for_event
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import StreamData, StreamOpen
@@ -190,10 +190,10 @@ class ByteStream:
             self._came.append(bytearray(data))
 
     async def send_keep_alives(self) -> None:
-        """Send a keep-alive with the current limit every KEEP_ALIVE_S, until sending fails."""
+        """Send a keep-alive with the current limit every KEEP_ALIVE_S, until the stream ends."""
         with suppress(StreamEndedError):
-            while True:
-                await asyncio.sleep(KEEP_ALIVE_S)
+            while not await wait_for_event(self._over, KEEP_ALIVE_S):
+                self._still_open()
                 await self._say(StreamData(upto=self._flow.upto))
 
     def _wake(self) -> None:
