@@ -5,6 +5,7 @@ import base64
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ EXPECT_OVER = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
+CATCH_UP_S = 2.0
+"""The time for a lagging replica to receive a message that the stream's leader has."""
+_LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d{1,20})$")
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
 """Headers of a purge marker.
@@ -190,19 +194,37 @@ class Records:
         except QueuedError:
             entry = await self.get(key)
             return entry.revision if entry is not None else 0
-        except ConflictError:
+        except ConflictError as conflict:
             # The server checks revisions before message ids. So a retried write may conflict with
             # its own first attempt, which has our message id.
-            if sent.before:
-                last, stored = await self._last(key)
-                if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
-                    return last.revision
+            if sent.before and (own := await self._own(key, headers[MESSAGE_ID], str(conflict))):
+                return own
             raise
         try:
             return int(answer["seq"])
         except (KeyError, TypeError, ValueError):
             msg = f"{key}: the answer to the write cannot be read; repeat it with the same id"
             raise OutcomeUnknownError(msg) from None
+
+    async def _own(self, key: str, message_id: str, conflict: str) -> int:
+        """Return the sequence of the message with this id if it is the key's last, or 0.
+
+        A node may read from a replica that lags behind the leader, who refused the write and named
+        the last sequence. So the node reads until the replica has that one.
+
+        Raises:
+            OutcomeUnknownError: the replica does not have it in time.
+        """
+        named = _LAST_SEQUENCE.search(conflict) if self._settings.node else None
+        least = int(named[1]) if named is not None else 0
+        async for _ in Attempts(CATCH_UP_S):
+            last, stored = await self._last(key)
+            if last is not None and stored.get(MESSAGE_ID) == message_id:
+                return last.revision
+            if (last.revision if last is not None else 0) >= least:
+                return 0
+        msg = f"{key}: the write may have had an effect, and a replica lags; read the key first"
+        raise OutcomeUnknownError(msg)
 
     @staticmethod
     def _expectation(expect: int | None, expect_over: str | None) -> dict[str, str]:
