@@ -48,7 +48,7 @@ async def test_compare_and_set_refuses_an_unread_revision(bus: Bus) -> None:
     with pytest.raises(ConflictError):
         await bus.put(KEY, b"again", expect=0)
     second = await bus.put(KEY, b"two", expect=first)
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match=f"^wrong last sequence: {second}$"):
         await bus.put(KEY, b"late", expect=first)
     assert second > first
 
