@@ -101,8 +101,8 @@ class Settings(ServiceSettings):
     client_subnets: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),
         description=(
-            "networks from which clients may choose the subnets of nat and routed networks; "
-            "empty: only the credentials admin make such networks"
+            "networks from which clients may choose the subnets of nat, routed and overlay "
+            "networks; empty: only the credentials admin make such networks"
         ),
     )
     operations_per_namespace: int = Field(
