@@ -43,8 +43,9 @@ class UploadImage(LenientModel):
 class UploadedImage(LenientModel):
     """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
-    A piece that does not begin at `offset_bytes` is not stored. The client continues at that
-    offset. It may send up to `window_bytes` that are not confirmed yet.
+    A piece that begins before `offset_bytes` adds the bytes that are missing; one that begins
+    behind it is not stored. The client continues at that offset. It may send up to `window_bytes`
+    that are not confirmed yet.
     """
 
     offset_bytes: int = Field(ge=0)
