@@ -42,7 +42,8 @@ class Settings(ServiceSettings):
     names_dir: Path = Field(
         CONFIG_DIR / "images.d",
         description=(
-            "*.toml and *.yaml files of image names and transports; read again when they change"
+            "*.toml, *.yaml and *.yml files of image names and transports; read again when they "
+            "change"
         ),
     )
     names: dict[str, str] = Field(
@@ -125,7 +126,7 @@ class Settings(ServiceSettings):
         ge=60,
         description=(
             "seconds after its last use at which the name of an image (a URL) is removed; "
-            "those of the node's VMs and of images.d stay"
+            "those of the node's VMs, of images that disks use, and of images.d stay"
         ),
     )
     max_names: int = Field(
