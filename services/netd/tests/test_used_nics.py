@@ -108,3 +108,15 @@ def test_a_journal_is_cut_and_a_damaged_line_left_out(tmp_path: Path) -> None:
     found = ReleaseJournal(path).all()
     assert found[-1] == Freed("bridge ", "x", "10.0.0.1/24")
     assert len(found) == MOST - 3
+
+
+def test_a_journal_is_cut_at_its_limit_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "releases"
+    one = Freed("bridge ", A, "10.0.0.2")
+    ReleaseJournal(path).append([one] * 2 * MOST)
+    journal = ReleaseJournal(path)
+    assert len(journal.all()) == MOST
+    journal.append([one])
+    assert len(path.read_text().splitlines()) == MOST
+    journal.append([one] * MOST)
+    assert len(path.read_text().splitlines()) == 2 * MOST

@@ -5,7 +5,7 @@ So there is no fsync.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from virtbus.netd.core.freed_addresses import Freed
@@ -35,17 +35,17 @@ class ReleaseJournal:
     def all(self) -> list[Freed]:
         """Return the releases of the last `MOST` lines. A damaged line is left out."""
         try:
-            lines = self._path.read_text(errors="replace").splitlines()[-MOST:]
+            lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return []
-        found = list(filter(None, map(_read, lines)))
         self._lines = len(lines)
-        return found
+        return list(filter(None, map(_read, lines[-MOST:])))
 
-    def _write(self, releases: Iterable[Freed]) -> None:
+    def _write(self, releases: Sequence[Freed]) -> None:
         part = self._path.with_suffix(".part")
         part.write_text("".join(f"{json.dumps(list(one))}\n" for one in releases))
         part.replace(self._path)
+        self._lines = len(releases)
 
 
 def _read(line: str) -> Freed | None:
