@@ -80,7 +80,10 @@ log = logging.getLogger(__name__)
 
 
 class ControllerService:
-    """One controller with all its parts."""
+    """One controller with all its parts.
+
+    `declared` keeps the streams of the bus declared. `joined` joins new nodes.
+    """
 
     def __init__(
         self,
@@ -217,7 +220,7 @@ class ControllerService:
         return [*map(self._when_synced, duties), *at_once]
 
     def _when_synced(self, duty: Duty) -> Duty:
-        """Return the task, delayed until the fleet is listed."""
+        """Return the task, delayed until this controller has read all records of the fleet."""
 
         async def run(tenure: LeaderTerm) -> None:
             await self._feeds.synced()
@@ -226,10 +229,7 @@ class ControllerService:
         return run
 
     async def run(self) -> None:
-        """Serve until cancelled.
-
-        `declared` of the constructor keeps the streams declared; `joined` joins new nodes.
-        """
+        """Serve until cancelled."""
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._suspensions.run())
@@ -368,14 +368,17 @@ class ControllerService:
         return [*endpoints, watch, asked]
 
     def _when_ready(self, handler: Handler) -> Handler:
-        """Delay a request until the first lists are complete, within its deadline."""
+        """Return the handler, delayed until the first lists are complete, or the deadline passes.
+
+        The handler raises 503 if this process was stopped while the request waited.
+        """
 
         async def handle(request: Request) -> object:
             if not self._feeds.listed:
                 await self._listed(request.deadline_s)
             if self._suspensions.waited(request):
-                # The client may already have retried on another controller; refuse instead of
-                # acting twice.
+                # The client may have repeated the request to another controller. A refusal
+                # prevents that the request acts twice.
                 message = "the controller was stopped; repeat the request with the same id"
                 raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)
@@ -383,7 +386,7 @@ class ControllerService:
         return handle
 
     async def _listed(self, deadline_s: float) -> None:
-        """Wait until the first lists are complete, or raise VirtbusError 503."""
+        """Wait until the first lists are complete; raise 503 `recovering` at the deadline."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._feeds.synced()
@@ -392,5 +395,5 @@ class ControllerService:
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
 
     async def _beat(self) -> None:
-        await self._feeds.synced()  # states found in the first list are not changes
+        await self._feeds.synced()  # otherwise each state in the first lists looks like a change
         await self._pulse.run()

@@ -1,4 +1,4 @@
-"""Implements CRI's calls about containers: a container is one run of its pod's guest."""
+"""Implements CRI's calls about containers. A container is one run of the guest of its pod's VM."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -14,10 +14,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 ID_BYTES = 32
 START_S = 110.0
-"""The longest wait for a guest's start; kubelet's own limit is 120 s by default."""
+"""Maximum wait for a guest's start. kubelet's own limit is 120 s by default."""
 
 RESIZE_S = 10.0
-"""The longest wait until a running guest has its changed resources."""
+"""Maximum wait until a running guest has its changed resources."""
 
 
 class Logs(Protocol):
@@ -27,7 +27,10 @@ class Logs(Protocol):
         """Return the absolute path of a container's log, empty for none."""
 
     def reopen(self, container: Container) -> None:
-        """Open the log by its name again; raises VirtbusError 409 `not_running`."""
+        """Close the log file, and open the file that now has its name.
+
+        Raises VirtbusError 409 `not_running`.
+        """
 
 
 class Containers:
@@ -47,8 +50,10 @@ class Containers:
         A repeat for the same attempt returns the same id.
 
         Raises:
-            VirtbusError: 400 `pod_refused`, `second_container`; 404; 409 `sandbox_not_ready`,
-                `still_running`; 503 `volume_stuck`; the errors of `Machines.ensure` and `stop`.
+            VirtbusError: 400 `pod_refused`, `second_container`. 404: the sandbox or the image is
+                unknown. 409 `sandbox_not_ready`: the sandbox was stopped. 409 `still_running`: the
+                guest of the previous attempt runs. 503 `volume_stuck`. The errors of
+                `Machines.ensure` and `Machines.abandon`.
         """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
@@ -81,7 +86,10 @@ class Containers:
             return container.id
 
     def _pod(self, key: str, sandbox_id: str) -> Pod:
-        """Return the pod of a ready sandbox."""
+        """Return the pod of a ready sandbox.
+
+        Raises VirtbusError 404 for an unknown sandbox, and 409 `sandbox_not_ready`.
+        """
         pod = self._pods.all.get(key)
         if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
             raise not_found("sandbox", sandbox_id)
@@ -91,7 +99,10 @@ class Containers:
         return pod
 
     async def _end_former(self, pod: Pod) -> None:
-        """End the previous attempt if its start has no known outcome; raise if its guest runs."""
+        """End the previous attempt if the outcome of its start is unknown.
+
+        Raises VirtbusError 409 `still_running` if its guest runs.
+        """
         former = pod.active
         if former is None:
             return
@@ -100,13 +111,15 @@ class Containers:
         await self._machines.abandon(pod.key)
 
     async def start(self, container_id: str, left_s: float | None) -> None:
-        """Start a container's guest, and wait until it runs; a running one stays as it is.
+        """Start a container's guest, and wait until it runs. No effect if the guest runs.
 
-        Another call may stop the container while this one waits.
+        Another call may stop the container during the wait.
 
         Raises:
-            VirtbusError: 404; 409 `exited`, `still_running`; the errors of `Machines.start` and
-                `until_started`.
+            VirtbusError: 404: the container or its sandbox is unknown. 409 `exited`: the container
+                has ended. 409 `sandbox_not_ready`: its sandbox was stopped. 409 `still_running`:
+                another container of the pod runs. The errors of `Machines.start` and
+                `Machines.until_started`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
@@ -128,8 +141,9 @@ class Containers:
         """Change the resources of a container, and wait until its node enforces them.
 
         Raises:
-            VirtbusError: 400 `pod_refused`; 404; 409 `exited`; the errors of `Machines.resize`
-                and `MachineChanges.until_resized`.
+            VirtbusError: 400 `pod_refused`. 404: the container is unknown. 409 `exited`: the
+                container has ended. The errors of `Machines.resize` and
+                `MachineChanges.until_resized`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
@@ -164,7 +178,7 @@ class Containers:
             await self._machines.stop(key, max(0, grace_s))
 
     async def remove(self, container_id: str) -> None:
-        """Forget a container; its guest is ended first. The VM and its disks stay with the pod."""
+        """End a container's guest and forget the container. The pod keeps the VM and its disks."""
         found = self._pods.find_container(container_id)
         if found is None:
             return
@@ -176,7 +190,10 @@ class Containers:
                 await self._pods.put(pod.without_container(container_id))
 
     def status(self, container_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a container's status; with `verbose`, also its VM."""
+        """Return a container's status, and its verbose `info`, empty without `verbose`.
+
+        Raises VirtbusError 404.
+        """
         key, container_id = self._found(container_id)
         pod = self._pods.all[key]
         container = pod.container(container_id)
@@ -184,11 +201,14 @@ class Containers:
         return told, answers.machine_info(pod) if verbose else {}
 
     def listed(self, wanted: Plain) -> list[Plain]:
-        """Return the containers of a `ContainerFilter`."""
+        """Return the containers that match a `ContainerFilter`."""
         return [answers.container_item(one) for one in answers.containers(self._pods.all, wanted)]
 
     def reopen(self, container_id: str) -> None:
-        """Open a container's log again, after its rotation."""
+        """Open a container's log again, after kubelet has renamed the file to rotate it.
+
+        Raises VirtbusError 404, and 409 `not_running`.
+        """
         key, container_id = self._found(container_id)
         self._logs.reopen(self._pods.all[key].container(container_id))
 

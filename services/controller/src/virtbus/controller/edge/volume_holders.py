@@ -1,4 +1,4 @@
-"""Sets and clears the holders of volumes in the batch that writes the record of their VM."""
+"""Makes the writes that set and clear holders of volumes, for the batch of a VM's record."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,10 @@ NO_VOLUMES: Mapping[str, VolumeRecord] = MappingProxyType({})
 
 
 class Resolved(NamedTuple):
-    """The volumes that a VM's spec names, by the names of their disks, and their node."""
+    """The volumes that a VM's spec names, by disk, and the node that has all of them.
+
+    `home` is None without volumes.
+    """
 
     refs: dict[str, VolumeRef]
     home: Home | None
@@ -49,9 +52,10 @@ class Resolved(NamedTuple):
 class VolumeHolders:
     """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
-    `made` are volumes by name that the create of a VM makes, in the batch that writes its record.
-    With `living`, the hosts must agree before a VM begins to hold a volume. `moved` are volumes by
-    folder whose data is in its new place, each at the revision that was read.
+    `made` has, by name, the volumes that a VM's create writes in the same batch as the VM.
+    With `living`, a VM begins to hold a volume only if no living host contradicts the bus about
+    the volume. `moved` has, by folder, volumes whose data has moved: the record to write, and the
+    revision that was read before.
     """
 
     def __init__(
@@ -70,8 +74,9 @@ class VolumeHolders:
         """Return the volumes that the VM's spec names, if the VM may hold all of them.
 
         Raises:
-            VirtbusError: as `refuse_hold`, `refuse_buffered` and `home_of`; 403 `not_owner`; 422
-                `unreadable`.
+            VirtbusError: 403 `not_owner`: a volume does not belong to the VM's owner.
+                422 `unreadable`: a volume's record cannot be read.
+                The errors of `refuse_hold`, `refuse_buffered` and `home_of`.
         """
         found: dict[str, VolumeRecord] = {}
         for disk, name in wanted_volumes(vm.spec).items():
@@ -90,7 +95,8 @@ class VolumeHolders:
     async def writes(self, before: VmRecord | None, after: VmRecord | None) -> list[Write]:
         """Return the writes of volumes that belong to a change of a VM's record.
 
-        Each expects the revision that was read. So the batch fails if any volume changes meanwhile.
+        Each write expects the revision that was read. So the batch fails if a volume changes
+        meanwhile.
         """
         old = before.volume_refs if before is not None else {}
         new = after.volume_refs if after is not None else {}
@@ -123,8 +129,8 @@ class VolumeHolders:
     async def _free(self, ref: VolumeRef, vm: str, *, ended: bool) -> Write | None:
         """Return the write that ends the VM's hold. A hold in an unreadable record stays.
 
-        So an unreadable volume does not delay the end of its VM. `volume.detach` with `gone`
-        repairs the record.
+        So a volume with an unreadable record does not delay the end of its VM. `volume.detach` with
+        `gone` repairs the record.
         """
         try:
             there = await self._read(ref.namespace, ref.name)
@@ -157,7 +163,10 @@ class VolumeHolders:
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM begins to hold, or that go with it to another node."""
+    """Return the volumes that the VM begins to hold, and those whose hold changes with its node.
+
+    A VM that loses its node changes only the holds of volumes on servers.
+    """
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
     moved = before is not None and after.node != before.node
     placed = after.node != UNPLACED

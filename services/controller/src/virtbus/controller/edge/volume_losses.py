@@ -1,4 +1,4 @@
-"""Gives up volumes and snapshots of a node that is forgotten, if the request names them."""
+"""Marks volumes and snapshots of a forgotten node as lost, if the request names them."""
 
 from collections.abc import Collection
 
@@ -18,7 +18,10 @@ SHOWN = 20
 
 
 class VolumeLosses:
-    """Marks objects as lost. A node is not forgotten until a request names each of its objects."""
+    """Marks volumes and snapshots as lost.
+
+    A node is not forgotten until a request names each volume and snapshot that has data there.
+    """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -26,7 +29,10 @@ class VolumeLosses:
         self._snapshots = SnapshotWrites(bus)
 
     def check(self, want: NodeForget) -> None:
-        """Raise 409 while the node has objects that the request does not name."""
+        """Raise 409 if the node has data of a volume or snapshot that the request does not name.
+
+        The reasons are `node_has_volumes` and `node_has_snapshots`.
+        """
         held = [
             one
             for one in self._of(want.node)
@@ -38,9 +44,10 @@ class VolumeLosses:
         _refuse("snapshot", want.node, snapshots, want.lose_snapshots)
 
     async def give_up(self, node: str) -> int:
-        """Mark the objects of a node as lost, and free volumes without data on it.
+        """Mark the volumes and snapshots that have data on a node as lost.
 
-        Return the number of lost volumes.
+        A volume without data there, such as one on a server, only loses its link to the node.
+        Return the number of lost volumes. Raise 503 `contended` if an object changes meanwhile.
         """
         lost = 0
         for held in self._of(node):
@@ -68,12 +75,15 @@ class VolumeLosses:
 
 
 def _is_on(node: str, record: VolumeRecord) -> bool:
-    """Return True if the node has the data, or a holder of a shared volume on a server."""
+    """Return True if the record names the node: as the volume's node, or as a holder's node.
+
+    Only shared volumes record the nodes of their holders.
+    """
     return record.node == node or any(hold.node == node for hold in record.holds.values())
 
 
 def _refuse(what: str, node: str, there: Collection[str], named: Collection[str]) -> None:
-    """Raise 409 unless all objects that are `there` are `named`, as NAMESPACE/NAME."""
+    """Raise 409 if `named` lacks an object of `there`; both have names as NAMESPACE/NAME."""
     more = sorted(set(there) - set(named))
     if more:
         message = (

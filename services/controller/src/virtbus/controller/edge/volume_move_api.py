@@ -65,7 +65,10 @@ class VolumeMoveApi:
         return self._volumes.show(held)
 
     def _begun(self, record: VolumeRecord, goal: Goal, *, is_off: bool = False) -> VolumeRecord:
-        """Return the volume with a move to `goal`; raises as `begun` and `refuse_pool`."""
+        """Return the volume with a move to `goal`.
+
+        Raises the errors of `volume_moves.begun` and `volume_moves.refuse_pool`.
+        """
         export, fill = self._sources.uuid7(), self._sources.uuid7()
         moved = volume_moves.begun(record, goal, export, fill, is_off=is_off)
         if moved != record and (moved.is_moving or moved.node != record.node):
@@ -73,14 +76,18 @@ class VolumeMoveApi:
             volume_moves.refuse_pool(record, goal.pool, pools)
         return moved
 
-    # --- with its VM ------------------------------------------------------------------------
+    # --- a volume that a VM holds -----------------------------------------------------------
     async def _off_move(
         self,
         find: Callable[[], Awaitable[StoredVolume]],
         goal_of: Callable[[VolumeRecord], Goal],
         request: Request,
     ) -> StoredVolume:
-        """Begin the move of a volume that a VM holds; errors as `_with_vm`."""
+        """Begin the move of a volume that a VM holds.
+
+        Raises the errors of `_with_vm`, but repeats after a ConflictError, up to ATTEMPTS times.
+        Then `contended` is raised.
+        """
         for _ in range(ATTEMPTS):
             held = await find()
             if request.id in held.record.requests:
@@ -97,11 +104,12 @@ class VolumeMoveApi:
     async def _with_vm(self, held: StoredVolume, goal: Goal, request: Request) -> StoredVolume:
         """Begin the move of a volume whose VM is off; return the volume.
 
-        To another node, the VM and all of its volumes go along (ADR 0087).
+        A move to another node moves the VM and all of its volumes (ADR 0087).
 
         Raises:
             ConflictError: the VM or a volume has changed.
-            VirtbusError: as `_begun`, `off_moves.refuse_up`, `refuse_leaving`; 429 `no_capacity`.
+            VirtbusError: 429 `no_capacity`: the VM does not fit on the other node. The errors of
+                `_begun`, and of `refuse_up`, `refuse_changing` and `refuse_leaving` of `off_moves`.
         """
         first = with_request(self._begun(held.record, goal, is_off=True), held.record, request.id)
         there = await self._off.holder(held.record)
@@ -131,7 +139,7 @@ class VolumeMoveApi:
         return held
 
     def _refuse_target(self, vm: VmRecord, node: str) -> None:
-        """Raise 429 `no_capacity` if a VM cannot go to `node`."""
+        """Raise 429 `no_capacity` if the VM does not fit on `node` now."""
         places = EvacuationTargets(self._fleet.candidates(asyncio.get_running_loop().time()))
         _, why = places.find(vm.model_copy(update={"evacuation_target": node}))
         if why:

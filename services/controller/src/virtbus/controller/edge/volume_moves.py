@@ -1,7 +1,7 @@
-"""Moves volumes between nodes and pools: run by the leader (ADR 0063).
+"""The leader task that moves volumes between nodes and pools (ADR 0063).
 
-The volume's record and two operations are the whole state. Each round compares them, so a crash at
-any point is continued by the next leader.
+The state of a move is the volume's record and two operations, all on the bus. Each round reads
+them and does the next step. So the next leader continues a move after a crash at any point.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class VolumeMoves:
         self._busy: set[str] = set()
 
     def wake(self) -> None:
-        """Start a round: an operation may have ended."""
+        """Start a round if a move has no running task: one of its operations may have ended."""
         if self._fleet.volumes.moving - self._busy:
             self._wake.set()
 
@@ -104,7 +104,7 @@ class VolumeMoves:
             if error.body.after_ms is not None or error.code == Code.DEADLINE:
                 raise
             if error.reason == "export_not_here":
-                raise  # its agent has just started
+                raise  # the node's agent has just started; the next round repeats this step
             if error.code == Code.GONE:  # the volume was deleted while its bytes were carried
                 await self._files.drop(record, move)
             after = volume_moves.failed(record, error.body.message)
@@ -113,7 +113,10 @@ class VolumeMoves:
             await self._end(held, after, tenure)
 
     async def _end(self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm) -> None:
-        """Write the end of a move; that of a VM's volume together with the VM."""
+        """Write the end of a move.
+
+        If a VM holds the volume and the move has succeeded, the VM's record is written, too.
+        """
         if not held.record.holder or (after.move is not None and after.move.failed):
             await self._replace(held, after)
             return
@@ -121,7 +124,7 @@ class VolumeMoves:
             self._tell(one)
 
     async def _ended_by(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
-        """Return another volume of the VM at the end of its move, None before it."""
+        """Return another volume of the same VM as it is after its move; None while it moves."""
         first = await self._operations.latest(move.export)
         fill = await self._operations.latest(move.fill)
         if first is None or fill is None:
@@ -130,10 +133,12 @@ class VolumeMoves:
         return self._end_of(record, move, first, made)
 
     async def _after(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
-        """Return the volume at the end of its move, None before it.
+        """Do what the move needs now; return the volume as it is after the move.
+
+        Return None while the move is not complete.
 
         Raises:
-            VirtbusError: the move has failed, unless the error permits a repeat.
+            VirtbusError: a request has failed. Some of these errors permit a repeat.
             BusError: a node does not answer.
         """
         now_ns = self._bus.sources.time_ns()
@@ -162,7 +167,11 @@ class VolumeMoves:
         first: StoredOperation,
         made: OperationStatus,
     ) -> VolumeRecord | None:
-        """Return the volume at the end of its fill, None before it. `first` read the data."""
+        """Return the volume as it is after its move; None until the fill, `made`, has ended.
+
+        `first` is the operation that read the data: the export, or the fill of a move within one
+        node.
+        """
         if not made.ended:
             return None
         if self._restored_after(record, first):
@@ -181,26 +190,31 @@ class VolumeMoves:
         return held, (await self._operations.status(held.record)).status
 
     def _restored_after(self, volume: VolumeRecord, export: StoredOperation) -> bool:
-        """Return True if a restore into the volume, or its VM, was accepted after its export."""
+        """Return True if a restore into the volume or its VM was accepted after `export`."""
         later = (one for one in self._fleet.operations.all() if one.revision > export.revision)
         into = {volume.uid, volume.holder}
         return any(one.record.uid in into and one.record.kind == "restore" for one in later)
 
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
-        """Remove what the move has left: files on both nodes, and data that does not count."""
+        """Remove what the move has left: its files, and the data in the place that was left.
+
+        After a failed move, that place is the target.
+        """
         record = held.record
         for id_ in (move.export, move.fill):
             if not await self._ended(id_):
-                return  # the next round finds its end
+                return  # the next round checks again
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        # A bus that is older than the end of the move names a source without data. Then the
-        # data on the target is the only copy: it stays, and an audit lists it.
+        # If the bus was restored to a time before the end of the move, its record still names the
+        # source, which has lost the data. Then the only copy is on the target: it stays, and an
+        # audit lists it.
         only = bool(move.failed) and move.source != move.target
         only = only and not await self._orphans.has(move.source, ref)
         if self._fleet.has_node(node) and not only:
-            # After a failure, the target may have data of an earlier time, which stays.
+            # After a failure, only the data that this move's fill made is removed. Data that the
+            # target had before stays.
             ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
             if move.failed and move.source == move.target:
                 ask = ask.model_copy(update={"kept": ref_of(record)})
@@ -209,15 +223,15 @@ class VolumeMoves:
         await self._files.drop(record, move)
         export = await self._operations.latest(move.export)
         if export is not None:
-            await self._operations.remove(export)  # and its file
+            await self._operations.remove(export)  # this also removes the exported file
         await self._replace(held, volume_moves.cleaned(record))
 
     async def _ended(self, id_: str) -> bool:
-        """Return True if an operation has ended; otherwise cancel it."""
+        """Return True if an operation has ended or does not exist; otherwise cancel it."""
         held = await self._operations.latest(id_)
         if held is None or (await self._operations.status(held.record)).status.ended:
             return True
-        with suppress(VirtbusError):  # it ends, or has ended
+        with suppress(VirtbusError):  # the operation can no longer be cancelled
             await self._operations.cancel(id_)
         return False
 

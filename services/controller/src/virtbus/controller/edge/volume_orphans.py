@@ -30,7 +30,7 @@ class VolumeOrphans:
     async def findings(self, node: str) -> list[AuditFinding]:
         """Return a finding for each volume of the node without a record; raises BusError.
 
-        A repair never removes data: a person adopts or deletes it by name.
+        The repair of an audit never removes such data: a person adopts or deletes it by name.
         """
         return [
             _finding(node, held)
@@ -39,11 +39,12 @@ class VolumeOrphans:
         ]
 
     async def find(self, want: VolumeAdopt) -> VolumeRef:
-        """Return the reference of the requested data, from the copy on its node.
+        """Return the reference that the node keeps with the data of the requested volume.
 
         Raises:
-            VirtbusError: 404 there is none, or no readable copy; 409 there are several, or the node
-                holds a VM that has it and whose record is lost.
+            VirtbusError: 404 `no_volume_data`: the node has no such data, or cannot read the
+                reference. 409 `several_volumes`: several volumes have this name, and the request
+                has no uid. 409 `held_on_node`: a VM without a record, on some node, has the volume.
             BusError: the node does not answer.
         """
         start = f"{want.namespace}.{want.name}."
@@ -94,13 +95,13 @@ class VolumeOrphans:
         return False
 
     async def held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
-        """Yield the volumes on a node that `pages` has. Raises BusError, VirtbusError."""
+        """Yield the volumes of all `pages`. Raises BusError, VirtbusError."""
         async for page in self.pages(node, after):
             for held in page.volumes:
                 yield _checked(held)
 
     async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
-        """Yield the volumes on a node whose folder is greater than `after`, in order.
+        """Yield pages of the volumes on a node, ordered by folder, from the first after `after`.
 
         Raises BusError, VirtbusError.
         """
@@ -115,20 +116,20 @@ class VolumeOrphans:
 
 
 def _checked(held: HeldVolume) -> HeldVolume:
-    """Return the volume. A reference that names another folder is dropped."""
+    """Return the volume, without its reference if that names another folder."""
     if held.ref is not None and held.ref.folder != held.folder:
         return HeldVolume(folder=held.folder)
     return held
 
 
 def _is_recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
-    """Return True if the record of a volume accounts for its data on `node`."""
+    """Return True if a volume's record explains the data in this folder on `node`."""
     nodes = data_nodes(volumes, held.folder)
     return nodes is not None and (not nodes or node in nodes)
 
 
 def data_nodes(volumes: Volumes, folder: str) -> set[str] | None:
-    """Return the nodes that may have a volume's data by its record; None if there is none."""
+    """Return the nodes that may have a volume's data, as its record says; None without a record."""
     namespace, _, rest = folder.partition(".")
     name, _, uid = rest.partition(".")
     known = volumes.get(namespace, name)

@@ -1,4 +1,4 @@
-"""Removes the data of deleted volumes from their nodes, then their records: run by the leader."""
+"""The leader task that removes deleted volumes: first their data on nodes, then their records."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ SETTLE_S = 0.2
 """Delay after `wake`, so that one round handles concurrent changes."""
 ASK_S = 5.0
 AT_ONCE = 16
-"""Number of concurrent removals. A node that does not answer occupies one for ASK_S."""
+"""Number of concurrent removals. A request to a node that does not answer takes ASK_S."""
 
 
 class VolumeRemovals:
@@ -47,7 +47,7 @@ class VolumeRemovals:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Start a round: there may be a deleted volume."""
+        """Start a round if a volume is being deleted."""
         if self._fleet.volumes.deleting:
             self._wake.set()
 
@@ -86,9 +86,10 @@ class VolumeRemovals:
         log.info("deleted volume %s", held.record.name, extra=extra)
 
     async def _prevent_fills(self, record: VolumeRecord) -> bool:
-        """Prevent operations that another task is about to write; return True if one has begun.
+        """Prevent the operations of a move or fill that another task may still create.
 
-        A task that has read the volume before the delete would fill it after the removal.
+        A task that read the volume before the delete would otherwise fill it after the removal.
+        Operations that already run are cancelled. Return True while one of them is a fill.
         """
         move, fill = record.move, record.fill
         ids = [] if move is None else [(move.source, move.export), (move.target, move.fill)]
@@ -98,26 +99,26 @@ class VolumeRemovals:
         for node, id_ in ids:
             held = await self._operations.prevent(node, id_)
             if held is not None and not (await self._operations.status(held.record)).status.ended:
-                with suppress(VirtbusError):  # it ends, or has ended
+                with suppress(VirtbusError):  # the operation can no longer be cancelled
                     await self._operations.cancel(id_)
                 begun = begun or held.record.kind == "fill"
         return begun
 
     async def _end_operations(self, uid: str) -> bool:
-        """Cancel the operations of the volume; return True while it is being filled.
+        """Cancel the operations of the volume; return True while one of them is a fill.
 
-        imaged releases the volume after their end. It may restart in between, and then forgets the
-        release; so a fill ends first.
+        imaged fills no volume that it has released, but a restart of imaged loses this knowledge.
+        Then an open fill would write the data again. So fills end before the release.
         """
         operations = self._fleet.operations.open_of(uid)
         for operation in operations:
             if not operation.record.cancel:
-                with suppress(VirtbusError):  # it ends, or has ended
+                with suppress(VirtbusError):  # the operation can no longer be cancelled
                     await self._operations.cancel(operation.record.id)
         return any(one.record.kind == "fill" for one in operations)
 
     async def _release(self, held: StoredVolume) -> None:
-        """Let its nodes remove the data; raises BusError if one does not answer."""
+        """Make the volume's nodes remove its data; raises BusError if a node does not answer."""
         record = held.record
         if not has_data_on_node(record):
             return

@@ -1,4 +1,4 @@
-"""Refuses new volumes and growth when there are too many, or no space for them."""
+"""Refuses new and larger volumes that exceed a quota or a pool, or that the bus cannot store."""
 
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.volume_quota import VolumeQuota
@@ -7,7 +7,7 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class VolumeRoom:
-    """The space for further volumes."""
+    """The limits of new and larger volumes."""
 
     def __init__(self, fleet: Fleet, storage: BusStorageGuard, quota: VolumeQuota) -> None:
         self._fleet = fleet
@@ -15,11 +15,14 @@ class VolumeRoom:
         self._quota = quota
 
     def refuse_more(self, *new: VolumeRecord) -> None:
-        """Raise 429 if new volumes exceed a quota, or need the space that VMs need."""
+        """Raise 429 if new volumes exceed a quota.
+
+        Raise 429, too, if the bus is so full that VMs need the space that is left.
+        """
         self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
         self._quota.refuse_new(self._fleet.volumes, new)
 
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
-        """Raise 429 if the volume may not grow to `size_bytes`: by a quota, or by its pool."""
+        """Raise 429 if a quota or the volume's pool does not allow the size `size_bytes`."""
         self._quota.refuse_growth(self._fleet.volumes, record, size_bytes)
         self._fleet.pools.refuse_growth(record, size_bytes)

@@ -1,4 +1,4 @@
-"""Plans the volumes that the create of a VM makes, by the templates in its spec (ADR 0072)."""
+"""Plans the volumes that a VM's create makes from the templates in the VM's spec (ADR 0072)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,11 +24,14 @@ from virtbus.schemas.volume_ref import NamedVolume
 from virtbus.schemas.volume_spec import Retention, VolumeSource, VolumeSpec
 
 Planned = Callable[[VolumeRecord, str], Awaitable[VolumeRecord]]
-"""Returns a new volume with its pool and the copy that fills it, for an account."""
+"""Returns the given new volume with its pool's kind, and with the operation that fills it.
+
+The string is the account of the request.
+"""
 
 
 class VolumeTemplates:
-    """Reads which volumes of a VM's templates exist, and plans the others."""
+    """Reads which volumes of a VM's templates exist already, and plans the missing ones."""
 
     def __init__(
         self,
@@ -53,8 +56,9 @@ class VolumeTemplates:
         """Return a VolumeHolders for the VM, with the volumes that its create makes.
 
         Raises:
-            VirtbusError: as `VolumeApi.create`; 403 `not_owner`: accounts of bridges make no
-                volumes.
+            VirtbusError: 403 `not_owner`: the VM's owner is a bridge or a runtime, and may not make
+                this volume. 409 `access_differs`: a volume of that name exists, and exactly one of
+                it and its template is shared. The errors of `VolumeApi.create`.
         """
         new: dict[str, VolumeRecord] = {}
         known, node = self._fleet.vms.get(vm.uid), ""
@@ -71,7 +75,7 @@ class VolumeTemplates:
         made: dict[str, VolumeRecord] = {}
         for name in sorted(new, key=lambda name: _copies_image(new[name].spec)):
             record = new[name]
-            if _copies_image(record.spec):  # copies of other sources are on the source's node
+            if _copies_image(record.spec):  # a copy of another source must be on the source's node
                 node = node or self._node_for(vm, new.values())
                 record = record.model_copy(update={"node": node})
             made[name] = await self._planned(record, account)
@@ -81,7 +85,7 @@ class VolumeTemplates:
         return VolumeHolders(self._bus, made, self._living)
 
     def _node_for(self, vm: VmRecord, new: Iterable[VolumeRecord]) -> str:
-        """Return the best node for the VM with its new volumes; empty if none takes it now."""
+        """Return the best node for the VM and its new volumes; empty if no node has room now."""
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         home = Home("", "", needs_of(map(self._fleet.pools.admitted, new)))
         found = place_near(vm.spec, nodes, home, strict=self._strict, want=demand_of_vm(vm))
@@ -103,9 +107,10 @@ class VolumeTemplates:
         )
 
     def _assigned(self, vm: VmRecord, name: str, spec: VolumeSpec) -> bool:
-        """Return True for a volume on a server that the node of a runtime's VM assigns.
+        """Return True for an empty volume on a server that the runtime's node lists in pools.toml.
 
-        The record goes with the VM, and the data stays. So no account needs to delete it.
+        The retention must be Delete: the volume's record is deleted with the VM, and the data stays
+        on the server. So the account needs no right to delete the volume.
         """
         pool = self._fleet.pools.of(node_of(vm.owner)).get(spec.pool)
         if pool is None or not ABILITIES[pool.kind].shared or spec.source != VolumeSource():
@@ -115,9 +120,9 @@ class VolumeTemplates:
 
 
 def _refuse_other_access(wanted: NamedVolume, there: VolumeRecord) -> None:
-    """Raise 409 if only one is shared: a template, or the existing volume of its name.
+    """Raise 409 `access_differs` if exactly one of a template and the existing volume is shared.
 
-    A guest with an ordinary file system would destroy the writes of other guests.
+    On a shared volume, a guest with an ordinary file system destroys the writes of other guests.
     """
     if wanted.template is not None and wanted.template.access is not there.spec.access:
         message = (

@@ -1,4 +1,4 @@
-"""Writes volumes to the bus, also those that the bus has lost and a VM's record describes."""
+"""Writes records of volumes. Restores records that the bus has lost from the record of a VM."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.volume_changes import create_step
@@ -11,16 +11,17 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class VolumeWrites(NamedWrites[VolumeRecord]):
-    """The controller's writes of volumes that change no VM's record."""
+    """Writes records of volumes alone, in no batch with a VM's record."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus, "volume", subjects.volume_record, read_volume, create_step)
 
     async def restore(self, vm: VmRecord) -> None:
-        """Write the volumes of a VM's record that the bus has lost, or has as they were earlier.
+        """Write the records of a VM's volumes that the bus has lost, or has in an older version.
 
         Raises:
-            VirtbusError: as `create`, such as 410 for a deleted volume; 422 `unreadable`.
+            VirtbusError: 422 `unreadable`: the record on the bus cannot be read. The errors of
+                `create`, such as 410 for a deleted volume.
             ConflictError: a volume changed meanwhile.
         """
         for ref in vm.volume_refs.values():

@@ -1,11 +1,14 @@
-"""Calls functions once in a turn of the event loop, however often that is requested."""
+"""Calls functions at most once in a turn of the event loop, after any number of requests."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Wakes:
-    """The functions to call. An informer requests them for each entry, and reads many in a turn."""
+    """The functions to call.
+
+    An informer requests the calls once for each entry, and reads many entries in a turn.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []

@@ -1,8 +1,8 @@
-"""Sends changes and heartbeats to watches, in slices of the loop's time.
+"""Sends changes and heartbeats to clients' watches, in short slices of the event loop's time.
 
-One task serves all watches. A change that affects a thousand watches wakes this task only. It sends
-a few changes to each watch in turn, and other requests run between two slices (ADR 0028). A change
-is encoded once for all watches.
+One task serves all watches. So a change that affects a thousand watches wakes only this task. The
+task sends a few changes to each watch in turn. Other requests run between two slices (ADR 0028). A
+change is encoded once for all watches.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ from virtbus.schemas.api import VmWatch, WatchReply
 BEAT_S = 5.0
 SLICE_S = 0.002
 REST = 2.0
-"""Seconds of rest for each second of work while more than CROWD watches wait."""
+"""Seconds without work after each second of work, while more than CROWD watches wait."""
 MOST_REST_S = 0.1
-"""Limit of a rest. A slice may include a wait for a send, which takes no time of the loop."""
+"""Longest rest. A slice can be long without work, because it includes waits for sends."""
 CROWD = 8
 """Up to this many watches are served without a rest."""
 SENT_AT_ONCE = 16
 CHANGE_FRESH_S = 1.0
-"""Time for which an encoded view is reused. Some states in a view change with time alone."""
+"""Time for which an encoded view is reused. It is limited, because some states in a view change
+only because time passes."""
 CHANGES_KEPT = 8
 
 
@@ -48,21 +49,24 @@ class Watcher:
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done once the watch ended, with the error that ended it."""
+    """Done when the watch has ended; has the error, if an error ended the watch."""
 
 
 class WatchSender:
-    """Serves the watches whose first list was sent. `position` returns a reply's `after`."""
+    """Serves the watches whose first list was sent.
+
+    `position` returns the present position, from which a client can resume: `after` of a reply.
+    """
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
         self._fleet = fleet
         self._position = position
         self._told_s: dict[Watcher, float] = {}
-        """By served watch: the time of its last reply, the oldest first."""
+        """By served watch: the loop's time of its last reply. The oldest reply is first."""
         self._ready: dict[Watcher, None] = {}
         self._some = asyncio.Event()
         self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
-        """By uid and "as JSON": the time of an encoded change, and the change."""
+        """By uid of a VM, and True for JSON: the time of an encoded change, and the change."""
 
     def follow(self, watcher: Watcher) -> None:
         """Send changes to a watch from now on."""
@@ -80,7 +84,7 @@ class WatchSender:
         self._changes.pop((uid, True), None)
 
     def touch(self, watcher: Watcher, uid: str) -> None:
-        """Queue a VM for a watch. It is sent soon, but not before `follow`."""
+        """Queue a VM for a watch. Its change is sent soon, but not before `follow`."""
         watcher.dirty[uid] = None
         if watcher in self._told_s:
             self._wake(watcher)
@@ -104,7 +108,7 @@ class WatchSender:
             await asyncio.sleep(rest_s)
 
     async def _wait(self) -> None:
-        """Wait until a watch has changes, or was silent for BEAT_S."""
+        """Wait until a watch has changes, or BEAT_S have passed since a watch's last reply."""
         loop = asyncio.get_running_loop()
         while True:
             for watcher, told_s in self._told_s.items():
@@ -123,7 +127,7 @@ class WatchSender:
         """Serve one watch; an error ends only this watch."""
         try:
             await self._tell(watcher)
-        except Exception as error:  # noqa: BLE001  boundary: it ends this watch
+        except Exception as error:  # noqa: BLE001  boundary: the error ends this watch
             self._told_s.pop(watcher, None)
             if not watcher.over.done():
                 watcher.over.set_exception(error)
@@ -167,7 +171,10 @@ class WatchSender:
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:
-        """Return a VM's change, encoded. Its position may be older than the view, never newer."""
+        """Return a VM's change, encoded.
+
+        The position in the change may be older than the view in it, but never newer.
+        """
         now_s = asyncio.get_running_loop().time()
         made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))
         if now_s - made_s > CHANGE_FRESH_S:

@@ -1,8 +1,8 @@
 """Serves clients' watches: pages of a list, `synced`, then changes and heartbeats.
 
-Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
-each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for
-each watch of its namespace and of all namespaces (ADR 0028).
+Pending changes of a watch are a set of uids, not a queue of copies. So a slow client gets the
+latest state of each VM when the client reads, and the number of VMs limits the memory. A change of
+a VM costs one set insertion for each watch of the VM's namespace or of all namespaces (ADR 0028).
 """
 
 import asyncio
@@ -24,11 +24,14 @@ RENEW_S = 30.0
 LOOK_S = 1.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Maximum age of a position. Purge markers expire after 24 h, and with them older deletes."""
+"""Maximum age of a position. Purge markers expire after 24 h, so older deletes are not known."""
 
 
 class Position(NamedTuple):
-    """The content of `after`: the highest revisions sent, and the time (UNIX seconds)."""
+    """The content of `after`: the highest revisions that the controller had seen, and the time.
+
+    The time is in UNIX seconds.
+    """
 
     revision: int
     status_revision: int
@@ -58,15 +61,19 @@ class WatchServer:
         """By requested namespace; None: all namespaces."""
         self._catching_up: set[asyncio.Event] = set()
         self._pace = Pace()
-        """Each page of a first list is made and sent in its own turn. So a thousand new watches
-        have only one page in memory."""
+        """Gives turns: each page of a first list is made and sent in its own turn. So a thousand
+        new watches have only one page in memory."""
         self._teller = WatchSender(fleet, self._position)
         self._by_token: dict[str, Watcher] = {}
         self._never_renewed: dict[Watcher, None] = {}
-        """Listed watches without any renewal, the oldest first. Their clients may be gone."""
+        """Watches whose list was sent, and that were never renewed, the oldest first. Their clients
+        may be gone."""
 
     def changed(self, uid: str | None) -> None:
-        """Queue a VM whose view may have changed for its watches; None: only the position has."""
+        """Queue a VM whose view may have changed, for all watches that may cover it.
+
+        With the uid None, only the position has changed.
+        """
         for moved in self._catching_up:
             moved.set()
         if uid is None:
@@ -92,10 +99,10 @@ class WatchServer:
                     self._never_renewed.pop(watcher, None)
 
     def displace(self, account: str) -> bool:
-        """End the account's oldest watch that was never renewed; return False without one.
+        """End the account's oldest watch that was never renewed; return False if there is none.
 
-        Clients renew a watch once they have its list. So abandoned watches make room for new ones
-        of the same account.
+        Clients renew a watch when they have its list. So a watch without a renewal is probably
+        abandoned, and a new watch of the same account takes its place.
         """
         found = (one for one in self._never_renewed if one.request.account == account)
         watcher = next(found, None)
@@ -118,7 +125,7 @@ class WatchServer:
                     watcher.over.set_result(None)
 
     def _leave(self, watcher: Watcher, token: str) -> None:
-        """Forget a watch that ended, or that failed before its list was sent."""
+        """Forget a watch that has ended, or whose list could not be sent."""
         self._teller.leave(watcher)
         self._never_renewed.pop(watcher, None)
         del self._by_token[token]
@@ -128,7 +135,9 @@ class WatchServer:
             del self._watchers[namespace]
 
     async def serve(self, want: VmWatch, request: Request) -> "asyncio.Future[None]":
-        """Send a watch's first list, then serve the watch; return a future that is done at its end.
+        """Send a watch's first list, and begin to serve the watch.
+
+        Return a future that is done at the end of the watch.
 
         The subject for renewals has a random token, which only the client knows. A renewal counts
         only from the account that requested the watch.
@@ -177,7 +186,12 @@ class WatchServer:
         return []
 
     async def _catch_up(self, position: Position) -> None:
-        """Wait until this controller has seen the position; raise 410 if it cannot resume there."""
+        """Wait until this controller has seen the position.
+
+        Raises:
+            VirtbusError: 410 `position_expired`: a delete after the position may be forgotten. 410
+                `position_unknown`: this controller did not reach the position within CATCH_UP_S.
+        """
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
         if expired or position.revision < self._fleet.forgotten_revision:
             message = "that position is too old; watch again without after for a full list"

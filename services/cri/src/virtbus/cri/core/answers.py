@@ -15,7 +15,8 @@ STATES = {
     "running": "CONTAINER_RUNNING",
     "exited": "CONTAINER_EXITED",
 }
-"""CRI's UNKNOWN is never used: kubelet ends a container in that state."""
+"""CRI's state of a container, by phase. UNKNOWN is missing, because kubelet ends a container in
+that state."""
 
 
 def sandbox_state(sandbox: Sandbox) -> str:
@@ -24,7 +25,7 @@ def sandbox_state(sandbox: Sandbox) -> str:
 
 
 def sandbox_item(sandbox: Sandbox) -> Plain:
-    """Return a sandbox as ListPodSandbox has it."""
+    """Return a sandbox in the shape of ListPodSandbox."""
     return {
         "id": sandbox.id,
         "metadata": sandbox.config.metadata.model_dump(),
@@ -37,10 +38,10 @@ def sandbox_item(sandbox: Sandbox) -> Plain:
 
 
 def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
-    """Return a sandbox as PodSandboxStatus has it, with the addresses of the VM.
+    """Return a sandbox in the shape of PodSandboxStatus, with the addresses of the VM.
 
-    Without an address there is no `network`, because kubelet replaces a sandbox with an empty
-    address.
+    Without an address, the answer has no `network`: kubelet replaces a sandbox whose address is
+    empty.
     """
     addresses = pod.machine.addresses if pod.machine is not None and sandbox.ready else ()
     more = [{"ip": address} for address in addresses[1:]]
@@ -54,7 +55,7 @@ def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
 
 
 def container_item(container: Container) -> Plain:
-    """Return a container as ListContainers has it, with the image's name in the manifest."""
+    """Return a container in the shape of ListContainers, with the image name of the pod's manifest."""
     return {
         "id": container.id,
         "pod_sandbox_id": container.sandbox_id,
@@ -70,7 +71,7 @@ def container_item(container: Container) -> Plain:
 
 
 def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
-    """Return a container as ContainerStatus has it; `log_path` is absolute.
+    """Return a container in the shape of ContainerStatus. `log_path` is absolute.
 
     The resources of a running container are those that its node enforces.
     """
@@ -98,7 +99,7 @@ def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
 
 
 def machine_info(pod: Pod) -> Plain:
-    """Return the `info` of a verbose status: JSON about the pod's VM, as crictl shows it."""
+    """Return the `info` of a verbose status: JSON about the pod's VM, which crictl shows."""
     machine = pod.machine
     told = {} if machine is None else machine.model_dump(mode="json", exclude={"key"})
     return {"info": json.dumps({"virtbusVm": told}, sort_keys=True)}
@@ -106,7 +107,7 @@ def machine_info(pod: Pod) -> Plain:
 
 # --- filters -----------------------------------------------------------------------------------
 def sandboxes(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Sandbox]:
-    """Yield the sandboxes that match each part of a `PodSandboxFilter`."""
+    """Yield the sandboxes that match all conditions of a `PodSandboxFilter`."""
     state = _state(wanted, "SANDBOX_READY")
     for pod in pods.values():
         for one in pod.sandboxes:
@@ -117,7 +118,7 @@ def sandboxes(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Sandbox]:
 
 
 def containers(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Container]:
-    """Yield the containers that match each part of a `ContainerFilter`."""
+    """Yield the containers that match all conditions of a `ContainerFilter`."""
     state = _state(wanted, "CONTAINER_CREATED")
     for pod in pods.values():
         for one in pod.containers:
@@ -129,7 +130,10 @@ def containers(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Container]:
 
 
 def _state(wanted: Plain, zero: str) -> str:
-    """Return the state in a filter, empty for none; `zero` is the state that protobuf omits."""
+    """Return the state in a filter; empty if the filter has none.
+
+    `zero` is the state with the number 0, which protobuf leaves out of a message.
+    """
     state = wanted.get("state")
     return "" if state is None else str(state.get("state", zero))
 

@@ -1,6 +1,6 @@
 """Defines the parts of CRI's requests that virtbus reads, with CRI's own field names.
 
-Every other field is dropped. CRI's messages have more fields, which are for Linux containers.
+CRI's messages have more fields, for Linux containers. These fields are dropped.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ NODE_MODE = "NODE"
 
 
 class SandboxMetadata(LenientModel):
-    """The identity of a sandbox. `uid` is the pod's."""
+    """The identity of a sandbox. `uid` is the uid of the pod."""
 
     name: str = ""
     uid: str = ""
@@ -23,7 +23,7 @@ class SandboxMetadata(LenientModel):
 
 
 class PortMapping(LenientModel):
-    """A port of the node that leads to a port of the pod. Without `host_port` it has no effect."""
+    """A port of the node that leads to a port of the pod. No port does without a `host_port`."""
 
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     container_port: int = 0
@@ -57,7 +57,7 @@ class SandboxDns(LenientModel):
 
 
 class SandboxConfig(LenientModel):
-    """`PodSandboxConfig`."""
+    """CRI's `PodSandboxConfig`, the configuration of a sandbox."""
 
     metadata: SandboxMetadata = SandboxMetadata()
     hostname: str = ""
@@ -77,7 +77,7 @@ class ContainerMetadata(LenientModel):
 
 
 class ImageSpec(LenientModel):
-    """An image: the name in the manifest, or the id that PullImage returned."""
+    """An image. `image` is the name in the pod's manifest, or the id that PullImage returned."""
 
     image: str = ""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -85,12 +85,12 @@ class ImageSpec(LenientModel):
 
     @property
     def name(self) -> str:
-        """Return the name in the manifest."""
+        """Return the name in the manifest, or `image` if the request does not have that name."""
         return self.user_specified_image or self.image
 
 
 class AuthConfig(LenientModel):
-    """`AuthConfig`: a login for a registry, of the pod's imagePullSecrets. It is never stored."""
+    """CRI's `AuthConfig`: a login for a registry, from imagePullSecrets. It is never stored."""
 
     username: str = Field("", repr=False)
     password: str = Field("", repr=False)
@@ -108,26 +108,29 @@ class KeyValue(LenientModel):
 
 
 class Mount(LenientModel):
-    """A volume of the pod: a path of the node, and its path in the container."""
+    """A volume of the pod: a path of the node, and its path in the container.
+
+    The fields that are excluded from dumps are no fields of CRI: virtbus-cri finds them on the
+    node.
+    """
 
     container_path: str = ""
     host_path: str = ""
     readonly: bool = False
     is_file: bool = Field(False, exclude=True)
-    """The node's path is a file, as `edge/volume_files.py` found it; no field of CRI."""
+    """True if the node's path is a file."""
     is_folder: bool = Field(False, exclude=True)
-    """The node's path is a folder; no field of CRI."""
+    """True if the node's path is a folder."""
     memory: bool = Field(False, exclude=True)
-    """The node's path is a file system in memory; no field of CRI."""
+    """True if the node's path is in a file system in memory."""
     options: dict[str, str] | None = Field(None, exclude=True)
-    """The options of a flexvolume, as its driver wrote them; no field of CRI."""
+    """The options of a flexvolume, as its driver wrote them; None for other volumes."""
     block_path: str = Field("", exclude=True)
-    """The block device that the options name; empty if there is none. It is no field of CRI."""
+    """The block device that the flexvolume's options name; empty if there is none."""
     assigned: tuple[str, str] | None = Field(None, exclude=True)
-    """The pool and name of the volume on the bus that is the Ceph disk of the options. It is no
-    field of CRI."""
+    """For a flexvolume that is a Ceph disk: the pool and the name of its volume on the bus."""
     permitted: bool = Field(False, exclude=True)
-    """The setting `flexvolume_devices` permits this device; no field of CRI."""
+    """True if the setting `flexvolume_devices` permits the device `block_path`."""
 
 
 class Device(LenientModel):
@@ -136,13 +139,14 @@ class Device(LenientModel):
     container_path: str = ""
     host_path: str = ""
     permissions: str = ""
-    """Letters of `rwm`, as for cgroups."""
+    """Some of the letters `rwm` (read, write, mknod), as for cgroups."""
     block_path: str = Field("", exclude=True)
-    """The block device behind `host_path`; empty if there is none. It is no field of CRI."""
+    """The block device behind `host_path`, which virtbus-cri finds; empty if there is none. It is
+    no field of CRI."""
 
 
 class LinuxResources(LenientModel):
-    """`LinuxContainerResources`; 0 means no limit."""
+    """CRI's `LinuxContainerResources`. A limit of 0 means no limit."""
 
     cpu_period: int = 0
     cpu_quota: int = 0
@@ -160,7 +164,7 @@ class LinuxContainer(LenientModel):
 
 
 class ContainerConfig(LenientModel):
-    """`ContainerConfig`."""
+    """CRI's `ContainerConfig`, the configuration of a container."""
 
     metadata: ContainerMetadata = ContainerMetadata()
     image: ImageSpec = ImageSpec()

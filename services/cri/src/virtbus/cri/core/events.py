@@ -1,4 +1,4 @@
-"""Derives CRI's events from two states of a pod. Sandboxes have events like containers."""
+"""Derives CRI's events from two states of a pod. Sandboxes have the same events as containers."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,11 +14,11 @@ OF_PHASE: dict[Phase, tuple[str, ...]] = {
     "running": (STARTED,),
     "exited": (STOPPED,),
 }
-"""The events of a container that enters a phase. CREATED precedes them for a new container."""
+"""By phase: the events of a container that enters it. A new container's first event is CREATED."""
 
 
 class PodEvent(NamedTuple):
-    """An event of a sandbox or container; `sandbox_id` is its sandbox."""
+    """An event of a sandbox or container. For a sandbox, `id` and `sandbox_id` are equal."""
 
     id: str
     sandbox_id: str
@@ -26,7 +26,7 @@ class PodEvent(NamedTuple):
 
 
 def events(before: Pod | None, after: Pod | None) -> Iterator[PodEvent]:
-    """Yield the events between two states of a pod; None means that it does not exist."""
+    """Yield the events between two states of a pod; None means that the pod does not exist."""
     yield from _of_sandboxes(before, after)
     yield from _of_containers(before, after)
     yield from _deleted(before, after)

@@ -1,4 +1,4 @@
-"""Defines an image that the CRI pulled, and finds images by name, digest or id."""
+"""Defines an image that virtbus-cri pulled, and finds images by name, digest or id."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,25 +11,26 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class PulledImage(StoredRecord):
-    """The CRI's reference to an image of imaged's store. `digest` is the image's id in CRI.
+    """A pulled image, under one name. imaged has the image's file.
 
-    `name` is the name in the pod, without a digest; empty for a pull by digest only. `ref` is the
-    reference for the VM.
+    `name` is the name in the pod, without a digest; empty for a pull by digest only. `digest` is
+    the image's id in CRI. `ref` is the image reference for the spec of a VM.
     """
 
     name: str
     digest: str
     ref: str
     pinned: str = ""
-    """The digest that the pod names: that of the file, or of a container image's manifest."""
+    """The digest in the pod's image name: the digest of the file or, for a container image, of the
+    manifest. Empty if the name has no digest."""
     size_bytes: int
     virtual_bytes: int
-    """The size of the disk in the image."""
+    """The virtual size of the disk in the image."""
     pulled_ns: int
 
 
 def find(images: Iterable[PulledImage], text: str) -> Iterator[PulledImage]:
-    """Yield the images that a name, `name@digest`, digest or id means.
+    """Yield the images that match `text`: a name, a `name@digest`, a digest, or an id.
 
     Raises:
         VirtbusError: 400 `image_invalid`.
@@ -44,10 +45,10 @@ def find(images: Iterable[PulledImage], text: str) -> Iterator[PulledImage]:
 
 
 def known(images: Iterable[PulledImage], text: str) -> PulledImage:
-    """Return the image for a container.
+    """Return the first image that matches `text`.
 
     Raises:
-        VirtbusError: 404 `image_not_pulled`.
+        VirtbusError: 400 `image_invalid`. 404 `image_not_pulled`: no image matches.
     """
     found = next(find(images, text), None)
     if found is None:
@@ -57,10 +58,10 @@ def known(images: Iterable[PulledImage], text: str) -> PulledImage:
 
 
 def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
-    """Return images as ListImages has them: one for each digest, with all its names.
+    """Return images in the shape of ListImages: one for each digest, with all of its names.
 
-    A pull by digest gives no tag. Other names have one, as clients expect: crictl shows no name
-    without a tag.
+    A name that was pulled with a digest has no tag. Each other name gets a tag, because crictl
+    shows only names that have a tag.
     """
     by_digest: dict[str, list[PulledImage]] = {}
     for image in images:
@@ -78,7 +79,7 @@ def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
 
 
 def info(same: Iterable[PulledImage]) -> dict[str, str]:
-    """Return the `info` of a verbose status: JSON about each name of an image."""
+    """Return the `info` of a verbose status: JSON of the records of all names of an image."""
     told = sorted((one.model_dump(mode="json") for one in same), key=itemgetter("name"))
     return {"info": json.dumps({"virtbusImages": told}, sort_keys=True)}
 

@@ -1,9 +1,10 @@
-"""Translates the image names of pods to references of virtbus.
+"""Translates the image names of pods to image references of virtbus.
 
-- A name with the prefix `virtlet.cloud/` is a name on the bus or in imaged's rules. If the rest
-  begins with a host, it is the URL of a disk image, as in Virtlet.
+- A name with the prefix `virtlet.cloud/` is an image name on the bus or in imaged's rules. If the
+  part after the prefix begins with a host, this part may also be the URL of a disk image without
+  its scheme, as in Virtlet.
 - A name that begins with a registry's host is a container image with a disk.
-- Any other name is a name on the bus or in imaged's rules.
+- Any other name is an image name on the bus or in imaged's rules.
 
 kubelet adds `:latest` to a name without a tag. So this tag is dropped, except from the name of a
 container image.
@@ -24,14 +25,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ImageName(NamedTuple):
-    """A pod's image name: without its digest, and the digest (empty: none)."""
+    """A pod's image name in two parts: the name without the digest, and the digest or ""."""
 
     name: str
     digest: str
 
     @property
     def plain(self) -> str:
-        """Return the name without the tag that kubelet adds."""
+        """Return the name without the tag `latest`, which kubelet adds."""
         return self.name.removesuffix(_LATEST)
 
 
@@ -51,14 +52,14 @@ def parse(text: str) -> ImageName:
 
 
 def tagged(name: str) -> str:
-    """Return a name with its tag, or with `:latest`."""
+    """Return the name, with the tag `latest` if it has no tag."""
     return name if ":" in name.rpartition("/")[2] else f"{name}{_LATEST}"
 
 
 def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
     """Return the references that the name may mean, in the order to try.
 
-    `scheme` is that of a disk image that is named by its host and path.
+    `scheme` completes the URL of a disk image whose name is a host and a path.
 
     Raises:
         VirtbusError: 400 `image_invalid`.
@@ -79,17 +80,22 @@ def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
 
 
 def pinned(ref: str, digest: str) -> str:
-    """Return the reference with the digest of its file; a container image keeps its reference."""
+    """Return the reference with `digest`, that of the image's file.
+
+    The reference of a container image is returned unchanged.
+    """
     source = parse_image_ref(ref)
     return ref if source.is_container else source._replace(digest=digest).ref
 
 
 def login(ref: str, auth: AuthConfig) -> str | None:
-    """Return the login for a container image as a `config.json`; None without one.
+    """Return the login for a container image as the text of a Docker `config.json`.
+
+    Return None without a login, and for any other image.
 
     Raises:
-        VirtbusError: 400 `login_invalid`; 422 `login_unsupported`: the login is a token. Errors
-            quote no part of a login.
+        VirtbusError: 400 `login_invalid`: the login is malformed. 422 `login_unsupported`: the
+            login is a token. The messages quote no part of a login.
     """
     source = parse_image_ref(ref)
     if not source.is_container:

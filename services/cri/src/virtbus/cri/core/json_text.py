@@ -1,4 +1,4 @@
-"""Writes values of YAML as JSON, which lacks dates, sets and bytes as values and as keys."""
+"""Writes values of YAML as JSON. Dates, sets and bytes of YAML become values that JSON has."""
 
 import json
 from typing import Any
@@ -7,10 +7,12 @@ _OF_JSON = (str, int, float, type(None))
 
 
 def json_text(value: Any) -> str:
-    """Return the JSON of a value of `read_yaml`: dates are texts, a set is a map of nulls.
+    """Return a value of `read_yaml` as JSON.
+
+    Dates and bytes become texts, also as keys. A set becomes a map of nulls.
 
     Raises:
-        ValueError: bytes are no UTF-8 text.
+        ValueError: bytes are not UTF-8 text.
     """
     return json.dumps(_plain(value))
 

@@ -1,14 +1,14 @@
 """Turns a console's output into lines of CRI's log format.
 
-Each line is `<time> stdout <F|P> <text>`. P marks a part of a longer line. The guest is hostile, so
-the memory for an unfinished line is bounded. A prompt without a line break becomes a part once the
-guest has been silent for a while.
+Each line is `<time> stdout <F|P> <text>`. P marks a part of a longer line, F its last part or a
+complete line. The guest is hostile, so the memory for an unfinished line is limited. A caller
+writes a prompt without a line break as a part (`flush`) when the guest has been silent for a while.
 """
 
 from collections.abc import Iterator
 
 LINE_BYTES = 16 * 1024
-"""The longest part in one log line, as in containerd."""
+"""Maximum length of the text in one log line, as in containerd."""
 
 
 class LogLines:
@@ -19,11 +19,14 @@ class LogLines:
 
     @property
     def pending(self) -> int:
-        """Return the number of bytes that no line contains yet."""
+        """Return the number of bytes that are in no returned log line yet."""
         return len(self._rest)
 
     def feed(self, data: bytes, stamp: str) -> bytes:
-        """Return the log lines that `data` completes; `stamp` is the time in RFC 3339."""
+        """Return the log lines, and parts of LINE_BYTES, that `data` completes.
+
+        `stamp` is the time in RFC 3339.
+        """
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [line for one in whole for line in _cut(one.removesuffix(b"\r"))]
         while len(rest) > LINE_BYTES:

@@ -1,7 +1,7 @@
 """Builds CRI's metrics of pods from the statistics of their containers.
 
-The names and labels are those of containerd, because kubelet has one description for each name, and
-both runtimes may be behind one proxy. A value that is unknown is left out.
+The names and labels are those of containerd. containerd and virtbus-cri may be behind one criproxy,
+and kubelet keeps one description for each name. A metric whose value is unknown is left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,10 @@ _NANO = 10**9
 
 
 class Metric(NamedTuple):
-    """A metric: its description, and its value in a container's statistics; None: unknown."""
+    """A metric: its description, and a function that reads its value from a container's statistics.
+
+    The function returns None if the value is unknown.
+    """
 
     name: str
     help: str
@@ -79,11 +82,14 @@ NETWORK = {
         ("errors", "errors", "Errors"),
     )
 }
-"""The metrics of a pod's NICs, in the guest's direction: the counter and the unit of each."""
+"""By name of a metric of a pod's NICs: the counter that has its value, and what is counted.
+
+`receive` counts what the guest receives.
+"""
 
 
 def descriptors() -> list[Plain]:
-    """Return the descriptions of all metrics, as ListMetricDescriptors has them."""
+    """Return the descriptions of all metrics, in the shape of ListMetricDescriptors."""
     network = [
         {"name": name, "help": f"{what} of a guest's NIC.", "label_keys": [*LABELS, "interface"]}
         for name, (_, what) in NETWORK.items()
@@ -103,7 +109,7 @@ def of_sandbox(
 ) -> Plain:
     """Return the metrics of a sandbox from its statistics and the counters of its NICs.
 
-    They have the form of ListPodSandboxMetrics.
+    The metrics have the shape of ListPodSandboxMetrics.
     """
     containers = [
         {"container_id": one["attributes"]["id"], "metrics": list(_metrics(one))}

@@ -1,7 +1,8 @@
-"""Defines the stored state of the CRI's node, and derives CRI's conditions from it.
+"""Defines the stored state of the node, and derives CRI's conditions from this state.
 
-The runtime and the network are as ready as at the bus's last answer. An unreachable bus has its own
-condition, because kubelet must not treat the node as dead then.
+While the bus is unreachable, the conditions RuntimeReady and NetworkReady stay as they were at the
+last answer of the bus: kubelet must not treat the node as dead then. A condition of its own shows
+that the bus is unreachable.
 """
 
 from typing import Any
@@ -14,14 +15,14 @@ BUS = "virtbus.io/BusConnected"
 """The type of the condition that shows the connection to the bus. kubelet ignores it."""
 RUNTIME, NETWORK = "RuntimeReady", "NetworkReady"
 SERVICES = {RUNTIME: "imaged", NETWORK: "netd"}
-"""The service of the node that a condition depends on, in addition to the agent."""
+"""By condition: the service of the node that it depends on, in addition to the agent."""
 
 SERVING = frozenset({NodeState.READY, NodeState.DRAINING})
 """States in which pods run. A drain moves no pod, because kubelet drains its node itself."""
 
 
 class KnownNode(StoredRecord):
-    """The node at the last answer of the bus. It is stored, so the CRI knows it after a restart.
+    """The node's state at the last answer of the bus. It is stored for restarts of virtbus-cri.
 
     `problems` has a message for each of CRI's conditions that is false.
     """

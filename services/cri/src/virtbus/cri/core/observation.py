@@ -1,7 +1,8 @@
-"""Derives the phases of a pod's containers from its VM on the bus, by one table.
+"""Derives the phases of a pod's containers from the state of its VM on the bus, by `MEANING`.
 
-Only a view that shows the VM after the CRI's last change counts. Absence proves nothing: a
-container ends only if its VM is known to have ended. A view of an unreachable node changes nothing.
+A view that is older than virtbus-cri's last change of the VM is ignored. A missing view proves
+nothing: a container ends only if its VM is known to have ended. While the VM's node is unreachable,
+no phase changes.
 """
 
 from collections.abc import Mapping
@@ -30,10 +31,10 @@ MEANING: Mapping[VmState, Word] = {
     VmState.UNKNOWN: "unchanged",
     VmState.DELETING: "unchanged",
 }
-"""A VM's state → its meaning for the container whose guest the VM has."""
+"""By state of a VM: its meaning for the container that is a run of the VM's guest."""
 
 KILLED = 137
-"""128 + SIGKILL, as for a container whose process was killed."""
+"""The exit code 128 + SIGKILL, as for a container whose process was killed."""
 START_FAILED = 128
 """The exit code that containerd gives to a container whose start failed."""
 
@@ -44,7 +45,7 @@ EXITS: Mapping[str, tuple[int, str]] = {
     "panicked": (1, "GuestPanicked"),
     "watchdog": (124, "WatchdogExpired"),
 }
-"""The way of a guest's end → exit code and reason. 0 means that it powered itself off."""
+"""By the way in which a guest ended: the exit code and the reason of its container."""
 
 WORDS: Mapping[str, str] = {
     "shut down": "the guest powered itself off",
@@ -56,7 +57,7 @@ WORDS: Mapping[str, str] = {
 
 
 def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
-    """Return the pod after a view of its VM."""
+    """Return the pod as it is after a view of its VM."""
     machine = pod.machine
     if machine is None or machine.uid != view.uid or view.revision < machine.revision:
         return pod
@@ -88,7 +89,10 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
 
 
 def _network(machine: Machine, view: VmView) -> dict[str, object]:
-    """Return the network's changes in a view; none if the view is older than the wanted state."""
+    """Return the changed network fields of a machine; empty if the view is too old for them.
+
+    Such a view shows the VM before the last change of the network's wanted state.
+    """
     if view.observed_generation < machine.network_generation:
         return {}
     addresses = tuple(
@@ -113,10 +117,10 @@ def _resources_wait(view: VmView) -> str:
 
 
 def _begins(view: VmView) -> bool:
-    """Return True before the node's first report about a start.
+    """Return True after a start was requested, until the node first reports about it.
 
-    The record is powered on, and the state is still Stopped. A VM whose guest ended by itself is
-    Succeeded or Failed; it is Stopped only if its record is powered off.
+    The record is powered on, and the state is still Stopped. If the guest has ended by itself, the
+    state is Succeeded or Failed instead.
     """
     return view.powered and view.state is VmState.STOPPED
 
@@ -133,9 +137,10 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
 
 
 def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Ending:
-    """Return the end of a container from its guest's last end.
+    """Return the end of a container from the last known end of its guest.
 
-    If the last end was before this run, the guest counts as ended from outside, now.
+    If that is None, or was before this container started, the guest counts as ended from outside
+    at `now_ns`.
     """
     if last is None or last.at_ns < container.started_ns:
         last = GuestExit(how="ended", asked=False, at_ns=now_ns)
@@ -157,6 +162,9 @@ def gone(pod: Pod, now_ns: int) -> Pod:
 
 
 def ended(pod: Pod, container: Container, ending: Ending, *, off: bool) -> Pod:
-    """Return the pod with the container's end; `off`: its VM's record must be powered off."""
+    """Return the pod with the container's end.
+
+    With `off`, the VM's record is still powered on, and must be powered off.
+    """
     pod = pod.with_container(container.model_copy(update={"phase": "exited", "ending": ending}))
     return pod.with_machine(power_off=off)

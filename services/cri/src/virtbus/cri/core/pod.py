@@ -1,6 +1,7 @@
-"""Defines a pod, as the CRI stores it: its sandboxes, its containers, and its VM.
+"""Defines a pod, as virtbus-cri stores it: its sandboxes, its containers, and its VM.
 
-A pod is one file. So every change of it is atomic, and any kill leaves CRI's lists as they were.
+A pod is stored in one file. So each change of a pod is atomic: a kill during the change leaves the
+pod as it was before, or as it is after it.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ class Sandbox(LenientModel):
 
 
 class Ending(LenientModel):
-    """The end of a container, as CRI reports it."""
+    """The end of a container, in the terms of CRI."""
 
     finished_ns: int
     exit_code: int
@@ -37,7 +38,7 @@ class Ending(LenientModel):
 
 
 class Container(LenientModel):
-    """One attempt of the pod's container: one run of its guest."""
+    """One attempt of the pod's container: one run of the pod's guest."""
 
     id: str
     sandbox_id: str
@@ -58,12 +59,12 @@ class Container(LenientModel):
 
     @property
     def up(self) -> bool:
-        """Return True if its guest may run."""
+        """Return True if this run of the guest may be going on now."""
         return self.phase in {"starting", "running"}
 
 
 class ShellKey(LenientModel):
-    """The key by which the CRI logs in to a pod's guest, in OpenSSH's formats."""
+    """The key pair with which virtbus-cri logs in to a pod's guest, in OpenSSH's formats."""
 
     private: str = ""
     public: str = ""
@@ -75,24 +76,26 @@ class Machine(LenientModel):
     uid: Uid
     name: str
     image_id: str = ""
-    """The digest of the image that the root disk is made of; empty without a root disk."""
+    """The digest of the image that the root disk was made from; empty if there is no such disk."""
     image_name: str = ""
-    """The image in the manifest. It decides if a later attempt keeps the VM; the digest behind a
-    tag may change."""
+    """The image name in the manifest. A later attempt with the same name keeps the VM, even if the
+    digest behind a tag has changed."""
     key: ShellKey = ShellKey()
-    """Empty for the VM of an earlier version."""
+    """Empty if an earlier version of virtbus-cri made the VM."""
     made: bool = False
     """The bus has the VM with its disks. Before that, the VM only holds the pod's network."""
     network: Literal["", "Held", "Released"] = ""
-    """The state of its network that the CRI asked for; empty for the VM of an earlier version."""
+    """The network's state that virtbus-cri requested; empty if an earlier version made the VM."""
     network_generation: int = 0
-    """The record's generation that has this state. Earlier statuses say nothing about it."""
+    """The record's generation that requests the state `network`. Statuses of earlier generations
+    do not show if the network has this state."""
     network_reached: bool = False
-    """The node has brought the network to this state."""
+    """True if the node has brought the network to the state `network`."""
     network_error: str = ""
-    """The stage, reason and text of the node's failure to do so."""
+    """The stage, reason and text of the node's failure to reach the state `network`."""
     revision: int = 0
-    """The record's revision after the last change by the CRI. Earlier views are ignored."""
+    """The record's revision after virtbus-cri's last change. Views of earlier revisions are
+    ignored."""
     addresses: tuple[str, ...] = ()
     state: str = ""
     message: str = ""
@@ -102,10 +105,11 @@ class Machine(LenientModel):
     resources: ResourcesInForce | None = None
     """The limits that the host enforces; None: the guest is off, or they are not known."""
     resources_wait: str = ""
-    """The reason why the limits in force are not those of the record yet."""
+    """The reason why the host does not enforce the record's limits yet; empty if it does."""
     observed_generation: int = 0
     power_off: bool = False
-    """The guest has ended; its record must be powered off, too, so that nothing starts it again."""
+    """True if the guest has ended, and the VM's record must still be powered off, so that nothing
+    starts the guest again."""
 
 
 class Removal(StoredRecord):

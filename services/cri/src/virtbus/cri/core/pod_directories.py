@@ -1,4 +1,4 @@
-"""Derives the directories of a pod's VM: folders of the node that its guest mounts by virtiofs."""
+"""Derives the directories of a pod's VM: folders of the node that the guest mounts by virtiofs."""
 
 import hashlib
 import posixpath
@@ -24,7 +24,10 @@ class PodDirectory(NamedTuple):
 
 
 def directories(config: ContainerConfig) -> tuple[PodDirectory, ...]:
-    """Return the directories of a container, one for each folder of the node."""
+    """Return the directories of a container, one for each folder of the node.
+
+    A directory is read-only if all of its mounts are. Raises ValueError.
+    """
     found: dict[str, PodDirectory] = {}
     for mount in filter(pod_volumes.is_directory, config.mounts):
         one = _directory(mount)
@@ -48,7 +51,7 @@ def _directory(mount: Mount) -> PodDirectory:
 
 
 def _tag(path: str) -> str:
-    """Return a folder's tag, unique in the VM. In Virtlet, folders of one name had the same tag."""
+    """Return a folder's tag, unique in the VM. In Virtlet, folders with the same name share a tag."""
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     plain = re.sub(r"[^a-z0-9-]", "-", posixpath.basename(path).lower())[:_NAME_CHARS].strip("-")
     return f"{plain or 'folder'}-{digest}-dir"

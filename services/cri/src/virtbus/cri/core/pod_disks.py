@@ -1,6 +1,7 @@
 """Decides which volumes of a pod become disks of its VM, with their sizes and mounts.
 
-The disks belong to the VM: they live as long as the pod, over restarts of its container.
+The disks belong to the VM. So they exist as long as the pod, and restarts of its container keep
+them.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from virtbus.schemas.volume_spec import Retention, VolumeSpec
 from virtbus.schemas.wire import reason_of
 
 SIZES = "virtbus.io/empty-dir-sizes"
-"""The annotation with sizes of emptyDirs: `cache=5Gi,tmp=1Gi`. CRI has no field `sizeLimit`."""
+"""The annotation with sizes of emptyDirs: `cache=5Gi,tmp=1Gi`. CRI's requests lack `sizeLimit`."""
 FILE_SYSTEM = "ext4"
 QCOW2_BYTES = 1024**3
 """The size of a flexvolume without the option `capacity`, as in Virtlet."""
@@ -32,12 +33,16 @@ _LIBVIRT_UNITS: dict[str, int] = {
         for form, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
     },
 }
-"""libvirt's units of a capacity, in lower case (formatstorage). The default unit is `M`."""
+"""By unit of a capacity, in lower case: its bytes, as in libvirt's storage volumes. A capacity
+without a unit is in `M`."""
 _NAME_CHARS = 50
 
 
 class PodDisk(NamedTuple):
-    """A disk of the VM and its mounts. It is empty at first, a device, or a volume on a server."""
+    """A disk of the VM, and its mounts.
+
+    The disk is a new empty disk, a device of the node, or a volume on a server.
+    """
 
     name: str
     size_bytes: int = 0
@@ -84,13 +89,13 @@ def disks(
 
 
 def root_device(config: ContainerConfig) -> str:
-    """Return the device that is the root disk; empty if the VM has a root disk of its own."""
+    """Return the node's device that is the root disk; empty if the root disk is no device."""
     roots = (one for one in config.devices if one.container_path == pod_volumes.ROOT_PATH)
     return next((one.block_path for one in roots), "")
 
 
 def _device(device: Device) -> PodDisk:
-    """Return the disk of a block volume. The guest gets a link to it at the devicePath."""
+    """Return the disk of a block volume. The guest has a link to this disk at the devicePath."""
     name = disk_name("device-" + device.container_path.removeprefix("/dev/").strip("/"))
     return PodDisk(
         name,
@@ -131,7 +136,8 @@ def partition(text: str) -> int | None:
 def disk_name(volume: str) -> str:
     """Return the name of a volume's disk.
 
-    It ends with a letter: cloud-init would take a digit at the end of a serial for a partition.
+    The name is also the disk's serial. It ends with a letter, because cloud-init would read a digit
+    at the end of a serial as the number of a partition.
     """
     plain = re.sub(r"[^a-z0-9-]", "-", volume.lower()).strip("-") or "volume"
     if plain != volume or len(volume) > _NAME_CHARS:
@@ -141,7 +147,7 @@ def disk_name(volume: str) -> str:
 
 
 def sizes(notes: Mapping[str, str]) -> tuple[dict[str, int], list[Detail]]:
-    """Return the sizes of emptyDirs in the pod's annotation by name, and its problems."""
+    """Return the sizes in the pod's annotation, by name of an emptyDir, and the problems found."""
     found: dict[str, int] = {}
     wrong: list[Detail] = []
     for part in filter(None, map(str.strip, notes.get(SIZES, "").split(","))):

@@ -1,9 +1,9 @@
-"""Derives the DNS settings of a pod's VM, its name with the domain, and its host aliases.
+"""Derives the DNS settings of a pod's VM, the guest's name with a domain, and its host aliases.
 
 kubelet applies the pod's DNS policy: the sandbox has the servers and domains of the cluster, of the
-node, or of the pod's `dnsConfig`. They replace those of the VM's network, as for a container.
-kubelet writes the host aliases to a file, which it mounts only if the pod has an address already.
-If it mounts none, the aliases are read from the pod on the API server.
+node, or of the pod's `dnsConfig`. These replace the servers and domains of the VM's network, as for
+a container. kubelet writes the host aliases to a file. It mounts this file only if the pod has an
+address already. Otherwise the aliases are read from the pod on the API server.
 """
 
 import re
@@ -80,17 +80,20 @@ def hosts_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
 
 
 class Hosts(NamedTuple):
-    """The contents of kubelet's file: the pod's name with its subdomain, and its host aliases."""
+    """The contents of kubelet's file: the pod's name with its domain, and its host aliases.
+
+    `fqdn` is None for a pod without a subdomain.
+    """
 
     fqdn: str | None = None
     aliases: tuple[HostAlias, ...] = ()
 
 
 def of_file(content: bytes) -> Hosts:
-    """Return the contents of kubelet's file. A pod without a subdomain has no name with a domain.
+    """Return the contents of kubelet's file.
 
     Raises:
-        ValueError: there are too many, or a line is not an address with names.
+        ValueError: the file has too many aliases, or a line is not an address with names.
     """
     if len(content) > HOST_ALIAS_CHARACTERS_MAX:
         raise ValueError(_TOO_MANY)
@@ -102,8 +105,9 @@ def of_file(content: bytes) -> Hosts:
 def names(sandbox: SandboxConfig, wished: str, hosts: Hosts) -> dict[str, str | None]:
     """Return the guest's own name, and its name with a domain, as fields of a seed.
 
-    The name `wished` by cloud-init's meta-data may have a domain, which is not part of the own
-    name. A domain in the sandbox's hostname is: kubelet adds it for `setHostnameAsFQDN`.
+    The name `wished` by cloud-init's meta-data may have a domain. The own name is then the part
+    before the domain. The own name keeps a domain in the sandbox's hostname, because kubelet adds a
+    domain there only for `setHostnameAsFQDN`.
     """
     if wished:
         return {"hostname": wished.partition(".")[0], "fqdn": _with_domain(wished)}
@@ -116,7 +120,7 @@ def _with_domain(name: str) -> str | None:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the names in lines of the form `ADDRESS NAME.DOMAIN NAME`."""
+    """Yield each NAME.DOMAIN of the lines of the form `ADDRESS NAME.DOMAIN NAME`."""
     for line in text.splitlines():
         _, *found = line.split() or [""]
         if len(found) == 2 and found[0].startswith(f"{found[1]}.") and is_host_name(found[0]):
@@ -124,7 +128,11 @@ def _names(text: str) -> Iterator[str]:
 
 
 def of_pod(pod: Mapping[str, Any]) -> tuple[HostAlias, ...]:
-    """Return the host aliases of a pod of the API server; raises ValueError as `of_file`."""
+    """Return the host aliases of a pod that the API server returned.
+
+    Raises:
+        ValueError: the pod has too many aliases, or one is not an address with names.
+    """
     given = (pod.get("spec") or {}).get("hostAliases") or ()
     return _aliases([str(one.get("ip")), *(one.get("hostnames") or ())] for one in given)
 

@@ -1,7 +1,8 @@
-"""Chooses the networks of a pod's VM, one NIC for each. The first one has the pod's address.
+"""Chooses the networks of a pod's VM, with one NIC for each. The first NIC has the pod's address.
 
-The annotation of CNI Genie replaces the network of the node's pods, and that of Multus adds to it.
-A name is that of a network of the bus: an object, or a conflist that the node offers.
+By default, a pod has the network that the node's settings name. The networks in the annotation of
+CNI Genie replace it. The networks in the annotation of Multus are added. An annotation names
+networks of the bus: network objects, or conflists that the node offers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,11 @@ from virtbus.schemas.vm import Interface, Network
 
 GENIE, MULTUS = "cni", "k8s.v1.cni.cncf.io/networks"
 NIC = "default"
-"""The name of the first NIC. Further ones are `net1`, `net2`, …, as Multus names them."""
+"""The name of the first NIC. Further NICs are `net1`, `net2`, …, as in Multus."""
 
 
 class PodNetwork(NamedTuple):
-    """A network of a pod, and the annotation that names it; empty for the node's own."""
+    """A network of a pod, and the annotation that names it; empty for the node's default."""
 
     name: str
     annotation: str = ""
@@ -55,13 +56,13 @@ def problems(annotations: Mapping[str, str]) -> Iterator[Detail]:
 def interfaces(
     wanted: tuple[PodNetwork, ...], published: tuple[PublishedPort, ...]
 ) -> tuple[Interface, ...]:
-    """Return the NICs. The ports of the host lead to the first one."""
+    """Return the NICs. The published ports of the host lead to the first NIC."""
     first, *more = _nics(wanted)
     return (Interface(name=first, publish=published), *(Interface(name=name) for name in more))
 
 
 def networks(wanted: tuple[PodNetwork, ...]) -> tuple[Network, ...]:
-    """Return the networks of the NICs."""
+    """Return the networks of the VM's spec, each with the name of its NIC."""
     return tuple(
         Network(name=nic, network=one.name) for nic, one in zip(_nics(wanted), wanted, strict=True)
     )
@@ -72,7 +73,7 @@ def _nics(wanted: tuple[PodNetwork, ...]) -> list[str]:
 
 
 def explained(error: VirtbusError, annotations: Mapping[str, str]) -> VirtbusError:
-    """Return a refusal of networks that names the annotations in place of the VM's fields."""
+    """Return a refusal of networks, with the pod's annotations named in place of VM fields."""
     message, details = error.body.message, error.body.details
     for at, network in enumerate(pod_networks(annotations, NIC)):
         field, path = f"spec.networks[{at}].network", f"annotations.{network.annotation}"

@@ -1,7 +1,8 @@
-"""Translates a container's resources to its VM's CPUs and memory, and to limits that change live.
+"""Translates a container's resources to the CPUs, the memory and the limits of its VM.
 
-The guest's vCPUs and memory are fixed when it starts. The limits on its host change at any time:
-the CPU time, the host's CPUs, and the memory that the balloon leaves to the guest.
+The number of vCPUs and the memory are fixed when the guest starts. The limits, which the host
+enforces, can change at any time: the CPU time, the host's CPUs that the guest may use, and the
+memory that the balloon leaves to the guest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ from virtbus.schemas.vm import CORES_MAX, MEMORY_MAX, MEMORY_MIN, Domain
 from virtbus.schemas.wire import reason_of
 
 MEMORY_MAX_NOTE = "virtbus.io/memory-max"
-"""An annotation of the pod: the memory up to which its limit can grow while the guest runs."""
+"""An annotation of the pod: the maximum to which its memory limit can grow while the guest runs."""
 DEFAULT_MEMORY_BYTES = 1024**3
 """The memory of a pod without a memory limit, as in Virtlet."""
 
@@ -50,7 +51,10 @@ def problems(resources: LinuxResources) -> Iterator[Detail]:
 
 
 def memory_max(notes: Mapping[str, str]) -> tuple[int, list[Detail]]:
-    """Return the bytes of the annotation `virtbus.io/memory-max`, 0 without it, and problems."""
+    """Return the bytes in the annotation `virtbus.io/memory-max`, and the annotation's problems.
+
+    The bytes are 0 if there is no valid annotation.
+    """
     text = notes.get(MEMORY_MAX_NOTE)
     if text is None:
         return 0, []
@@ -66,7 +70,7 @@ def memory_max(notes: Mapping[str, str]) -> tuple[int, list[Detail]]:
 
 
 def vcpus(resources: LinuxResources) -> int:
-    """Return the vCPUs of a CPU limit, rounded up; one without a limit."""
+    """Return the number of vCPUs: the CPU limit, rounded up, or 1 if there is no limit."""
     if resources.cpu_quota <= 0 or resources.cpu_period <= 0:
         return 1
     return -(-resources.cpu_quota // resources.cpu_period)
@@ -80,13 +84,16 @@ def topology(resources: LinuxResources, wanted: Wishes) -> dict[str, int]:
 
 
 def memory_bytes(resources: LinuxResources, notes: Mapping[str, str]) -> int:
-    """Return the guest's memory: the limit, or the larger one that the limit may grow to."""
+    """Return the guest's memory: the limit, or the larger value of the annotation.
+
+    Without a limit, the memory is DEFAULT_MEMORY_BYTES.
+    """
     limit = resources.memory_limit_in_bytes
     return max(limit, memory_max(notes)[0]) if limit else DEFAULT_MEMORY_BYTES
 
 
 def limits(resources: LinuxResources) -> Resources | None:
-    """Return the limits on the host; None if the container has none."""
+    """Return the limits that the host is to enforce; None if the container has no limits."""
     given: dict[str, int | str] = {}
     if resources.cpu_shares:
         given["cpu_shares"] = min(max(resources.cpu_shares, SHARES_MIN), SHARES_MAX)
@@ -102,10 +109,10 @@ def limits(resources: LinuxResources) -> Resources | None:
 
 
 def changed(before: LinuxResources, change: LinuxResources) -> LinuxResources:
-    """Return a container's resources after a change; a 0 in `change` leaves its value as it is.
+    """Return a container's resources after a change. A value of 0 in `change` changes nothing.
 
     Raises:
-        VirtbusError: 400 `pod_refused`: no VM can have them.
+        VirtbusError: 400 `pod_refused`: no VM can have these resources.
     """
     given = {name: one for name, one in change.model_dump().items() if one}
     after = before.model_copy(update=given)
@@ -118,10 +125,11 @@ def changed(before: LinuxResources, change: LinuxResources) -> LinuxResources:
 def check_running(after: LinuxResources, guest: Domain, *, fixed_cpus: bool) -> None:
     """Refuse resources that a running guest cannot get.
 
-    With `fixed_cpus` the pod has a number of vCPUs that its CPU limit does not change.
+    With `fixed_cpus`, the number of vCPUs does not depend on the CPU limit.
 
     Raises:
-        VirtbusError: 422 `resize_unsupported`, with each such resource and the next step.
+        VirtbusError: 422 `resize_unsupported`. Its text names each such resource, and the next
+            step.
     """
     found = []
     if vcpus(after) > guest.cpu.vcpus and not fixed_cpus:
@@ -151,10 +159,11 @@ def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
 def told(
     resources: LinuxResources, found: ResourcesInForce | None, *, waits: bool
 ) -> LinuxResources:
-    """Return a container's resources with the values in force, where they differ.
+    """Return a container's resources, each with the value in force if that differs.
 
-    With `waits`, the node could not set all limits, and those that it does not report are not in
-    force. A limit that is not in force is 0, and the quota -1.
+    Without a report of the node, `found` is None, and the wanted values are returned. With `waits`,
+    the node could not set all limits. Then no report means that no limit is in force. A limit that
+    is not in force is returned as 0, a CPU quota as -1.
     """
     wanted = limits(resources)
     if found is None and waits:

@@ -1,6 +1,7 @@
-"""Decides the form of a pod's mounts in its VM: files, a disk, a directory, none, or a refusal.
+"""Decides the form of each mount of a pod in its VM: files, a disk, a directory, none, or a refusal.
 
-kubelet gives a container only paths of its node. A part of a volume's path names its kind.
+kubelet describes a mount only by a path of the node. If the mount is a volume, a part of this path
+names the kind of the volume.
 """
 
 import re
@@ -10,16 +11,16 @@ from virtbus.cri.core.configs import Device, Mount
 from virtbus.schemas.errors import Detail
 
 OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
-"""Files that kubelet mounts into each container. A guest has its own, with the pod's host aliases
-(`pod_dns.py`).
+"""Files that kubelet mounts into each container. No guest gets these mounts. It has an /etc/hosts of
+its own, to which the pod's host aliases are added (`pod_dns.py`).
 """
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""The token of the pod's service account. Guests do not get it."""
+"""The folder with the token of the pod's service account. No guest gets this folder."""
 _KIND = re.compile(r"/pods/[^/]+/volumes/([^/]+)/([^/]+)")
 AS_FILES = frozenset(
     f"kubernetes.io~{kind}" for kind in ("configmap", "secret", "projected", "downward-api")
 )
-"""Volumes of small files, which become files of the guest's first boot."""
+"""Kinds of volumes that contain small files. The guest gets these files at its first boot."""
 EMPTY_DIR = "kubernetes.io~empty-dir"
 FLEXVOLUME = "virtlet~flexvolume_driver"
 QCOW2, RAW, CEPH = "qcow2", "raw", "ceph"
@@ -31,7 +32,7 @@ NAMES = {
     "kubernetes.io~nfs": "a volume of NFS",
     "": "a hostPath",
 }
-"""A volume's kind → its name for people."""
+"""By kind of a volume: its name in messages."""
 
 
 _SUBPATH = re.compile(r"/pods/[^/]+/volume-subpaths/")
@@ -54,19 +55,22 @@ def of_kubelet(mount: Mount) -> bool:
 
 
 def kind(mount: Mount) -> str:
-    """Return the part of a path that names a volume's kind; empty for another path of the node."""
+    """Return the kind of the mount's volume; empty if the mount is no volume of kubelet's."""
     found = _KIND.search(mount.host_path)
     return found[1] if found else ""
 
 
 def volume_name(mount: Mount) -> str:
-    """Return the name of the volume in the pod; empty for another path of the node."""
+    """Return the name of the mount's volume in the pod; empty if `kind` is empty."""
     found = _KIND.search(mount.host_path)
     return found[2] if found else ""
 
 
 def is_disk(mount: Mount) -> bool:
-    """Return True for a volume that becomes a disk: empty at first, a device, or one of Ceph."""
+    """Return True for a volume that becomes a disk: an emptyDir, or a usable flexvolume.
+
+    A flexvolume is usable if it is a new empty disk, a permitted device, or an assigned Ceph disk.
+    """
     if kind(mount) == EMPTY_DIR:
         return not mount.memory and not mount.is_file
     form = (mount.options or {}).get("type")
@@ -77,14 +81,15 @@ def is_disk(mount: Mount) -> bool:
 def is_directory(mount: Mount) -> bool:
     """Return True for a folder of the node that the guest mounts by virtiofs.
 
-    Each folder that has no other meaning here is one, as in Virtlet. The token's folder never is.
+    As in Virtlet, this is true for each folder that becomes neither a disk nor files. The folder of
+    the service account's token is excluded.
     """
     other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
     return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)
 
 
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return the mounts whose files the guest gets: small volumes, and single files."""
+    """Return the mounts whose files the guest gets: volumes of small files, and single files."""
     return tuple(
         mount
         for mount in mounts

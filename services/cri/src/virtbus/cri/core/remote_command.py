@@ -1,6 +1,6 @@
 """Defines the streams of exec and attach: their names, and the status that ends them.
 
-SPDY has one stream for each name, a websocket one numbered channel for each.
+SPDY has one stream for each name. A websocket has one numbered channel for each name.
 """
 
 import json
@@ -11,13 +11,13 @@ from virtbus.cri.core.answers import Plain
 
 SPDY_PROTOCOL = "v4.channel.k8s.io"
 WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-"""v5 has a message for the end of a channel."""
+"""Only v5 has a message that ends a channel (CLOSE_CHANNEL)."""
 STDIN, STDOUT, STDERR, ERROR, RESIZE = "stdin", "stdout", "stderr", "error", "resize"
 CHANNELS = (STDIN, STDOUT, STDERR, ERROR, RESIZE)
-"""The names by the number of their channel."""
+"""The name of each channel. Its index is the channel's number."""
 CLOSE_CHANNEL = 255
 SIZE_BYTES = 1024
-"""Limit of an unfinished object with the size of a terminal."""
+"""Maximum length of an incomplete JSON object with the size of a terminal."""
 _OBJECT = re.compile(rb"\{[^{}]{0,200}\}")
 
 
@@ -70,7 +70,7 @@ def _size(text: bytes) -> Size | None:
 
 
 def succeeded() -> bytes:
-    """Return the status of a command that ended with 0, and of an attach that ended."""
+    """Return the status of a command that ended with exit code 0, or of an attach that ended."""
     return _status({"status": "Success"})
 
 

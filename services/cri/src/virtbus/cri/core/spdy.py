@@ -1,10 +1,11 @@
 """Reads and writes frames of SPDY/3.1, the transport of Kubernetes for exec and port-forward.
 
-It is the server's end, without I/O. A header block has a limit, packed as well as unpacked. Data is
-passed on in the pieces that arrive, so a frame of any length needs no memory.
+The module implements the server's end, and does no I/O. The length of a header block is limited,
+both compressed and uncompressed. Data is passed on in the pieces in which it arrives. So no frame
+of data is kept in memory, even if it is long.
 
-Kubernetes' own implementation ignores windows: a receiver that is full stops reading. So this
-implementation ignores them, too.
+Kubernetes' own implementation ignores SPDY's windows: a receiver that can take no more data stops
+reading from the connection. So this implementation ignores windows, too.
 """
 
 import struct
@@ -35,7 +36,7 @@ DICTIONARY = (
     b"".join(struct.pack(">I", len(word)) + word.encode() for word in _WORDS.split("|"))
     + _REST.encode()
 )
-"""The words that compressed header blocks refer to, as the specification lists them."""
+"""The dictionary for the compression of header blocks, as the specification of SPDY lists it."""
 
 VERSION = 0x8003
 SYN_STREAM, SYN_REPLY, RST_STREAM, SETTINGS, PING, GOAWAY, HEADERS, WINDOW_UPDATE = (
@@ -45,7 +46,7 @@ FIN = 1
 REFUSED_STREAM = 3
 MOST_CONTROL_BYTES = 16 * 1024
 MOST_HEADER_BYTES = 16 * 1024
-"""Limit of an unpacked header block. Kubernetes' blocks have some hundred bytes."""
+"""Limit of an uncompressed header block. The blocks of Kubernetes have some hundred bytes."""
 _HEAD = 8
 
 
@@ -54,7 +55,7 @@ class SpdyError(Exception):
 
 
 class Opened(NamedTuple):
-    """The client opened a stream; header names are in lower case."""
+    """The client opened a stream. Header names are in lower case. `ended` is as in `Data`."""
 
     stream_id: int
     headers: dict[str, str]
@@ -62,7 +63,7 @@ class Opened(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Bytes of a stream; `ended`: the client sends no more on it."""
+    """Bytes of a stream. With `ended`, the client sends no more bytes on this stream."""
 
     stream_id: int
     data: bytes
@@ -70,7 +71,7 @@ class Data(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """The client gave up a stream."""
+    """The client aborted a stream."""
 
     stream_id: int
 
@@ -82,7 +83,7 @@ class Answer(NamedTuple):
 
 
 class Left(NamedTuple):
-    """The client opens no more streams."""
+    """The client will open no more streams (GOAWAY)."""
 
 
 Event = Opened | Data | Reset | Answer | Left
@@ -144,7 +145,8 @@ class SpdyReader:
                     stream_id = struct.unpack_from(">I", body)[0] & 0x7FFFFFFF
                     yield Opened(stream_id, self._headers(body[10:]), bool(flags & FIN))
                 case 2 | 8:
-                    self._headers(body[4:])  # the blocks of a connection are one compressed stream
+                    # All header blocks are one compressed stream, so none may be skipped.
+                    self._headers(body[4:])
                 case 3:
                     yield Reset(struct.unpack_from(">I", body)[0] & 0x7FFFFFFF)
                 case 6:
@@ -189,7 +191,7 @@ def control(kind: int, body: bytes, flags: int = 0) -> bytes:
 
 
 def data_frame(stream_id: int, data: bytes, *, ends: bool = False) -> bytes:
-    """Return a frame with bytes of a stream; `ends`: they are its last ones."""
+    """Return a frame with bytes of a stream. With `ends`, the stream ends after these bytes."""
     return struct.pack(">II", stream_id, (FIN if ends else 0) << 24 | len(data)) + data
 
 
@@ -199,5 +201,5 @@ def refusal(stream_id: int) -> bytes:
 
 
 def farewell() -> bytes:
-    """Return the frame by which the server leaves."""
+    """Return the frame that says that the server accepts no more streams (GOAWAY)."""
     return control(GOAWAY, struct.pack(">II", 0, 0))

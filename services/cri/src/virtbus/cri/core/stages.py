@@ -1,4 +1,4 @@
-"""Names the stage and the reason of a pod's failure in the texts that kubelet shows as events."""
+"""Adds the stage and the reason of a failure to the texts that kubelet shows as events of a pod."""
 
 import re
 from typing import Literal
@@ -6,7 +6,8 @@ from typing import Literal
 from virtbus.schemas.errors import Code, VirtbusError
 
 Stage = Literal["pod", "image", "network", "volume", "start", "guest"]
-"""The failed part: the pod's definition, one of its parts, the start of its VM, or its guest."""
+"""The part that failed: the pod's definition, its image, its network, one of its volumes, the start
+of its VM, or the guest."""
 
 _WORDS: tuple[tuple[Stage, str], ...] = (
     ("pod", "invalid|second_container|source_|cluster_|kubeconfig_|handler_unknown"),
@@ -17,7 +18,7 @@ _WORDS: tuple[tuple[Stage, str], ...] = (
     ("network", "no_network|no_bridge|no_ipv6|static_address|vni_|lease_refused|not_attached"),
     ("guest", "guest_"),
 )
-"""The beginnings of errors' reasons."""
+"""For each stage: a pattern for the beginnings of the reasons of its errors."""
 _BY_REASON = tuple((stage, re.compile(words)) for stage, words in _WORDS)
 _BY_PATH: tuple[tuple[str, Stage], ...] = (
     ("mounts", "volume"),
@@ -26,20 +27,23 @@ _BY_PATH: tuple[tuple[str, Stage], ...] = (
     ("linux.security_context", "network"),
     ("image", "image"),
 )
-"""The beginnings of the paths in the details of `pod_refused`."""
+"""By beginning of a path in the details of `pod_refused`: the stage."""
 _STAGED = re.compile(r"(pod|image|network|volume|start|guest) \([a-z0-9_]+\): ")
 
 
 def text(stage: str, reason: str, message: str) -> str:
-    """Return a failure with its stage and reason. `stage` is the node's word, empty if unknown."""
+    """Return the text of a failure, with its stage and reason.
+
+    `stage` is the stage that the node reported; empty if unknown.
+    """
     found = stage or "start"
-    if found in {"image", "start"}:  # the agent's `image` means all disks
+    if found in {"image", "start"}:  # the agent reports the stage `image` for any disk
         found = _by_reason(reason) or found
     return f"{found} ({reason or 'unknown'}): {message}"
 
 
 def staged(error: VirtbusError, default: Stage) -> VirtbusError:
-    """Return an error of a call with its stage and reason in its text."""
+    """Return the error with its stage and reason in the text. `default` is the stage if unknown."""
     message = str(error)
     if _STAGED.match(message):
         return error

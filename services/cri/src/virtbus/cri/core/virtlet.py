@@ -1,8 +1,8 @@
 """Reads the annotations of Virtlet's pods. All problems of a pod are reported together.
 
-The keys, defaults and rules are Virtlet's. A pod counts as Virtlet's if it has one of the keys, or
-the target runtime. The contents of ConfigMaps and Secrets are read when the VM is made; before
-that, only the references to them are checked.
+The keys, defaults and rules are Virtlet's. A pod is a Virtlet pod if it has one of the `Virtlet…`
+keys, or names `virtlet.cloud` as its target runtime. The contents of ConfigMaps and Secrets are
+read when the VM is made. Before that, only the references to these objects are checked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,11 +44,12 @@ KEYS = frozenset(
         *(FILES_SOURCE, CHOWN, SYSTEM_UUID, FORCE_DHCP),
     }
 )
-"""All annotations. CHOWN and FORCE_DHCP have no effect: there is no 9p, and guests use DHCP."""
+"""Virtlet's annotations. CHOWN and FORCE_DHCP have no effect: virtbus has no 9p, and uses DHCP."""
 FROM_CLUSTER = (SOURCE, SSH_SOURCE, FILES_SOURCE)
 """The annotations that name a ConfigMap or a Secret."""
 MOUNT_SCRIPT = "@virtlet-mount-script@"
-"""Virtlet's word in scripts for mount commands. It is removed: cloud-init mounts the volumes."""
+"""A word in scripts that Virtlet replaces with mount commands. Here it is removed, because
+cloud-init mounts the volumes."""
 
 MOST_VCPUS = 255
 YAML_CHARS = 32 * 1024
@@ -88,7 +89,7 @@ class Wishes:
 class _Reader:
     notes: Mapping[str, str]
     contents: Contents | None
-    """None: not read yet."""
+    """The contents of the objects that the annotations name; None if they were not read yet."""
     problems: list[Detail] = field(default_factory=list)
 
     def text(self, key: str) -> str:
@@ -98,7 +99,7 @@ class _Reader:
         self.problems.append(Detail(path=f"annotations.{key}", message=f"{key} {message}"))
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """Return the YAML mapping of an annotation; empty without one."""
+        """Return the YAML mapping of an annotation; empty without a valid mapping."""
         text = self.text(key)
         if not text.strip():
             return {}
@@ -122,7 +123,7 @@ def is_virtlets(notes: Mapping[str, str]) -> bool:
 
 
 def named_sources(notes: Mapping[str, str]) -> dict[str, Source]:
-    """Return the objects that a pod's annotations name, by annotation; not the invalid ones."""
+    """Return the objects that a pod's annotations name, by annotation, without invalid names."""
     found = {}
     for note in FROM_CLUSTER:
         with suppress(ValueError):
@@ -134,9 +135,10 @@ def named_sources(notes: Mapping[str, str]) -> dict[str, Source]:
 def wishes(
     notes: Mapping[str, str], contents: Contents | None = None
 ) -> tuple[Wishes, list[Detail]]:
-    """Return the wishes of a pod's annotations, and all their problems.
+    """Return the wishes in a pod's annotations, and all problems of the annotations.
 
-    `contents` are those of the objects that the annotations name; None: they are not read yet.
+    `contents` has the contents of the objects that the annotations name; None if they were not read
+    yet.
     """
     if not is_virtlets(notes):
         return Wishes(), []
@@ -185,7 +187,10 @@ def _vcpus(reader: _Reader) -> int | None:
 
 
 def _cpu(reader: _Reader) -> Cpu:
-    """Return the CPU; without a model it is the best that the host has, also for `host-model`."""
+    """Return the guest's CPU. Without a model, the guest gets the best model of the host.
+
+    Only the mode `custom` names a model.
+    """
     if reader.text(CPU_MODEL) not in {"", HOST_MODEL}:
         reader.refuse(CPU_MODEL, f"must be empty or {HOST_MODEL}")
     wanted = _lowered(reader.mapping(CPU))
@@ -212,7 +217,7 @@ def _cpu(reader: _Reader) -> Cpu:
 
 
 def _counts(topology: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the fields of a topology; raises ValueError for one that a VM here cannot have."""
+    """Return the fields of a topology; raises ValueError for a field that no VM here can have."""
     counts = _lowered(topology)
     if counts.keys() - set(COUNTS):
         msg = f"a topology has {', '.join(COUNTS)} only"
@@ -232,7 +237,7 @@ def _disk_bus(reader: _Reader) -> DiskBus:
 
 
 def _root_bytes(reader: _Reader) -> int:
-    """Return the wished size, 0 for none. A negative size is ignored, as in Virtlet."""
+    """Return the wished size of the root disk, or 0. A negative size is ignored, as in Virtlet."""
     text = reader.text(ROOT_SIZE).strip()
     if not text or text.startswith("-"):
         return 0
@@ -251,7 +256,10 @@ def _config_drive(reader: _Reader) -> bool:
 
 
 def _user_data(reader: _Reader) -> str | None:
-    """Return the script, or the mapping as cloud-config; JSON is YAML, too."""
+    """Return the user data: a script, otherwise a cloud-config from the merged mappings, or None.
+
+    The cloud-config is JSON, which is YAML, too.
+    """
     inline, given = reader.mapping(USER_DATA), _source_texts(reader)
     script = reader.text(SCRIPT) or _named_script(reader, given, inline)
     if script:
@@ -265,7 +273,8 @@ def _user_data(reader: _Reader) -> str | None:
         except YamlError as error:
             where = f"line {error.line}, column {error.column}" if error.line else "as a whole"
             secret = named_sources(reader.notes)[SOURCE].kind == virtlet_sources.SECRETS
-            why = where if secret else error  # the error quotes the text, and an event shows it
+            # The error quotes the text, and kubelet shows the message in an event.
+            why = where if secret else error
             reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {why}")
     whole = virtlet_sources.merged(whole, inline)
     try:
@@ -276,7 +285,7 @@ def _user_data(reader: _Reader) -> str | None:
 
 
 def _source_texts(reader: _Reader) -> dict[str, str]:
-    """Return the texts of the user data's source, by key."""
+    """Return the texts of the object that SOURCE names, by key."""
     encoding = reader.text(SOURCE_ENCODING) or virtlet_sources.PLAIN
     if encoding not in {virtlet_sources.PLAIN, virtlet_sources.BASE64}:
         reader.refuse(SOURCE_ENCODING, "must be plain or base64")
@@ -291,7 +300,10 @@ def _source_texts(reader: _Reader) -> dict[str, str]:
 
 
 def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str, Any]) -> str:
-    """Return the script that is a value of the user data. It is not parsed, and stays as it is."""
+    """Return the script under the key of the user data that SOURCE_KEY names; empty for none.
+
+    The script is not parsed, and is returned unchanged.
+    """
     key = reader.text(SOURCE_KEY)
     if not key or (reader.contents is None and reader.text(SOURCE)):
         return ""
@@ -303,7 +315,10 @@ def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str
 
 
 def _ssh_keys(reader: _Reader) -> Iterator[str]:
-    """Yield the keys of the source and then the inline ones, which may replace them."""
+    """Yield the keys of the named object, and then the inline keys.
+
+    With OVERWRITE, inline keys replace the keys of the object.
+    """
     inline = reader.text(SSH_KEYS)
     source = named_sources(reader.notes).get(SSH_SOURCE)
     if source is not None and reader.contents is not None:
@@ -332,7 +347,7 @@ def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
 
 
 def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
-    """Return the host name in the meta-data."""
+    """Return the host name in the meta-data, and remove it from `meta`; empty for none."""
     named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
     if not named:
         return ""
@@ -343,7 +358,7 @@ def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
 
 
 def _meta_data(reader: _Reader, meta: dict[str, Any]) -> str | None:
-    """Return the other keys of the meta-data, which the guest gets as they are."""
+    """Return the other keys of the meta-data as JSON, which the guest gets; None for none."""
     more = {key: value for key, value in meta.items() if key not in {*HOSTNAMES, INSTANCE_ID}}
     try:
         text = json_text(more) if more else None

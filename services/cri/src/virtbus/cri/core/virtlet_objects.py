@@ -1,7 +1,8 @@
 """Reads Virtlet's objects of a cluster: its image translations, and its settings for nodes.
 
-A VirtletConfigMapping is for the nodes that it names or whose labels it selects. Several are joined
-by rising `priority`, and those of one priority in the order of their names. Later settings win.
+A VirtletConfigMapping may name a node and select labels of nodes: it applies to nodes that meet both
+conditions. If several mappings apply to a node, they are joined in the order of rising `priority`,
+and of their names if the priority is equal. A later setting replaces an earlier setting.
 """
 
 import hashlib
@@ -28,12 +29,12 @@ MAPPING_KIND, CONFIG_MAP_KIND = "VirtletImageMapping", "ConfigMap"
 MOST_VALUES = 80_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME_IN_FILE = 150
-"""Longer names are shortened in the names of files, which have 255 bytes at most."""
+"""Maximum length of an object's name in a file name. A file name has at most 255 bytes."""
 _PATTERN: TypeAdapter[str] = TypeAdapter(DevicePattern)
 
 
 class NodeConfig(LenientModel):
-    """The settings of Virtlet that have a counterpart. Unset ones are None."""
+    """The settings of Virtlet that virtbus has, too. A setting is None if it is not set."""
 
     download_protocol: Literal["https", "http"] | None = Field(None, alias="downloadProtocol")
     raw_devices: str | None = Field(None, alias="rawDevices", max_length=2000)
@@ -41,7 +42,7 @@ class NodeConfig(LenientModel):
 
     @property
     def scheme(self) -> str:
-        """Return the scheme of an image that is named by its host and path."""
+        """Return the URL scheme for an image whose name is a host and a path."""
         return self.download_protocol or "https"
 
     @property
@@ -51,7 +52,7 @@ class NodeConfig(LenientModel):
 
     @property
     def wrong_devices(self) -> tuple[str, ...]:
-        """Return the parts of `rawDevices` that are no patterns. They permit nothing."""
+        """Return the parts of `rawDevices` that are no valid patterns. These permit no device."""
         return tuple(one for one in self._named if not _is_pattern(one))
 
     @property
@@ -76,7 +77,7 @@ class _Spec(LenientModel):
 
 
 class ClusterObjects(StoredRecord):
-    """The last known objects of the cluster, as they were read."""
+    """The objects of the cluster, as they were last read."""
 
     image_mappings: list[Json] = Field(default_factory=list)
     translations: list[Json] = Field(default_factory=list)
@@ -93,7 +94,7 @@ class Settled(NamedTuple):
 
 
 def bare(obj: Mapping[str, Any]) -> Json:
-    """Return the parts of an object that are read here."""
+    """Return the parts of an object that this module reads."""
     metadata = obj.get("metadata") or {}
     kept = {"name": str(metadata.get("name", "")), "labels": metadata.get("labels") or {}}
     parts = {name: obj[name] for name in ("spec", "data") if name in obj}
@@ -103,8 +104,8 @@ def bare(obj: Mapping[str, Any]) -> Json:
 def node_config(objects: ClusterObjects) -> Settled:
     """Return the settings of this node.
 
-    A mapping for certain nodes may forbid devices. If there is one, no devices are permitted while
-    this node is unknown.
+    A mapping for certain nodes may forbid devices. So if such a mapping exists, no devices are
+    permitted until the Kubernetes node of this host is known.
     """
     node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
     found: list[tuple[int, str, NodeConfig]] = []
@@ -136,8 +137,8 @@ def node_config(objects: ClusterObjects) -> Settled:
 def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
     """Return the readable part of a VirtletConfigMapping's spec, and its problems.
 
-    A wrong setting or priority is skipped. Without a readable choice of nodes there is no mapping,
-    because it would apply to other nodes than its author meant.
+    A wrong setting or priority is dropped. If the choice of nodes is wrong, no part is returned:
+    otherwise the mapping would apply to nodes that its author did not mean.
     """
     try:
         return _Spec.model_validate(spec), ()
@@ -158,7 +159,7 @@ def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
 
 
 class ImageFiles(NamedTuple):
-    """The contents of the files of image names by file name, and the problems of the objects."""
+    """The files of image names (file name → content), and the problems of the objects."""
 
     files: dict[str, bytes]
     problems: tuple[Detail, ...] = ()
@@ -167,8 +168,9 @@ class ImageFiles(NamedTuple):
 def image_files(objects: ClusterObjects, *, regexps: bool) -> ImageFiles:
     """Return the files of image names for imaged.
 
-    Each object has a file of its own, so imaged's problems name the object. JSON is YAML, too.
-    Without `regexps`, rules with an expression are left out. An object with a problem has no file.
+    Each object has a file of its own, so the problems that imaged reports name the object. The
+    files are JSON, which is YAML, too. Without `regexps`, rules with a regular expression are left
+    out. An object that cannot be used has no file.
     """
     found: dict[str, bytes] = {}
     wrong: list[Detail] = []
@@ -211,10 +213,12 @@ def _without_regexps(config: Any) -> Any:
 
 
 def _text_without(text: Any) -> Any:
-    """Return a YAML text without regular expressions. A text that is no YAML stays as it is.
+    """Return a YAML text without rules that have a regular expression.
+
+    A text that is not YAML is returned unchanged.
 
     Raises:
-        ValueError: it has binary data that are no text.
+        ValueError: the text has binary data that are not text.
     """
     try:
         config = read_yaml(str(text), max_values=MOST_VALUES)

@@ -1,7 +1,7 @@
 """Reads the references of Virtlet's annotations to ConfigMaps and Secrets, and their contents.
 
-A reference is `configmap/NAME` or `secret/NAME`; that of SSH keys may end with `/KEY`. The objects
-are of the pod's namespace.
+A reference is `configmap/NAME` or `secret/NAME`. A reference for SSH keys may end with `/KEY`. The
+objects are in the pod's namespace.
 """
 
 import base64
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     """An object of the pod's namespace, and one of its keys (empty: all)."""
 
     kind: str
-    """The plural, as in the API's paths."""
+    """The plural of the object's kind, as in paths of the API."""
     name: str
     key: str = ""
 
@@ -36,11 +36,14 @@ class Source(NamedTuple):
 
 
 Contents = Mapping[str, Mapping[str, bytes]]
-"""The values of the named objects: annotation → key → value."""
+"""The values of the named objects, by annotation and by key."""
 
 
 def parse(text: str, *, with_key: bool = False) -> Source:
-    """Return the object that an annotation names; raises ValueError."""
+    """Return the object that an annotation names; raises ValueError.
+
+    With `with_key`, a key may follow; the default is AUTHORIZED_KEYS.
+    """
     parts = text.strip().split("/")
     kind = _KINDS.get(parts[0].lower())
     key = parts[2] if len(parts) == 3 and with_key else ""
@@ -53,7 +56,7 @@ def parse(text: str, *, with_key: bool = False) -> Source:
 
 
 def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the values of an object, as the API has it; raises ValueError."""
+    """Return the values of an object, by key; raises ValueError. `obj` is from the API server."""
     texts = {str(key): str(one) for key, one in (obj.get("data") or {}).items()}
     if kind == SECRETS:
         return {key: base64.b64decode(one, validate=True) for key, one in texts.items()}
@@ -65,7 +68,7 @@ def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def decoded(value: bytes, encoding: str) -> str:
-    """Return a value as text, from an encoding; raises ValueError."""
+    """Return a value as text, decoded from `encoding`; raises ValueError."""
     try:
         return (base64.b64decode(value) if encoding == BASE64 else value).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -74,7 +77,10 @@ def decoded(value: bytes, encoding: str) -> str:
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Merge as Virtlet does: maps recursively, lists one after the other, otherwise `second`."""
+    """Return two values merged as in Virtlet.
+
+    Maps are merged recursively, and lists are joined. Otherwise the result is `second`.
+    """
     if isinstance(first, dict) and isinstance(second, dict):
         both = {key: merged(first[key], second[key]) for key in first.keys() & second.keys()}
         return {**first, **second, **both}
@@ -84,11 +90,11 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def files(given: Mapping[str, bytes]) -> tuple[GuestFile, ...]:
-    """Return the files of an object: the keys `X`, `X_path` and `X_encoding` describe one.
+    """Return the files of an object. The keys `X`, `X_path` and `X_encoding` describe one file.
 
     Raises:
-        ValueError: a path or an encoding is missing or wrong. The text has the names of keys and no
-            values, which may be secret.
+        ValueError: a path is missing or wrong, or an encoding is wrong. The error names keys, but
+            quotes no values, because values may be secret.
     """
     found = []
     for key in sorted(given):
