@@ -29,7 +29,7 @@ class Logs(Protocol):
     def reopen(self, container: Container) -> None:
         """Close the log file, and open the file that now has its name.
 
-        Raises VirtbusError 409 `not_running`.
+        Raises VirtbusError 409 `not_running`, 503 `log_unwritable`.
         """
 
 

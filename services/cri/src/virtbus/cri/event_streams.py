@@ -1,7 +1,7 @@
 """Implements GetContainerEvents: each client gets the events from its call on.
 
-Each client has a bounded queue. A client that does not read loses its stream and delays nobody. It
-can list the pods and call again.
+Each client has a queue of limited length. A client that reads too slowly loses its stream, and
+delays no other client. It can list the pods, and call again.
 """
 
 import asyncio

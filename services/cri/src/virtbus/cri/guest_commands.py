@@ -1,7 +1,7 @@
 """Runs the commands of Exec and ExecSync in guests.
 
-ExecSync uses the guest agent. If the guest has none or the bus is away, ExecSync uses SSH with the
-pod's key. Exec has streams, which the guest agent cannot carry, so it uses SSH.
+ExecSync uses the guest agent. If the guest has no guest agent, or the bus is away, ExecSync uses
+SSH with the pod's key. Exec has streams, which the guest agent cannot carry, so Exec uses SSH.
 """
 
 import asyncio
@@ -23,18 +23,19 @@ from virtbus.schemas.wire import validate
 NO_AGENT = frozenset({"bus_away", "guest_agent_absent", "guest_agent_refused", "guest_simulated"})
 """Reasons of errors after which the command has not run, so that SSH may run it."""
 ANSWER_S = 5.0
-"""The time in which an answer arrives after the command's own time limit."""
+"""Time for the agent's answer to arrive, after the time limit of the command."""
 SLACK_S = 0.5
-"""The node's agent is given up before the call ends, so the call can tell why."""
+"""Time before the end of a call at which a wait for the agent or the guest ends, so that the call
+can report the reason."""
 
 BOOT_S = 120.0
-"""The time after its start in which a guest may still boot. Commands wait for it meanwhile."""
+"""Time after a guest's start in which the guest may still boot. Commands wait for it meanwhile."""
 LOOK_S = 0.5
 BANNER_S = 3.0
 
 
 class GuestNow(NamedTuple):
-    """A running guest. `boots`: it was started so recently that it may not answer yet."""
+    """A running guest. `boots` is True if it started so recently that it may not answer yet."""
 
     machine: Machine
     boots: bool
@@ -57,8 +58,9 @@ class GuestCommands:
         """Run a command without input; `timeout_s` 0 means the longest limit, EXEC_S.
 
         Raises:
-            VirtbusError: 422 `no_shell`; 503 `bus_away`, `agent_silent`, which kubelet does not
-                take for a failed probe; 504 `exec_timeout`; the errors of `agent.exec`.
+            VirtbusError: 422 `no_shell`: neither the guest agent nor SSH can run the command. 503
+                `bus_away`, `agent_silent`: for kubelet, these are no failed probe. 504
+                `exec_timeout`: the command did not end in time. The errors of `agent.exec`.
         """
         limit_s = min(timeout_s or EXEC_S, EXEC_S)
         uid = guest().machine.uid
@@ -88,10 +90,10 @@ class GuestCommands:
             raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from None
 
     async def _booted(self, guest: Guest, until_s: float) -> None:
-        """Wait for the SSH server of a guest that may still boot, until shortly before a time.
+        """Wait for the SSH server of a guest that may still boot, until shortly before `until_s`.
 
         Raises:
-            VirtbusError: 422 `no_shell`, which is no failed probe to kubelet.
+            VirtbusError: 422 `no_shell`. For kubelet, this is no failed probe.
         """
         loop = asyncio.get_running_loop()
         while (now := guest()).boots:
@@ -127,9 +129,7 @@ class GuestCommands:
         return await self._shell.collected(address, key, words, EXEC_OUTPUT_BYTES)
 
     async def check(self, guest: Guest, wait_s: float) -> None:
-        """Return once a command with streams can run.
-
-        A guest that boots has `wait_s` until it answers.
+        """Wait until a command with streams can run; for `wait_s` at most, if the guest may boot.
 
         Raises:
             VirtbusError: 422 `no_shell`.

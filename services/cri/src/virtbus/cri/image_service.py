@@ -1,4 +1,4 @@
-"""Connects CRI's ImageService with the images that the CRI pulled."""
+"""Connects CRI's ImageService with the images that virtbus-cri pulled."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Implements CRI's image calls over imaged, through the bus.
+"""Implements CRI's image calls by requests to imaged over the bus.
 
-The CRI has references to the images that it pulled, and lists only those. imaged owns the files: it
-expires names and makes room itself, and a VM's create fetches an image again if it is gone.
+virtbus-cri keeps references to the images that it pulled, and lists only these images. imaged owns
+the files: it expires names, and removes files to make room. A VM's create fetches an image again if
+its file was removed.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.wire import validate
 
 PULL_S = 60.0
-"""The time limit of one request. A pull that needs longer continues, and is asked for again."""
+"""Time limit of one request. A pull that takes longer continues, and the request is repeated."""
 AGAIN_S = 1.0
 NO_LOGIN = AuthConfig()
 
 
 class Images:
-    """The images that the CRI pulled, by the key of their record."""
+    """The images that virtbus-cri pulled, by the key of their record."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class Images:
         node: str,
         scheme: Callable[[], str] = lambda: "https",
     ) -> None:
-        """`scheme` is that of disk images that are named by their host and path."""
+        """`scheme` returns the URL scheme for disk images whose names are a host and a path."""
         self._folder = folder
         self._link = link
         self._node = node
@@ -47,15 +48,16 @@ class Images:
         self._all = self._folder.load()
 
     def known(self, text: str) -> PulledImage:
-        """Return the image of a name or id; raises VirtbusError 404 `image_not_pulled`."""
+        """Return the image with this name or id; raises the errors of `image_record.known`."""
         return image_record.known(self._all.values(), text)
 
     async def pull(self, text: str, namespace: str, auth: AuthConfig = NO_LOGIN) -> str:
-        """Fetch an image onto this node, for as long as the caller waits; return its id.
+        """Fetch an image to this node, for as long as the caller waits; return the image's id.
 
         Raises:
-            VirtbusError: 400 `image_invalid`, `login_invalid`; 422 `login_unsupported`; the error
-                of imaged; 503 `bus_away`.
+            VirtbusError: 400 `image_invalid`, `login_invalid`. 422 `login_unsupported`. 500
+                `image_failed`, with the message of imaged. 503 `bus_away`. The errors of
+                `image.pull`.
         """
         wanted = image_refs.parse(text)
         refs = image_refs.candidates(wanted, self._scheme())
@@ -84,7 +86,7 @@ class Images:
         return image.digest
 
     async def _fetch(self, asks: list[ImagePull]) -> tuple[str, ImageInfo]:
-        """Fetch the first reference that exists; raise the error of the first one if none does."""
+        """Fetch the first reference that exists. If none exists, raise the first one's error."""
         failure: VirtbusError | None = None
         for ask in asks:
             try:
@@ -112,9 +114,10 @@ class Images:
             raise VirtbusError(Code.INTERNAL, "image_failed", message)
 
     async def remove(self, text: str) -> None:
-        """Drop all names of the image that a name or id means; imaged keeps the file. Repeatable.
+        """Drop the image with this name or id; imaged keeps the file. No effect if it is unknown.
 
-        CRI's image is one file, so its other names go, too, as in containerd.
+        In CRI, an image is one file. So all other names of this file are dropped, too, as in
+        containerd.
         """
         same = self._same(text)
         for key, image in tuple(self._all.items()):
@@ -131,19 +134,19 @@ class Images:
         return {"image": image, "info": image_record.info(same) if verbose else {}}
 
     def listed(self, text: str) -> list[Plain]:
-        """Return the images that a name or id means; all for an empty text."""
+        """Return the images with this name or id; all images if `text` is empty."""
         if not text:
             return image_record.listed(self._all.values())
         return image_record.listed(self._same(text))
 
     def _same(self, text: str) -> list[PulledImage]:
-        """Return all names of the images that a name or id means."""
+        """Return the records of all names of the images with this name or id."""
         digests = {one.digest for one in image_record.find(self._all.values(), text)}
         return [one for one in self._all.values() if one.digest in digests]
 
     @property
     def used_bytes(self) -> int:
-        """Return the size of all pulled images; names of one file count once."""
+        """Return the size of all pulled images. A file with several names counts once."""
         return sum({one.digest: one.size_bytes for one in self._all.values()}.values())
 
     @property

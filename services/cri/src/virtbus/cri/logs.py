@@ -1,4 +1,4 @@
-"""Follows the consoles of running guests, one log file for each container."""
+"""Copies the consoles of running guests to log files, one for each container."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 LINGER_S = 1.0
-"""The time after a guest's end in which its last output reaches the console's file."""
+"""Time after a guest's end in which its last output may still reach the console's file."""
 
 
 class ContainerLogs:
-    """The followers of this node, by container id."""
+    """The `ConsoleFollower`s of this node, by container id."""
 
     def __init__(self, consoles: Path, places: Path, sources: Sources) -> None:
         self._consoles = consoles
@@ -34,7 +34,7 @@ class ContainerLogs:
         return str(Path(folder, name)) if folder and name else ""
 
     def reopen(self, container: Container) -> None:
-        """Open the log by its name again.
+        """Open a container's log by its name again, because kubelet has renamed the old file.
 
         Raises:
             VirtbusError: 409 `not_running`; 503 `log_unwritable`.
@@ -68,7 +68,7 @@ class ContainerLogs:
         place = self._places / f"{container.id}.json"
         console = self._consoles / f"{uid}.log"
         follower = ConsoleFollower(console, Path(path), place, self._sources)
-        try:  # before the start is requested: an old console is not this attempt's
+        try:  # this runs before the start is requested: the console is still that of an old attempt
             follower.begin(fresh=container.phase == "starting")
         except OSError as error:
             log.error("no log for %s: %s", container.id, error, extra={"code": "log_failed"})

@@ -34,10 +34,10 @@ class MachineChanges:
         return validate(VmView, await self._link.ask("vm", "update", want))
 
     async def resize(self, key: str, uid: str, after: LinuxResources) -> int:
-        """Change the limits in the record of a pod's VM; return the generation that has them.
+        """Change the limits in the record of a pod's VM; return the generation with these limits.
 
         Raises:
-            VirtbusError: 422 `resize_unsupported`; 503 `bus_away`; the errors of
+            VirtbusError: 422 `resize_unsupported`. 503 `bus_away`. The errors of `vm.get` and
                 `vm.update`.
         """
         view = await self.view(uid)
@@ -82,7 +82,7 @@ class MachineChanges:
         return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
     async def answered(self, key: str, view: VmView) -> None:
-        """Note an answer to the CRI's own change: views before it do not count any more."""
+        """Note the view that answers a request for this VM. Earlier views are ignored from now on."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None or pod.machine.uid != view.uid:
             return

@@ -1,7 +1,7 @@
 """Makes, starts, stops and deletes the VMs of pods, by requests to the bus.
 
-Each request can be repeated: the VM's uid is stored before the VM is created. Work that no call
-waits for is a duty: it is stored, and done as soon as the bus answers.
+Each request can be repeated, because the VM's uid is stored before the VM is created. Work that no
+call waits for is a duty: it is stored, and done as soon as the bus answers.
 """
 
 import asyncio
@@ -37,10 +37,11 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 END_S = 30.0
-"""Time after a guest's grace within which its node ends it and reports this."""
+"""Time after a guest's grace within which the node ends the guest and reports its end."""
 AGAIN_S = (0.5, 30.0)
 OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
-"""Refusals that each repeat with this uid gets. After others the VM keeps the pod's network."""
+"""Refusals of a create that each repeat with the same uid would get. After them, the pod gets
+another uid. After any other refusal, the pod keeps its uid, and its VM holds the pod's network."""
 
 
 class PodReads(NamedTuple):
@@ -77,14 +78,15 @@ class Machines:
     async def ensure(
         self, key: str, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage
     ) -> str:
-        """Give the pod's VM its disks, powered off, or take the disks of an earlier attempt.
+        """Give the pod's VM its disks, or keep the disks of an earlier attempt. The VM stays off.
 
-        Return the digest of its root disk's image. An attempt with another image in its manifest
-        gets another VM, because the root disk is made of the image.
+        Return the digest of the image from which the root disk was made. If the image in the
+        manifest has changed, the pod gets another VM, because the root disk is made from the image.
 
         Raises:
-            VirtbusError: 400 the pod cannot be a VM; 503 `bus_away`; the errors of
-                `VolumeReads.files`, `VirtletReads.contents`, `HostAliasReads.aliases`, `vm.create`.
+            VirtbusError: 400: the pod cannot be a VM. 503 `bus_away`. The errors of
+                `VolumeReads.files`, `VirtletReads.contents`, `HostAliasReads.aliases`, `vm.get`,
+                `vm.update` and `vm.create`.
         """
         machine = self._pods.all[key].machine
         if (
@@ -124,7 +126,7 @@ class Machines:
         await self.changes.answered(key, validate(VmCreated, answer).vm)
 
     async def _renew(self, key: str) -> None:
-        """Give up a uid that the bus refuses: the next attempt takes another one."""
+        """Drop a pod's VM, because the bus refuses its uid. The next attempt has another uid."""
         pod = self._pods.all[key]
         if pod.machine is not None:
             await self._pods.discard(pod.machine.uid)
@@ -139,7 +141,10 @@ class Machines:
         await self._create(key, vm_request.sandbox_request(pod, sandbox, self._place()), sandbox)
 
     async def _adapt(self, key: str, sandbox: SandboxConfig, config: ContainerConfig) -> bool:
-        """Give an existing VM the labels and resources of a new attempt; False if it is gone."""
+        """Give an existing VM the labels, resources and DNS settings of a new attempt.
+
+        Return False if the VM is gone.
+        """
         machine = self._pods.all[key].machine
         if machine is None:
             return False
@@ -166,7 +171,10 @@ class Machines:
 
     # --- power ----------------------------------------------------------------------------
     async def start(self, key: str, container_id: str) -> None:
-        """Request the start of a container's guest; raises the errors of `vm.start`."""
+        """Request the start of a container's guest.
+
+        Raises VirtbusError 409 `vm_gone`, and the errors of `vm.start`.
+        """
         uid = self._uid(key)
         revision = await self._begin(key, container_id)
         try:
@@ -174,16 +182,16 @@ class Machines:
         except VirtbusError as error:
             if error.code == Code.NOT_FOUND:
                 await self._pods.lost(uid)
-            elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # it had no effect
+            elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # the request had no effect
                 await self._give_up(key, container_id, revision)
             raise
         await self.changes.answered(key, validate(VmView, answer))
 
     async def _begin(self, key: str, container_id: str) -> int:
-        """Note that a container starts; return the revision of its VM before that.
+        """Store that a container starts; return the revision of its VM before the start.
 
-        A view of this revision shows a VM that is off. It may arrive after this, and must not end
-        the container.
+        A view of that revision shows a VM that is off. The view may arrive later, and must not end
+        the container. So the stored revision becomes one higher.
         """
         pod = self._pods.all[key]
         starting = pod.container(container_id).model_copy(update={"phase": "starting"})
@@ -196,7 +204,7 @@ class Machines:
         """Wait until a container's guest runs.
 
         Raises:
-            VirtbusError: 500 `start_failed`, and the container has ended; 504 `start_slow`, and it
+            VirtbusError: 500 `start_failed`: the container has ended. 504 `start_slow`: the guest
                 may still start.
         """
         if not await self._pods.until(
@@ -218,10 +226,11 @@ class Machines:
         return stages.text(seen.stage, seen.reason or "start_slow", message)
 
     async def stop(self, key: str, grace_s: int) -> None:
-        """End the guest of the running container, after at most `grace_s`, and wait for its end.
+        """End the guest of the active container, with the grace `grace_s`, and wait for its end.
 
         Raises:
-            VirtbusError: 504 `stop_slow`; the errors of `vm.stop`, and those of the node's agent.
+            VirtbusError: 409 `vm_gone`. 504 `stop_slow`. The errors of `vm.stop` and of
+                `LocalAgent.end`.
         """
         container = self._pods.all[key].active
         if container is None:
@@ -230,7 +239,7 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
-            # also while the controllers hang, or cannot write; the end by the node is repeatable
+            # This includes controllers that hang or cannot write. A second end does no harm.
             if error.code == Code.UNAVAILABLE or error.reason == "no_answer":
                 await self._stop_here(key, container, uid, grace_s)
                 return
@@ -244,7 +253,7 @@ class Machines:
             raise VirtbusError(Code.DEADLINE, "stop_slow", message)
 
     async def _stop_here(self, key: str, container: Container, uid: str, grace_s: int) -> None:
-        """End the guest by the node's agent; its record is powered off when the bus is back."""
+        """Make the node's agent end the guest. A duty powers off the VM's record later."""
         done = await self._end_here(uid, grace_s)
         pod = self._pods.all.get(key)
         if pod is not None and pod.active is not None and pod.active.id == container.id:
@@ -252,7 +261,7 @@ class Machines:
             await self._pods.put(observation.ended(pod, container, ending, off=True))
 
     async def abandon(self, key: str) -> None:
-        """End a container whose start has no known outcome, before its next attempt."""
+        """End the active container, whose start has no known outcome, before the next attempt."""
         await self.stop(key, 0)
         container = self._pods.all[key].active
         if container is not None:
@@ -274,7 +283,7 @@ class Machines:
         return machine.uid
 
     async def _give_up(self, key: str, container_id: str, revision: int) -> None:
-        """Note that a start had no effect on the VM, which still has this revision."""
+        """Store that a start had no effect: the container is created, the VM has this revision."""
         pod = self._pods.all[key]
         container = pod.container(container_id)
         if container.phase == "starting":

@@ -1,4 +1,4 @@
-"""Holds and releases the networks of pods: a sandbox is the network of its pod's VM (ADR 0059)."""
+"""Makes the VMs of pods hold and release networks: a pod's sandbox is this network (ADR 0059)."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ from virtbus.schemas.network import NetworkState
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
-"""The delay of a duty for a pod that a call works on."""
+"""Delay of the duties, if a call works on the pod of a duty."""
 
 
 class PodNetworks:
-    """The networks of this node's pods; a caller has the pod's lock.
+    """The networks of this node's pods. A caller of `hold` or `release` holds the pod's lock.
 
-    `create` creates a VM without disks for a pod. `power_off` switches off the record of a guest
-    that has ended.
+    `create` creates a VM without disks for a pod. `power_off` powers off the record of a VM whose
+    guest has ended.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class PodNetworks:
         A pod without a VM gets a VM without disks.
 
         Raises:
-            VirtbusError: 500 `network_failed`; 504 `network_slow`; 503 `bus_away`; 409 `vm_gone`;
-                the errors of `vm.create` and `vm.update`.
+            VirtbusError: 409 `vm_gone`. 500 `network_failed`. 503 `bus_away`. 504 `network_slow`.
+                The errors of `vm.create`, `vm.get` and `vm.update`.
         """
         if not await self._set(key, NetworkState.HELD):
             await self._create(key, sandbox)
         await self._until(key, timeout_s)
 
     async def release(self, key: str) -> None:
-        """Release the network of a pod that is off, as soon as the bus answers."""
+        """Release the pod's network if no sandbox needs it, now or when the bus answers again."""
         try:
             await self._release(key)
         except VirtbusError as error:
@@ -100,11 +100,11 @@ class PodNetworks:
         return True
 
     async def _until(self, key: str, timeout_s: float) -> None:
-        """Wait until the pod's network has the state that was asked for.
+        """Wait until the pod's network has the requested state.
 
         Raises:
-            VirtbusError: 409 `vm_gone`; 500 `network_failed`, with the node's text; 504
-                `network_slow`.
+            VirtbusError: 409 `vm_gone`: the VM was deleted. 500 `network_failed`, with the node's
+                text. 504 `network_slow`: the node has not finished in time.
         """
 
         def known(pod: Pod | None) -> bool:
@@ -127,10 +127,10 @@ class PodNetworks:
 
     # --- duties ---------------------------------------------------------------------------
     async def clear(self) -> None:
-        """Drop pods whose first sandbox was not made, because this process was killed meanwhile.
+        """Drop pods without sandboxes: this process was killed before the first sandbox was made.
 
         A pod whose lock is held is skipped, because a call may make its sandbox or release its
-        network now. Look again soon.
+        network now. Then the duties are repeated after BUSY_S.
         """
         busy = False
         for key, pod in tuple(self._pods.all.items()):

@@ -1,8 +1,8 @@
 """Keeps the node's pods in memory and on disk, and finds sandboxes and containers by id.
 
-A change is computed from memory and put there in one step; then the file is written. Each call
-awaits the file before it answers. Calls hold a pod's lock; updates of its VM do not wait for the
-lock.
+A change is computed from the pod in memory, and replaces that pod in one step. Then the file is
+written. Each call waits for this write before it answers. A call holds the lock of its pod. News of
+VMs change pods without the lock.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ class Pods:
         self.removals: dict[str, Removal] = {}
         self.unclaimed: dict[str, str] = {}
         """By uid: names of this runtime's VMs that no pod has, because a pod's file was damaged.
-        They may be the last trace of a guest's data, so only a person deletes them."""
+        These VMs may be the last trace of a guest's data, so only a person deletes them."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
-        """Called with each changed pod, before and after the change; None: it does not exist."""
+        """Called at each change with the pod before and after it; None: the pod does not exist."""
         self.duties = asyncio.Event()
         """Set if VMs may have to be deleted or powered off, or networks to be released."""
 
@@ -57,12 +57,18 @@ class Pods:
 
     # --- finding --------------------------------------------------------------------------
     def find_sandbox(self, sandbox_id: str) -> tuple[str, str] | None:
-        """Return the pod's key and the full id of a sandbox; None if there is none."""
+        """Return the pod's key and the full id of a sandbox; None for an unknown sandbox.
+
+        Raises VirtbusError 400 `id_ambiguous`.
+        """
         ids = ((key, one.id) for key, pod in self.all.items() for one in pod.sandboxes)
         return _named(ids, sandbox_id)
 
     def find_container(self, container_id: str) -> tuple[str, str] | None:
-        """Return the pod's key and the full id of a container; None if there is none."""
+        """Return the pod's key and the full id of a container; None for an unknown container.
+
+        Raises VirtbusError 400 `id_ambiguous`.
+        """
         ids = ((key, one.id) for key, pod in self.all.items() for one in pod.containers)
         return _named(ids, container_id)
 
@@ -76,8 +82,8 @@ class Pods:
         """Store a new or changed pod.
 
         Raises:
-            VirtbusError: 503 `state_unwritable`; then the pod is as before, unless it has changed
-                again.
+            VirtbusError: 503 `state_unwritable`. The pod in memory is as before then, unless it
+                has changed again meanwhile.
         """
         before = self.all.get(pod.key)
         if before == pod:
@@ -91,14 +97,14 @@ class Pods:
             raise
 
     async def drop(self, pod: Pod) -> None:
-        """Forget a pod without sandboxes; its VM is deleted soon."""
+        """Forget a pod that has no sandbox. Its VM is deleted as soon as the bus answers."""
         if pod.machine is not None:
             await self.discard(pod.machine.uid)
         self._set(pod.key, None)
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
-        """Delete a VM as soon as the bus answers."""
+        """Store the duty to delete a VM as soon as the bus answers."""
         self.removals[uid] = removal = Removal(uid=uid)
         await self._store.removals.put(uid, removal)
         self.duties.set()
@@ -109,7 +115,7 @@ class Pods:
         await self._store.removals.remove(uid)
 
     def _set(self, key: str, pod: Pod | None) -> None:
-        """Replace or remove a pod in memory, and report that."""
+        """Replace or remove a pod in memory, and report the change."""
         before = self.all.pop(key, None)
         if pod is not None:
             self.all[key] = pod
@@ -176,10 +182,10 @@ class Pods:
 
 
 def _named(ids: Iterator[tuple[str, str]], wanted: str) -> tuple[str, str] | None:
-    """Return the entry whose id is `wanted`, or the only one whose id begins with it.
+    """Return the entry whose id is `wanted`, or the only entry whose id begins with `wanted`.
 
     Raises:
-        VirtbusError: 400 `id_ambiguous`.
+        VirtbusError: 400 `id_ambiguous`: several ids begin with `wanted`.
     """
     found: list[tuple[str, str]] = []
     for key, one in ids:
@@ -194,6 +200,6 @@ def _named(ids: Iterator[tuple[str, str]], wanted: str) -> tuple[str, str] | Non
 
 
 def not_found(kind: str, wanted: str) -> VirtbusError:
-    """Return 404 for an unknown sandbox or container."""
+    """Return the error 404 for an unknown sandbox or container."""
     message = f"there is no {kind} {wanted!r:.80}; list them for their ids"
     return VirtbusError(Code.NOT_FOUND, f"{kind}_not_found", message)

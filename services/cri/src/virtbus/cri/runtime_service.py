@@ -97,7 +97,7 @@ class StreamCalls:
 
 
 class RuntimeService:
-    """The handlers of RuntimeService. `others` are those of the classes above."""
+    """The handlers of RuntimeService. `others` are the handlers of the classes above."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class RuntimeService:
         return {"linux": {"cgroup_driver": self._settings.cgroup_driver.upper()}}
 
     async def _update_runtime_config(self, _: Call) -> Plain:
-        """Accept the node's pod CIDR, which netd does not need: networks have subnets."""
+        """Accept the node's pod CIDR and ignore it, because each network has its own subnet."""
         return {}
 
     # --- sandboxes ------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class RuntimeService:
         return {"items": self._sandboxes.listed(call.request.get("filter", {}))}
 
     async def _update_sandbox(self, call: Call) -> Plain:
-        """Accept the pod's resources: the VM has those of its container, and no others."""
+        """Accept the pod's resources and ignore them: the VM has the resources of its container."""
         self._sandboxes.status(call.request.get("pod_sandbox_id", ""), verbose=False)
         return {}
 

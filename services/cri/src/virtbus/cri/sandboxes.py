@@ -12,7 +12,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 ID_BYTES = 32
 NETWORK_S = 110.0
-"""The longest wait for a pod's network; kubelet's own limit is 4 minutes by default."""
+"""Maximum wait for a pod's network. kubelet's own limit is 4 minutes by default."""
 
 
 class Sandboxes:
@@ -24,14 +24,15 @@ class Sandboxes:
         self._handlers = handlers
 
     async def run(self, config: SandboxConfig, handler: str, left_s: float | None) -> str:
-        """Make the network of a pod, and return its sandbox's id.
+        """Make the network of a pod, and store a sandbox for it; return the sandbox's id.
 
         A repeat for the same attempt returns the same id. A call that fails or is cancelled leaves
         nothing behind.
 
         Raises:
-            VirtbusError: 400 `pod_refused`, `handler_unknown`; 409 `sandbox_stopped`,
-                `sandbox_ready`; 422 `cluster_unread`; the errors of `PodNetworks.hold`.
+            VirtbusError: 400 `pod_refused`, `handler_unknown`. 409 `sandbox_stopped`: the sandbox
+                of this attempt was stopped. 409 `sandbox_ready`: the pod has another ready sandbox.
+                422 `cluster_unread`. The errors of `PodNetworks.hold`.
         """
         if handler and handler not in self._handlers:
             known = ", ".join(self._handlers)
@@ -64,14 +65,14 @@ class Sandboxes:
             return sandbox.id
 
     async def _undo(self, key: str) -> None:
-        """Drop a pod without a sandbox, and its VM. A duty releases the network of another pod."""
+        """Drop the pod and its VM if it has no sandbox. Otherwise a duty releases its network."""
         pod = self._pods.all.get(key)
         if pod is not None and not pod.sandboxes:
             await self._pods.drop(pod)
         self._pods.duties.set()
 
     async def stop(self, sandbox_id: str) -> None:
-        """End the guest at once, and release the network of the sandbox; repeatable.
+        """End the sandbox's guest at once, and release the network. A repeat has no effect.
 
         Raises:
             VirtbusError: the errors of `Machines.stop`, if the guest runs.
@@ -85,7 +86,7 @@ class Sandboxes:
             await self._machines.networks.release(key)
 
     async def _stop(self, key: str, sandbox_id: str) -> Pod | None:
-        """Return the pod with the stopped sandbox; None if the sandbox is gone."""
+        """Stop a sandbox; return its pod, or None if the sandbox is gone."""
         pod = self._pods.all.get(key)
         if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
             return None
@@ -98,7 +99,7 @@ class Sandboxes:
         return pod
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove a sandbox with its containers; the VM and its disks go with the last sandbox."""
+        """Remove a sandbox with its containers. The pod's last sandbox is removed with the VM."""
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             return
@@ -115,7 +116,10 @@ class Sandboxes:
                 await self._pods.drop(pod)
 
     def status(self, sandbox_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a sandbox's status; with `verbose`, also its VM."""
+        """Return a sandbox's status, and its verbose `info`, empty without `verbose`.
+
+        Raises VirtbusError 404.
+        """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             raise not_found("sandbox", sandbox_id)
@@ -130,7 +134,7 @@ class Sandboxes:
         return self._pods.unclaimed
 
     def listed(self, wanted: Plain) -> list[Plain]:
-        """Return the sandboxes of a `PodSandboxFilter`."""
+        """Return the sandboxes that match a `PodSandboxFilter`."""
         return [answers.sandbox_item(one) for one in answers.sandboxes(self._pods.all, wanted)]
 
 

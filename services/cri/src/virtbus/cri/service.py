@@ -1,4 +1,4 @@
-"""Wires the CRI and runs its loops: the gRPC server, the watch of VMs, duties, logs."""
+"""Assembles virtbus-cri, and runs its loops: gRPC server, watch of VMs, duties and logs."""
 
 import asyncio
 import logging
@@ -95,7 +95,7 @@ class Cri:
         """Serve until cancelled. The bus may be away from the beginning.
 
         Raises:
-            VirtbusError: 409 `cri_running`, `socket_taken`; 422 the state is of another version.
+            VirtbusError: 409 `cri_running`, `socket_taken`. 422: another version wrote the state.
         """
         self._store.open()
         try:

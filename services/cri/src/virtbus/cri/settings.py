@@ -1,4 +1,4 @@
-"""Defines the settings of the CRI."""
+"""Defines the settings of virtbus-cri."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -63,7 +63,7 @@ class Settings(ServiceSettings):
 
     @property
     def socket(self) -> Path:
-        """Return the path of the socket."""
+        """Return the path of the socket for kubelet."""
         return self.listen or self.run_dir / "cri.sock"
 
     @property

@@ -1,4 +1,4 @@
-"""Implements CRI's calls about statistics, from the node's own files. They need no bus."""
+"""Implements CRI's calls about statistics, from the node's own files. The calls need no bus."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ class Statistics:
         return self._of_container(pod, pod.container(found[1]))
 
     def containers(self, wanted: Plain) -> list[Plain]:
-        """Return the statistics of the running containers of a `ContainerStatsFilter`."""
+        """Return the statistics of the active containers that match a `ContainerStatsFilter`."""
         chosen = {one.id for one in answers.containers(self._pods.all, wanted) if one.up}
         return [
             self._of_container(pod, one)
@@ -47,7 +47,7 @@ class Statistics:
         return self._of_sandbox(pod, pod.sandbox(found[1]))
 
     def sandboxes(self, wanted: Plain) -> list[Plain]:
-        """Return the statistics of the ready sandboxes of a `PodSandboxStatsFilter`."""
+        """Return the statistics of the ready sandboxes that match a `PodSandboxStatsFilter`."""
         return [self._of_sandbox(pod, one) for pod, one in self._ready(wanted)]
 
     def _ready(self, wanted: Plain) -> Iterator[tuple[Pod, Sandbox]]:

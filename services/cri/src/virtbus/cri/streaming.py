@@ -1,7 +1,7 @@
-"""Serves the sessions of kubelet's clients: the guest's console, its ports, commands in it.
+"""Serves the sessions of kubelet's clients: consoles and ports of guests, and commands in guests.
 
-Consoles and ports are streams of the node's agent over the bus (ADR 0023), with windows of their
-own size. So a session costs a bounded amount of memory on each side.
+Consoles and ports are streams of the node's agent over the bus (ADR 0023). Flow control limits each
+stream to WINDOW_BYTES, so the memory of a session is limited on each side.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from virtbus.schemas.streams import ConsoleOpen, PortOpen
 
 WINDOW_BYTES = 64 * 1024
 DETACH = b"\x1d"
-"""Ctrl-], typed alone: the client leaves the console, as in Virtlet."""
+"""Ctrl-]. A client that sends it alone leaves the console, as in Virtlet."""
 EXEC_WAIT_S = 60.0
-"""The longest wait of an exec for a guest that boots."""
+"""Maximum wait of an exec for a guest that boots."""
 ANSWER_S = 5.0
-"""The rest of a client's time, in which the answer with the reason arrives."""
+"""Time before a client's deadline at which the wait ends, so that an answer can arrive in time."""
 LEFT, CLIENT_CLOSED = "the client left", "the client closed the connection"
 
 
@@ -46,7 +46,7 @@ class Streaming:
         """Return the URL of an attach.
 
         Raises:
-            VirtbusError: 400 `streams_invalid`; 404; 409 `not_running`.
+            VirtbusError: 400 `streams_invalid`. 404. 409 `not_running`. 429 `too_many_sessions`.
         """
         container_id = self._running(request.get("container_id", ""))
         return self.server.url(Command(container_id, wanted(request)))
@@ -55,7 +55,7 @@ class Streaming:
         """Return the URL of a command with streams; `left_s` is the rest of the client's time.
 
         Raises:
-            VirtbusError: as `attach`; 400 `command_empty`; 422 `no_shell`.
+            VirtbusError: 400 `command_empty`. 422 `no_shell`. The errors of `attach`.
         """
         container_id = self._running(request.get("container_id", ""))
         words = _words(request)
@@ -65,10 +65,10 @@ class Streaming:
         return self.server.url(Command(container_id, streams, words))
 
     async def exec_sync(self, request: Plain) -> Outcome:
-        """Run a command without input; return its end.
+        """Run a command without input; return its outcome.
 
         Raises:
-            VirtbusError: 400 `command_empty`; 404; 409 `not_running`; the errors of
+            VirtbusError: 400 `command_empty`. 404. 409 `not_running`. The errors of
                 `GuestCommands.run`.
         """
         container_id = self._running(request.get("container_id", ""))
@@ -77,14 +77,17 @@ class Streaming:
         return await self._commands.run(guest, _words(request), timeout_s)
 
     def port_forward(self, request: Plain) -> str:
-        """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409."""
+        """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409, 429."""
         sandbox_id = request.get("pod_sandbox_id", "")
         self._machine_of_sandbox(sandbox_id)
         return self.server.url(Forward(sandbox_id))
 
     # --- sessions -------------------------------------------------------------------------
     async def command(self, want: Command, pipes: Mapping[str, Pipe]) -> int:
-        """Run a command, or show the guest's console until it stops (`Sessions`)."""
+        """Run a command and return its exit code, or carry the guest's console and return 0.
+
+        Implements `stream_server.Sessions`.
+        """
         machine = self._machine(want.container_id)
         if want.words:
             return await self._commands.interactive(machine, want.words, want.wanted, pipes)
@@ -98,7 +101,7 @@ class Streaming:
         return 0
 
     async def forward(self, want: Forward, port: int, pipe: Pipe) -> None:
-        """Carry a connection to a port of the guest (`stream_server.Sessions`)."""
+        """Carry a connection to a port of the guest. Implements `stream_server.Sessions`."""
         uid = self._machine_of_sandbox(want.sandbox_id).uid
         subject = subjects.rpc(self._node, "agent", "port")
         query = PortOpen(uid=uid, port=port)
@@ -177,7 +180,7 @@ def _not_running(what: str) -> VirtbusError:
 
 
 async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
-    """Send the guest's bytes to the client, or read and drop them if it wants none."""
+    """Send the guest's bytes to the client; drop them if the client does not want them."""
     while data := await stream.read():
         if pipe is not None:
             await pipe.write(data)
@@ -186,7 +189,7 @@ async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
 
 
 async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
-    """Send the client's keys to the guest. Their end does not end the session."""
+    """Send the client's keys to the guest. The end of the client's input ends no session."""
     while pipe is not None and (keys := await pipe.read()):
         if keys == DETACH:
             stream.end(LEFT)
@@ -195,7 +198,7 @@ async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
 
 
 async def _drop(pipe: Pipe | None) -> None:
-    """Read sizes of the client's terminal: a serial console has no size."""
+    """Read and drop sizes of the client's terminal, because a serial console has no size."""
     while pipe is not None and await pipe.read():
         pass
 

@@ -1,6 +1,6 @@
 """Follows Virtlet's objects of the cluster: image translations for imaged, settings for this node.
 
-The last known objects are stored. So an API server that is away changes nothing.
+The last known objects are stored. So nothing changes while the API server is away.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _LISTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("config_mappings", f"{_VIRTLETS}/virtletconfigmappings", {}),
     ("translations", "/api/v1/namespaces/kube-system/configmaps", _NAMED),
 )
-"""A field of `ClusterObjects`, and the path and query of its list."""
+"""For each followed list: its field of `ClusterObjects`, its path in the API, and its query."""
 
 
 class VirtletObjects:
@@ -45,7 +45,7 @@ class VirtletObjects:
     ) -> None:
         """`names` is imaged's folder of image names.
 
-        `hostname` returns the label of the Kubernetes node, as soon as it is known.
+        `hostname` waits for the node's label `kubernetes.io/hostname`, and returns it.
         """
         self._cluster = cluster
         self._folder = folder
@@ -110,7 +110,7 @@ class VirtletObjects:
         await self._write()
 
     async def _write(self) -> None:
-        """Write the image names; errors are logged, and `_write_again` repeats it."""
+        """Write the image names. Errors are logged, and `_write_again` repeats the write."""
         async with self._writing:
             try:
                 errors = await write_names(self._names, self._files)

@@ -51,7 +51,7 @@ def _directory(mount: Mount) -> PodDirectory:
 
 
 def _tag(path: str) -> str:
-    """Return a folder's tag, unique in the VM. In Virtlet, folders with the same name share a tag."""
+    """Return a folder's tag, unique in the VM. In Virtlet, folders of the same name share a tag."""
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     plain = re.sub(r"[^a-z0-9-]", "-", posixpath.basename(path).lower())[:_NAME_CHARS].strip("-")
     return f"{plain or 'folder'}-{digest}-dir"

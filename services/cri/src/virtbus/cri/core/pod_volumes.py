@@ -1,4 +1,4 @@
-"""Decides the form of each mount of a pod in its VM: files, a disk, a directory, none, or a refusal.
+"""Decides the form of a pod's mounts in its VM: files, a disk, a directory, none, or a refusal.
 
 kubelet describes a mount only by a path of the node. If the mount is a volume, a part of this path
 names the kind of the volume.
@@ -11,8 +11,8 @@ from virtbus.cri.core.configs import Device, Mount
 from virtbus.schemas.errors import Detail
 
 OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
-"""Files that kubelet mounts into each container. No guest gets these mounts. It has an /etc/hosts of
-its own, to which the pod's host aliases are added (`pod_dns.py`).
+"""Files that kubelet mounts into each container. No guest gets these mounts. The pod's host aliases
+are added to the guest's own /etc/hosts (`pod_dns.py`).
 """
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The folder with the token of the pod's service account. No guest gets this folder."""

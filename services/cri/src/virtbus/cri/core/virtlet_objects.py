@@ -1,8 +1,8 @@
 """Reads Virtlet's objects of a cluster: its image translations, and its settings for nodes.
 
-A VirtletConfigMapping may name a node and select labels of nodes: it applies to nodes that meet both
-conditions. If several mappings apply to a node, they are joined in the order of rising `priority`,
-and of their names if the priority is equal. A later setting replaces an earlier setting.
+A VirtletConfigMapping may name a node, and select nodes by labels. It applies to nodes that meet
+both conditions. If several mappings apply to a node, they are joined in the order of rising
+`priority`, and of names if the priority is equal. A later setting replaces an earlier setting.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Translates a pod and its container to the VM of the pod: the request `vm.create`.
 
-Everything that a VM cannot have is refused here, before the CRI changes anything.
+Parts of a pod that a VM cannot have are refused here, before virtbus-cri changes anything.
 """
 
 import hashlib
@@ -59,20 +59,20 @@ from virtbus.schemas.wire import invalid, problems
 
 CONTAINER_NAME = "io.kubernetes.container.name"
 ATTEMPT = "virtbus.io/cri-attempt"
-"""Labels of a pod's VM. `virtbus vm list -l io.kubernetes.pod.name=NAME` finds it."""
+"""CONTAINER_NAME and ATTEMPT are labels of a pod's VM, like the labels of `_pod_labels`."""
 
 HOSTNAME = "kubernetes.io/hostname"
 _EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
 ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
-"""Vendor data: exec logs in as root. The pod's own user data can forbid it again."""
+"""Vendor data that lets root log in, which exec needs. The pod's user data can forbid it again."""
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARS = 50
 _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """The platform's part of the guest's seed: the pod's key, host aliases and volumes."""
+    """Sources of the guest's seed: the pod's key, annotations, files, host aliases and mounts."""
 
     key: ShellKey
     wanted: Wishes
@@ -83,7 +83,7 @@ class Inside(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Contents that were read for a pod: files, objects that annotations name, and hosts."""
+    """Contents that were read for a pod: files, objects named by annotations, and host aliases."""
 
     files: tuple[GuestFile, ...] = ()
     contents: Contents = {}  # noqa: RUF012  never changed
@@ -91,7 +91,7 @@ class Read(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The node of the pods: its label `kubernetes.io/hostname`, and the network of its pods."""
+    """The node's label `kubernetes.io/hostname`, and its settings for the VMs of pods."""
 
     hostname: str
     network: str
@@ -235,9 +235,9 @@ def refuse_second(pod: Pod, name: str) -> None:
 
 
 def vm_name(pod_name: str, uid: str) -> str:
-    """Return a VM's name: the pod's, and the end of the VM's uid.
+    """Return a VM's name: the pod's name, and the end of the VM's uid.
 
-    A pod may be replaced by one of the same name before its VM is gone.
+    The uid is needed, because the next pod of the same name may begin before this VM is gone.
     """
     plain = re.sub(r"[^a-z0-9-]", "-", pod_name.lower())[:_NAME_CHARS].strip("-") or "pod"
     return f"{plain}-{uid[-12:]}"
@@ -314,7 +314,7 @@ def _spec(
 
 
 def _root(config: ContainerConfig, image: PulledImage, wanted: Wishes) -> Volume:
-    """Return the root disk: a device that begins with the image, or a disk of the VM's own."""
+    """Return the root disk: a device to which the image is copied, or a new disk of the VM."""
     if device := pod_disks.root_device(config):
         return Volume(name=ROOT, host_device=HostDevice(path=device, image=image.ref))
     size_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
@@ -347,7 +347,7 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
 def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> VmSpec:
     """Return a VM's spec with the CPUs, memory, limits and DNS of another attempt of its container.
 
-    A later sandbox of the pod may have another DNS, for example the node's.
+    A later sandbox of the pod may have other DNS settings, for example those of the node.
     """
     resources, before = config.linux.resources, spec.domain
     counts = pod_resources.topology(resources, virtlet.wishes(sandbox.annotations)[0])
@@ -383,15 +383,15 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
 
 
 def new_machine(sandbox: SandboxConfig, uid: str, key: ShellKey) -> Machine:
-    """Return the VM of a pod before it is created."""
+    """Return the Machine of a pod whose VM is not created yet."""
     name = vm_name(sandbox.metadata.name, uid)
     return Machine(uid=uid, name=name, key=key, network="Held", network_generation=1)
 
 
 def keeps_root(machine: Machine, config: ContainerConfig, image: PulledImage) -> bool:
-    """Return True if the VM has its disks, and its root disk suits an attempt with this image.
+    """Return True if the VM has its disks, and was made from this image.
 
-    The manifest's name decides: the tag of an image that kubelet pulls again may have moved.
+    An equal name in the manifest is enough: its tag may have moved to another digest since then.
     """
     same = image.digest == machine.image_id or config.image.name == machine.image_name
     return machine.made and same

@@ -1,4 +1,7 @@
-"""Keeps the CRI's connection to the bus. The CRI serves its own state without one."""
+"""Keeps virtbus-cri's connection to the bus.
+
+Without a connection, virtbus-cri still serves its own state.
+"""
 
 import asyncio
 import logging
@@ -17,13 +20,13 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = (0.2, 5.0)
 REQUEST_S = 10.0
-"""The time limit of a request without one of its own."""
+"""Default time limit of a request."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
 
 class BusLink:
-    """The connection to the bus. There is none at the start, nor for a while after each loss."""
+    """The connection to the bus. At the start, and after each loss, there is none for a while."""
 
     def __init__(self, connect: Connect, sources: Sources = REAL) -> None:
         self._connect = connect
@@ -55,13 +58,13 @@ class BusLink:
             await asyncio.sleep(next(pauses))
 
     async def bus(self) -> Bus:
-        """Wait for a connection and return it. It may be lost again by then."""
+        """Wait for a connection and return it. It may be lost again before the caller uses it."""
         while self._bus is None:
             await self._has.wait()
         return self._bus
 
     def here(self) -> Bus:
-        """Return the connection; raises VirtbusError 503 `bus_away`."""
+        """Return the connection; raises VirtbusError 503 `bus_away` if there is none."""
         if self._bus is None or not self._bus.connected:
             raise away(self.refusal if self._bus is None else "the connection is lost")
         return self._bus
@@ -72,8 +75,8 @@ class BusLink:
         """Send a request of the API, and return the answer's data.
 
         Raises:
-            VirtbusError: the answer's error; 503 `bus_away`; 504 `no_answer`, and the request may
-                have taken effect.
+            VirtbusError: the error in the answer. 503 `bus_away`: the request was not sent, or was
+                refused by the bus. 504 `no_answer`: the request may have taken effect.
         """
         bus = self.here()
         try:
@@ -86,7 +89,7 @@ class BusLink:
 
 
 def away(reason: str) -> VirtbusError:
-    """Return 503 `bus_away`: this call needs the bus."""
+    """Return the error 503 `bus_away` for a call that needs the bus."""
     message = (
         f"the bus is away: {reason}; lists, status and logs are served, and this call must be "
         "repeated later"

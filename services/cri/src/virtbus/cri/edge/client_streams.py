@@ -18,19 +18,19 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
 MESSAGE_BYTES = 1024 * 1024
-"""Longest websocket message. Kubernetes' clients send 32 KiB."""
+"""Maximum length of a websocket message. Kubernetes' clients send 32 KiB at most."""
 STREAMS_AT_ONCE = 256
 PIECE_BYTES = 32 * 1024
 
 
 class Bytes(Protocol):
-    """Bytes in both directions."""
+    """A connection that carries bytes in both directions."""
 
     async def read(self) -> bytes | None:
         """Return the next bytes; None at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the client is slow; raises OSError if it left."""
+        """Send bytes, and wait while the client is slow; raises OSError if the client left."""
 
 
 class Raw:
@@ -57,10 +57,10 @@ class WebSocket:
         self._messages = self._received()
 
     async def accept(self, head: bytes, protocol: str) -> bool:
-        """Answer the request `head` by agreeing to `protocol`; return False if it is malformed.
+        """Accept the request `head` with `protocol`; return False if the request is malformed.
 
-        The library does not see the protocols, because it would refuse one of Kubernetes' names,
-        which is no HTTP token.
+        The header with the client's protocols is kept from the library: the library would refuse
+        the request, because one of Kubernetes' names of protocols is no HTTP token.
         """
         lines = head.split(b"\r\n")
         kept = [line for line in lines if not line.lower().startswith(_PROTOCOL.lower() + b":")]
@@ -87,7 +87,7 @@ class WebSocket:
         await self._flush()
 
     async def close(self) -> None:
-        """Send the websocket's end; repeatable."""
+        """Send the websocket's end. Further calls have no effect."""
         try:
             self._state.send_close(1000)
         except InvalidState:
@@ -128,11 +128,11 @@ class SpdyStreams:
         self._opened: asyncio.Queue[Pipe | None] = asyncio.Queue()
 
     async def opened(self) -> Pipe | None:
-        """Return the next stream that the client opens; None when it has left."""
+        """Return the next stream that the client opens; None when the client has left."""
         return await self._opened.get()
 
     async def named(self, names: frozenset[str]) -> Mapping[str, Pipe]:
-        """Return the streams of exec or attach by name, once the client has opened them.
+        """Wait until the client has opened the streams `names`; return the streams by name.
 
         Raises:
             OSError: the client left.
@@ -146,7 +146,7 @@ class SpdyStreams:
         return found
 
     async def run(self) -> None:
-        """Read until the client leaves, or breaks the protocol."""
+        """Read until the client leaves, or violates the protocol."""
         try:
             while (data := await self._raw.read()) is not None:
                 for event in self._reader.feed(data):
@@ -200,12 +200,15 @@ class SpdyStreams:
                 del self._pipes[stream_id]
 
     async def close(self) -> None:
-        """Send the connection's end."""
+        """Tell the client that the server accepts no more streams."""
         await self._raw.write(spdy.farewell())
 
 
 class ChannelStreams:
-    """The streams of exec and attach over a websocket: a message's first byte is its channel."""
+    """The streams of exec and attach over a websocket.
+
+    The first byte of a message is the number of its channel.
+    """
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -215,7 +218,10 @@ class ChannelStreams:
         }
 
     async def named(self, names: frozenset[str]) -> Mapping[str, Pipe]:
-        """Return the streams of exec or attach by name; tell the client so by an empty message."""
+        """Return the streams `names` by name, and send the client an empty message.
+
+        The message tells the client that the session begins.
+        """
         greeted = next(name for name in _GREETED if name in names)
         await self._pipes[greeted].write(b"")
         return {name: pipe for name, pipe in self._pipes.items() if name in names}
@@ -243,7 +249,7 @@ class ChannelStreams:
             await self._pipes[name[0]].feed(data, ended=ended)
 
     async def close(self) -> None:
-        """Send the connection's end."""
+        """Send the websocket's end."""
         await self._socket.close()
 
 
@@ -251,7 +257,7 @@ _GREETED = (remote_command.STDOUT, remote_command.STDERR, remote_command.ERROR)
 
 
 class _Sender:
-    """Sends to one channel. A channel to the client has no end of its own."""
+    """Sends to one channel. The end of a stream is not sent: only the websocket as a whole ends."""
 
     def __init__(self, socket: WebSocket, number: int) -> None:
         self._socket = socket

@@ -1,7 +1,7 @@
-"""Reads objects of a Kubernetes cluster. No other module of the CRI talks to an API server.
+"""Reads objects of a Kubernetes cluster. No other module of virtbus-cri talks to an API server.
 
-The followed lists are short. So after each change the whole list is read again, which loses no
-change and needs no cache.
+The lists that are followed are short. So the complete list is read again after each change. This
+loses no change, and needs no cache.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ SILENT_S = 15.0
 MOST_BYTES = 16 * 1024 * 1024
 """Limit of one answer, and of the bytes that a connection buffers."""
 CHANGE_PAUSE_S = 1.0
-"""The least time between two lists of one kind."""
+"""Minimum time between two reads of the same list."""
 ABSENT_PAUSE_S = 60.0
-"""The time until the list of a kind that the cluster lacks is requested again."""
+"""Time between two reads of the list of a kind that the cluster does not have."""
 _REQUEST = aiohttp.ClientTimeout(total=ANSWER_S)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=WATCH_S + SILENT_S)
 
 
 class Cluster:
-    """The API server of a kubeconfig."""
+    """The API server that a kubeconfig names."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
 
     async def get(self, path: str) -> Json | None:
-        """Return an object by its path; None if there is none.
+        """Return the object at a path; None if it does not exist.
 
         Raises:
             VirtbusError: 400 `kubeconfig_invalid`; 403 `cluster_refused`; 503 `cluster_away`.
@@ -49,9 +49,9 @@ class Cluster:
             return await _get(session, path, {})
 
     async def lists(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Json]]:
-        """Yield all objects below a path, and all of them again after each change.
+        """Yield all objects below a path as a list, and the list again after each change.
 
-        A kind that the cluster does not have is an empty list. Errors are those of `get`.
+        For a kind that the cluster does not have, the list is empty. Raises the errors of `get`.
         """
         while True:
             async with self._session() as session:
@@ -95,7 +95,7 @@ async def _until_change(
     """Return at the first event of a watch, or at its end."""
     asked = {**query, "watch": "true", "timeoutSeconds": str(WATCH_S)}
     async with session.get(path, params=asked, timeout=_WATCH, allow_redirects=False) as answer:
-        if answer.status != 410:  # a version that is too old: list again
+        if answer.status != 410:  # the resource version is too old: the caller lists again
             await _check(answer, path)
             await answer.content.readany()
 

@@ -1,8 +1,8 @@
 """Copies a VM's console into the log file of its container, in CRI's format.
 
-It reads the agent's file on this node, so logs need no bus. The position is stored after the lines.
-So a kill in between repeats the last lines, and loses none. For a rotation, kubelet renames the log
-file and calls ReopenContainerLog.
+The agent of this node writes the console to a file. The log is made from this file, so logs need no
+bus. The position is stored after the lines are written. So a kill in between repeats the last
+lines, but loses no line. For a rotation, kubelet renames the log file and calls ReopenContainerLog.
 """
 
 import asyncio
@@ -20,21 +20,24 @@ from virtbus.cri.core.log_lines import LogLines
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Limit of bytes that one turn copies, so that a guest with much output delays no other log."""
+"""Maximum bytes that one turn copies, so that a guest with much output delays no other log."""
 LOOK_S = 0.2
 QUIET_S = 1.0
-"""An unfinished line is written as a part if the guest is silent for this time."""
+"""Time of a guest's silence after which an unfinished line is written as a part."""
 
 
 class Position(NamedTuple):
-    """A place in the console: the file's inode, and the bytes before it in the file."""
+    """A place in the console: the inode of the file, and the number of bytes before the place."""
 
     inode: int = 0
     offset: int = 0
 
 
 class ConsoleFollower:
-    """The log of one container. Its files are small and local, so it reads them in the loop."""
+    """Copies the console to the log of one container.
+
+    Each step copies a limited piece between local files, so it runs in the event loop.
+    """
 
     def __init__(self, console: Path, log_path: Path, place: Path, sources: Sources) -> None:
         self._console = console
@@ -48,7 +51,11 @@ class ConsoleFollower:
         self._fed_s = 0.0
 
     def begin(self, *, fresh: bool) -> None:
-        """Open the log, and find the place in the console: its end for a fresh attempt."""
+        """Open the log, and find the place in the console at which the copy begins.
+
+        This is the stored position. Without one, it is the console's end for a `fresh` attempt, and
+        the console's start for any other.
+        """
         self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError, ValueError, TypeError):
             self._at = Position(*json.loads(self._place.read_text()))
@@ -127,7 +134,7 @@ class ConsoleFollower:
             return False
         if same:
             if os.fstat(self._from).st_size < self._at.offset:
-                self._at = self._at._replace(offset=0)  # it was truncated
+                self._at = self._at._replace(offset=0)  # the file was truncated
                 return True
             return False
         self._shut(self._from)
@@ -149,7 +156,7 @@ class ConsoleFollower:
         return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
 
     def _save(self) -> None:
-        """Store the position before the first byte that is not in the log."""
+        """Store the position of the first byte that is not in the log yet."""
         written = self._at._replace(offset=max(0, self._at.offset - self._lines.pending))
         part = self._place.with_suffix(".part")
         part.write_text(json.dumps(written))

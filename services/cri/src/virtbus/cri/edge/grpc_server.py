@@ -1,7 +1,7 @@
 """Serves CRI's two gRPC services on a UNIX socket.
 
-It is the only module that knows gRPC and protobuf. Calls get and return plain values with CRI's
-field names. Each error becomes a gRPC status, so nothing that a client sends ends the process.
+No other module of virtbus-cri uses gRPC or protobuf. The handlers of calls get and return plain
+values with CRI's field names. Each error becomes a gRPC status, so no request ends the process.
 """
 
 import logging
@@ -55,8 +55,9 @@ LISTS_AS_STREAMS: Mapping[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""Calls of Kubernetes 1.36 that answer in parts, and the calls with the same list in one answer.
-The stubs lack the former. On the wire, both have the same request and answer (ADR 0058)."""
+"""By call of Kubernetes 1.36 that streams a list in parts: the call that answers with the same list
+at once. The generated stubs lack the streaming calls. On the wire, both calls have the same types
+of request and answer (ADR 0058)."""
 PART_ENTRIES = 100
 
 STAGES: Mapping[str, Stage] = {
@@ -65,13 +66,14 @@ STAGES: Mapping[str, Stage] = {
     "CreateContainer": "start",
     "StartContainer": "start",
 }
-"""Calls whose errors name the stage that failed: kubelet shows them as events of the pod."""
+"""Calls whose errors kubelet shows as events of the pod. So the text of such an error names the
+stage that failed. The value is the stage if the error does not show one."""
 IMPOSSIBLE = frozenset({"no_shell", "resize_unsupported"})
-"""Reasons of errors that mean: this guest cannot do that. The status is UNIMPLEMENTED."""
+"""Reasons of errors for calls that this guest cannot support. Their status is UNIMPLEMENTED."""
 
 
 class Call(NamedTuple):
-    """A call: the request, and the seconds until the client's deadline (None: it has none)."""
+    """A call: the request, and the seconds until the client's deadline (None: no deadline)."""
 
     request: Plain
     left_s: float | None
@@ -94,7 +96,7 @@ class Offer(NamedTuple):
 
 @asynccontextmanager
 async def serving(path: Path, offers: Mapping[str, Offer]) -> AsyncIterator[None]:
-    """Serve on the socket `path` while the context is open; only its owner may connect.
+    """Serve on the socket `path` while the context is open; only the socket's owner may connect.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket, or cannot be bound.
@@ -168,7 +170,10 @@ def _streaming(method: MethodDescriptor, offer: Offer, why: str) -> RpcHandler:
 
 
 def _in_parts(name: str, method: MethodDescriptor, offer: Offer) -> RpcHandler:
-    """Return the handler that streams the answer of a list, which has one field."""
+    """Return the handler that streams the answer of a list call in parts.
+
+    The answer of a list call has one field.
+    """
     asked, answered = _types(method)
     handler = offer.handlers[method.name]
 
@@ -202,7 +207,7 @@ def _call(asked: type[Message], request: bytes, context: Context) -> Call:
 
 
 def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return the status and text for a handler's error. A defect's text stays in the log."""
+    """Return the status and text for a handler's error. Only the log has unexpected errors."""
     if isinstance(error, VirtbusError):
         if name in STAGES:
             error = stages.staged(error, STAGES[name])

@@ -1,7 +1,7 @@
-"""Runs commands in guests by SSH, with the key of their pod.
+"""Runs commands in guests by SSH, with the key of the guest's pod.
 
-The node itself reports the guest's address, and netd lets no other guest use it. So the host key of
-the guest is not checked. Before the first boot, nobody knows it anyway.
+The host key of the guest is not checked: the node itself reports the guest's address, and netd lets
+no other guest use this address. Before the guest's first boot, nobody knows the host key anyway.
 """
 
 import asyncio
@@ -27,13 +27,15 @@ WINDOW_BYTES = 64 * 1024
 PIECE_BYTES = 32 * 1024
 SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
 SIGNALLED = 128
-"""A shell's exit code for a command that a signal ended is this plus the signal's number."""
+"""The exit code of a command that a signal ended is SIGNALLED plus the signal's number, as in a
+shell."""
 KEY_TYPE = "ssh-ed25519"
 KEY_EXCHANGES = ("curve25519-sha256", "ecdh-sha2-nistp256", "diffie-hellman-group14-sha256")
 HOST_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
 CIPHERS = ("chacha20-poly1305@openssh.com", "aes256-ctr", "aes128-ctr")
 MACS = ("hmac-sha2-256", "hmac-sha2-512")
-"""Small sets, ed25519 first: with asyncssh's own sets, a dropbear without an RSA key fails."""
+"""These four sets are small, and ed25519 is the first host key. With asyncssh's default sets, a
+login at a dropbear server without an RSA key fails."""
 asyncssh.set_log_level(logging.WARNING)
 
 
@@ -50,7 +52,7 @@ Take = Callable[[str, bytes], Awaitable[None]]
 
 
 class GuestShell:
-    """SSH to the guests of this node, on `port` of each."""
+    """SSH to the guests of this node, at the guests' port `port`."""
 
     def __init__(self, port: int = PORT) -> None:
         self._port = port
@@ -63,7 +65,7 @@ class GuestShell:
         return ShellKey(private=key.export_private_key().decode(), public=f"{public} virtbus-cri")
 
     async def check(self, address: str, limit_s: float) -> None:
-        """Return if an SSH server answers; raises VirtbusError 422 `no_shell`."""
+        """Wait for the greeting of the guest's SSH server; raises VirtbusError 422 `no_shell`."""
         try:
             async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_connection(address, self._port)
@@ -87,7 +89,8 @@ class GuestShell:
         """Run a command with the streams of a client, and return its exit code.
 
         Raises:
-            VirtbusError: 422 `no_shell`; 503 `shell_lost`.
+            VirtbusError: 422 `no_shell`: no SSH login is possible. 503 `shell_lost`: the guest
+                ended the connection.
         """
 
         async def take(name: str, data: bytes) -> None:
@@ -106,7 +109,10 @@ class GuestShell:
     async def collected(
         self, address: str, key: ShellKey, words: tuple[str, ...], most_bytes: int
     ) -> Outcome:
-        """Run a command without input; keep the start of its output. Raises as `interactive`."""
+        """Run a command without input. Return up to `most_bytes` of each of its two outputs.
+
+        Raises the errors of `interactive`.
+        """
         kept = {STDOUT: bytearray(), STDERR: bytearray()}
 
         async def take(name: str, data: bytes) -> None:
@@ -120,7 +126,7 @@ class GuestShell:
             try:
                 exit_code = await _outcome(process, take)
             except asyncio.CancelledError:
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the command has just ended
                     process.kill()  # the time limit ends the command in the guest, too
                 raise
         return Outcome(exit_code, bytes(kept[STDOUT]), bytes(kept[STDERR]))

@@ -1,6 +1,6 @@
-"""Reads the counters of a guest's NICs at the host's ends of their links, without the bus.
+"""Reads the counters of a guest's NICs from the host's ends of the NICs' links, without the bus.
 
-A NIC without such an end, as on macvtap, has no counters here.
+A NIC whose link has no end in the host's namespace, for example with macvtap, has no counters here.
 """
 
 import json
@@ -13,12 +13,12 @@ from virtbus.schemas.nic_names import host_link
 
 _RESULT_BYTES = 64 * 1024
 DIRECTIONS = {"receive": "tx", "transmit": "rx"}
-"""The guest's direction, and that of the host's end."""
+"""By direction as the guest sees it: the direction at the host's end of the link."""
 KINDS = ("bytes", "packets", "dropped", "errors")
 
 
 class NicTraffic(NamedTuple):
-    """The counters of one NIC, by the guest's direction and kind, such as `receive_bytes`."""
+    """The counters of one NIC. `receive_bytes` counts the bytes that the guest has received."""
 
     name: str
     counters: dict[str, int]
@@ -27,7 +27,8 @@ class NicTraffic(NamedTuple):
 class GuestTraffic:
     """The NICs of the guests of this node.
 
-    `results` is the folder in which netd stores the results of CNI plugins, which name their links.
+    `results` is the folder in which netd stores the results of CNI plugins. A result names the
+    links that the plugins made.
     """
 
     def __init__(self, results: Path, links: Path = Path("/sys/class/net")) -> None:
@@ -48,7 +49,11 @@ class GuestTraffic:
         return tuple(found)
 
     def _own(self, uid: str, index: int) -> str:
-        """Return netd's link of the VM, or nothing. The alias excludes a VM with the same hash."""
+        """Return the name of netd's link for a NIC of the VM; empty if netd made no link for it.
+
+        The name has a hash of the uid. The link's alias is the uid itself, so the link of another
+        VM with the same hash is not taken.
+        """
         own = host_link(uid, index)
         with suppress(OSError, ValueError):
             if (self._links / own / "ifalias").read_text(encoding="utf-8").strip() == uid:
@@ -57,7 +62,10 @@ class GuestTraffic:
 
 
 def _of_plugins(path: Path | None) -> str:
-    """Return the host's end in a result of CNI plugins: the last link outside of the namespace."""
+    """Return the host's end of a link, from a result of CNI plugins; empty for none.
+
+    It is the last link of the result that is outside of a namespace.
+    """
     stored: Any = None
     if path is not None:
         with suppress(OSError, ValueError), path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Reads a guest's use of its node: its emulator's CPU time and memory, and its disks' files.
+"""Reads a guest's use of the node: CPU time and memory of its emulator, and space of its disks.
 
-It reads files in /proc, a file of libvirt and a folder's metadata. These reads are short, so they
-need no thread. A value that cannot be read is None.
+The sources are files in /proc, a pid file of libvirt, and the metadata of files. These reads are
+short, so they need no thread. A value that cannot be read is None.
 """
 
 import os
@@ -14,7 +14,8 @@ from virtbus.schemas.ids import check_uid
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _USER_TICKS, _RESIDENT_PAGES = 11, 1
-"""Positions of the user time in `/proc/<pid>/stat`, after the name, and of memory in `statm`."""
+"""Indices: of the user time in the fields after the name in `/proc/<pid>/stat`, and of the resident
+memory in `/proc/<pid>/statm`."""
 
 
 class Usage(NamedTuple):
@@ -26,7 +27,10 @@ class Usage(NamedTuple):
 
 
 class GuestUsage:
-    """The usage of this node's guests. `libvirt` is the folder with the emulators' pid files."""
+    """The usage of this node's guests.
+
+    `libvirt` is the folder with the emulators' pid files. `disks` has a folder for each VM.
+    """
 
     def __init__(self, libvirt: Path, disks: Path, proc: Path = Path("/proc")) -> None:
         self._libvirt = libvirt
@@ -46,7 +50,7 @@ class GuestUsage:
             pid = int((self._libvirt / f"{name}.pid").read_text(encoding="ascii"))
             process = self._proc / str(pid)
             if name.encode() in (process / "cmdline").read_bytes():
-                return process  # another process may have got the id
+                return process  # otherwise the pid belongs to another process now
         return None
 
 

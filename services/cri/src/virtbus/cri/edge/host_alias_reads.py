@@ -20,13 +20,14 @@ class HostAliasReads:
         self._cluster = cluster
 
     async def aliases(self, sandbox: SandboxConfig) -> tuple[HostAlias, ...]:
-        """Return the host aliases of a sandbox's pod; none unless the pod is from the API server.
+        """Return the host aliases of a sandbox's pod; none if the pod is not from the API server.
 
-        There are none if the login is wrong or may not read the pod, or if the API server has
-        another pod of this name.
+        There are also none if the login is wrong or may not read the pod, or if the API server has
+        no pod of this name with this uid.
 
         Raises:
-            VirtbusError: 400 `pod_refused`; 503 `cluster_away`.
+            VirtbusError: 400 `pod_refused`: the aliases are invalid, or too many. 503
+                `cluster_away`.
         """
         about = sandbox.metadata
         ours = sandbox.annotations.get(SOURCE) == FROM_API and is_domain(about.name)

@@ -1,7 +1,8 @@
 """Writes the cluster's image names into a folder of files that imaged reads.
 
-At each boot, deploy/systemd/tmpfiles.conf makes the folder for imaged's group, because rules may
-contain secrets. A folder that this process makes would be closed to imaged, so it makes none.
+The image names may contain secrets. So only imaged's group may read the folder. systemd-tmpfiles
+makes the folder for this group at each boot (deploy/systemd/tmpfiles.conf). This process does not
+make it, because imaged could not read a folder of this process.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ _PART = ".part"
 
 
 async def write_names(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
-    """Make the folder have these files and no others; return the errors of single files.
+    """Write these files, and remove all other files of the folder; return errors of single files.
 
     Raises:
         OSError: there is no folder, or it cannot be read.
@@ -44,7 +45,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
 
 
 def _ensure(path: Path, body: bytes, group: int) -> None:
-    # A file of another group is from a time when the folder was not for imaged yet.
+    # A file of another group was written before the folder belonged to imaged's group.
     if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
         return
     part = path.with_name(f"{path.name}{_PART}")

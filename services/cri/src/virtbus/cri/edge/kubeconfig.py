@@ -1,8 +1,8 @@
 """Reads a kubeconfig: the API server of the cluster, and the login of this node.
 
 The file is read for each connection, so tokens and certificates may be renewed at any time. A login
-by a program (`exec`, `auth-provider`) is refused, because the runtime starts no programs. So is a
-login by user name and password.
+by a program (`exec`, `auth-provider`) is refused, because virtbus-cri starts no programs. A login
+by user name and password is refused, too.
 """
 
 import base64
@@ -21,7 +21,7 @@ _PROGRAMS = ("exec", "auth-provider", "username")
 
 
 class Login(NamedTuple):
-    """The URL of an API server, the trust in it, and the headers of each request."""
+    """The URL of an API server, the certificates of both sides, and the headers of each request."""
 
     server: str
     trust: ssl.SSLContext
@@ -29,7 +29,7 @@ class Login(NamedTuple):
 
 
 def read_login(path: Path) -> Login:
-    """Return the login of the current context. Blocks on the disk.
+    """Return the login of the current context. The call reads files, and blocks.
 
     Raises:
         VirtbusError: 400 `kubeconfig_invalid`, with the file and the field.
@@ -67,7 +67,7 @@ def _login(path: Path, whole: dict[str, Any]) -> Login:
 
 
 def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Return the context, cluster or user of a name."""
+    """Return the context, cluster or user with this name."""
     for one in whole.get(f"{kind}s") or ():
         if one.get("name") == name:
             found: dict[str, Any] = one.get(kind) or {}
@@ -76,7 +76,7 @@ def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str,
 
 
 def _content(path: Path, fields: dict[str, Any], name: str) -> bytes:
-    """Return the content of a field: `<name>-data` in base64, or a file; empty without both."""
+    """Return the content of a field: `<name>-data` in base64, or a file; empty if both lack."""
     if data := fields.get(f"{name}-data"):
         return base64.b64decode(str(data), validate=True)
     return (path.parent / str(fields[name])).read_bytes() if fields.get(name) else b""
@@ -92,7 +92,7 @@ def _present_certificate(path: Path, user: dict[str, Any], trust: ssl.SSLContext
 
 @contextmanager
 def _file_of(content: bytes) -> Iterator[str]:
-    """Hold some bytes in a file: OpenSSL loads a key from files only."""
+    """Keep bytes in a temporary file, because OpenSSL loads keys only from files."""
     with tempfile.NamedTemporaryFile(prefix="virtbus-") as file:
         file.write(content)
         file.flush()

@@ -9,7 +9,7 @@ from virtbus.schemas.wire import encode, read
 
 MAX_FRAME_BYTES = 64 * 1024
 END_S = 30.0
-"""Time after a guest's grace within which the agent ends it and answers."""
+"""Time after a guest's grace within which the agent ends the guest and answers."""
 HEADER_BYTES = 4
 
 
@@ -20,11 +20,12 @@ class LocalAgent:
         self._path = path
 
     async def end(self, want: LocalEnd) -> LocalEnded:
-        """Return once the guest has ended.
+        """Wait until the guest has ended, and return the agent's answer.
 
         Raises:
-            VirtbusError: 503 `agent_away`, `agent_refused` (never 404: kubelet takes that for a
-                container that has ended); 504 `stop_slow`.
+            VirtbusError: 503 `agent_away`: the agent does not answer. 503 `agent_refused`: the
+                agent answered with an error. 504 `stop_slow`: the guest has not ended in time.
+                No error is 404, because kubelet would take the container for ended.
         """
         try:
             async with asyncio.timeout(want.grace_s + END_S):

@@ -1,7 +1,7 @@
 """Buffers the bytes of one stream of a client until a session reads them.
 
-A connection stops reading while a pipe is full. So a client that sends faster than its session
-reads has to wait. A pipe has at most FULL_BYTES and one message of the client.
+While a pipe is full, its connection reads nothing from the client. So a client that sends faster
+than its session reads has to wait. A pipe has at most FULL_BYTES and one message of the client.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class Pipe:
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.left = False
-        """True: the client gave up the stream, so nobody reads bytes that are sent to it."""
+        """True if the client has left, or has aborted the stream. Nobody reads sent bytes then."""
         self._send = send
         self._came = bytearray()
         self._no_more = False
@@ -44,7 +44,7 @@ class Pipe:
             await self._send(data, False)
 
     async def finish(self) -> None:
-        """Send the end of the stream; repeatable."""
+        """Send the end of the stream. Further calls have no effect."""
         if not self._finished:
             self._finished = True
             await self._send(b"", True)
@@ -60,7 +60,10 @@ class Pipe:
             await self._room.wait()
 
     def leave(self) -> None:
-        """Note that the client gave up the stream. Bytes that it sent before can still be read."""
+        """Note that the client has left, or has aborted the stream.
+
+        Bytes that the client sent before can still be read.
+        """
         self.left = self._no_more = True
         self._wake.set()
         self._room.set()

@@ -1,4 +1,4 @@
-"""Stores the CRI's records on the node: one JSON file for each record, by kind.
+"""Stores virtbus-cri's records on the node: a folder for each kind, a JSON file for each record.
 
 A record is on disk before an answer mentions it. All writes run in one thread, in the order of the
 calls, so an earlier state never replaces a later one.
@@ -39,10 +39,10 @@ class RecordFolder(Generic[Record]):
         self._writer = writer
 
     def load(self) -> dict[str, Record]:
-        """Return all records by key. An unreadable file is set aside, and reported.
+        """Return all records by key. An unreadable file is renamed to `.torn`, and logged.
 
         Raises:
-            VirtbusError: 422 another version wrote a file.
+            VirtbusError: 422 `state_older`, `state_newer`: another version wrote a file.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self._folder.glob(f"*{_PART}"):
@@ -58,12 +58,18 @@ class RecordFolder(Generic[Record]):
         return found
 
     async def put(self, key: str, record: Record) -> None:
-        """Store a record durably. A cancelled call stores it, too."""
+        """Store a record durably, even if the call is cancelled.
+
+        Raises VirtbusError 503 `state_unwritable`.
+        """
         body = record.model_dump_json().encode()
         await self._run(lambda: _write(self._path(key), body))
 
     async def remove(self, key: str) -> None:
-        """Remove a record durably; no effect if there is none."""
+        """Remove a record durably; no effect if it does not exist.
+
+        Raises VirtbusError 503 `state_unwritable`.
+        """
         await self._run(lambda: _remove(self._path(key)))
 
     def _path(self, key: str) -> Path:

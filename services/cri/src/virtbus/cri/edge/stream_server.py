@@ -1,8 +1,8 @@
 """Serves exec, attach and port-forward to kubelet and crictl, on a port of the loopback.
 
-A call of the CRI returns a URL, which is good for one connection and a minute. The client connects
-to it and asks for SPDY or a websocket. Each connection costs a bounded amount of memory, and their
-number is bounded.
+A call of CRI returns a URL for one connection. A URL that is not used within a minute is dropped by
+a later call. The client connects to the URL, and requests SPDY or a websocket. The memory of each
+connection is limited, and so is the number of connections.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
 HEAD_S = 10.0
 STREAMS_S = 30.0
-"""The time in which a client opens the streams of its request."""
+"""Time in which a client must open the streams of its request."""
 TICKET_S = 60.0
 TICKETS_AT_ONCE = 1000
 TOKEN_BYTES = 16
 CONNECTIONS_AT_ONCE = 256
 SOCKET_BYTES = 128 * 1024
 LEAVE_S = 2.0
-"""The time in which a client reads the end of its session."""
+"""Time in which a client must read the end of its session."""
 FORWARD, FORWARD_OVER_WEBSOCKET = "portforward.k8s.io", "SPDY/3.1+portforward.k8s.io"
 
 
@@ -66,11 +66,11 @@ class Sessions(Protocol):
 
 
 class _RefusedError(Exception):
-    """The request gets an HTTP status."""
+    """The request is refused. The text has the HTTP status, and may have headers."""
 
 
 class StreamServer:
-    """The port, and the tickets of the requests that have not connected yet."""
+    """The port, and the tickets: the requests whose clients have not connected yet."""
 
     def __init__(self, sessions: Sessions, sources: Sources) -> None:
         self._sessions = sessions
@@ -109,7 +109,7 @@ class StreamServer:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
-        # the kernel would buffer megabytes for a client that does not read
+        # Without this limit, the kernel buffers megabytes for a client that does not read.
         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SOCKET_BYTES)
         try:
             await self._serve(reader, writer)
@@ -118,7 +118,7 @@ class StreamServer:
             writer.write(told.encode())
         except (OSError, EOFError) as error:  # a TimeoutError is an OSError
             log.info("a client left its session: %s", error, extra={"code": "session_left"})
-        except Exception:  # a defect in one session ends no other one
+        except Exception:  # a defect in one session must not end other sessions
             log.exception("a session failed", extra={"code": "session_failed"})
         finally:
             self._connections -= 1
@@ -206,7 +206,10 @@ class StreamServer:
                     await pipe.finish()
 
     async def _forwards(self, want: Forward, streams: SpdyStreams) -> None:
-        """Serve connections to ports until the client leaves. Each has two streams."""
+        """Serve connections to ports until the client leaves.
+
+        Each connection has two streams: one for its data, and one for its error.
+        """
         halves: dict[str, dict[str, Pipe]] = {}
         async with background() as tasks:
             tasks.start(streams.run())
@@ -244,7 +247,7 @@ def _port(headers: Mapping[str, str]) -> int:
 
 
 def _parsed(head: bytes) -> tuple[str, dict[str, list[str]]]:
-    """Return the path and the headers of a request; lists in headers are split."""
+    """Return the path and the headers of a request. Values of headers are split at commas."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -258,7 +261,7 @@ def _parsed(head: bytes) -> tuple[str, dict[str, list[str]]]:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection, also one whose client does not read."""
+    """Close a connection, even if its client does not read."""
     writer.close()
     try:
         with suppress(OSError):

@@ -8,7 +8,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class VirtletReads:
-    """Reads the objects. Without a cluster, pods with such annotations are refused."""
+    """Reads the objects. Without a cluster, a pod whose annotations name objects is refused."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
@@ -31,8 +31,9 @@ class VirtletReads:
         """Return the values of all objects that the annotations name.
 
         Raises:
-            VirtbusError: 400 `source_missing`, `source_invalid`; 422 `cluster_unread`; the errors
-                of `Cluster.get`.
+            VirtbusError: 400 `source_missing`: an object does not exist. 400 `source_invalid`: a
+                value of an object cannot be decoded. 422 `cluster_unread`. The errors of
+                `Cluster.get`.
         """
         self.check(sandbox)
         found = {}

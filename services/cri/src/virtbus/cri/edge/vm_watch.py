@@ -1,7 +1,8 @@
 """Follows the VMs of this node's pods by `vm.watch`.
 
-The controllers show each CRI only the VMs that it created. A list without a VM proves nothing: the
-controller may lag behind. A VM is gone if the watch reported its end while it was being deleted.
+The controllers show each runtime only the VMs that this runtime created. A list that lacks a VM
+proves nothing, because the controller may lag behind. A VM counts as deleted only if the watch
+first showed it with `deleting`, and then reported it as gone.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class Observer(Protocol):
         """Note that a VM was deleted."""
 
     def synced(self) -> None:
-        """Note that all VMs have been seen once."""
+        """Note that a watch has shown all VMs of its first list."""
 
 
 class VmWatcher:

@@ -1,7 +1,9 @@
-"""Reads the files of a pod's small volumes, for the first boot of its guest.
+"""Finds the kinds of a pod's paths on the node, and reads the files of its small volumes.
 
-For atomic updates, kubelet's volumes have `..data` and folders that are named after a time. Each
-file is taken once, by its own name. A link that leads out of its volume is refused.
+The guest gets these files at its first boot. kubelet updates such a volume atomically: its files
+are links into `..data`, a link to a folder that is named after a time. Names that begin with `..`
+are skipped, so each file is read once, by its own name. A link that leads out of its volume is
+refused.
 """
 
 import base64
@@ -22,11 +24,11 @@ from virtbus.schemas.seed import FILES, HOST_ALIAS_CHARACTERS_MAX
 from virtbus.schemas.wire import decode, reason_of
 
 MOST_BYTES = 256 * 1024
-"""Limit of all files of a pod: they are secret inputs of its VM, in base64."""
+"""Limit of the bytes of all files of a pod. The VM's secret contains them in base64."""
 
 
 OPTIONS, OPTIONS_BYTES = "virtlet-flexvolume.json", 64 * 1024
-"""The file in which the driver of flexvolumes writes a volume's options, as Virtlet's does."""
+"""The file to which the driver of flexvolumes writes a volume's options, as in Virtlet."""
 MOUNTS = Path("/proc/self/mountinfo")
 _DEVICES = Path("/dev")
 _LOOPS = Path("/sys/block")
@@ -34,14 +36,19 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
 class Offered(NamedTuple):
-    """The offer of the node to flexvolumes: patterns of devices, and the file of its pools."""
+    """The node's resources for flexvolumes: patterns of permitted devices, and the pools' file."""
 
     devices: Sequence[str] = ()
     pools_file: Path | None = None
 
 
 def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> ContainerConfig:
-    """Return the configuration with the kinds of its paths on the node: files, folders, devices."""
+    """Return the configuration, with the kind of each of its paths on the node.
+
+    Raises:
+        OSError: the table of mounts cannot be read.
+        VirtbusError: 400: the pools' file is invalid.
+    """
     memory = in_memory(MOUNTS.read_text(encoding="utf-8", errors="replace"))
     mounts = tuple(_inspected(one, memory, namespace, offered) for one in config.mounts)
     devices = tuple(
@@ -55,7 +62,7 @@ def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> Cont
 
 def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Offered) -> Mount:
     path, options = Path(mount.host_path), None
-    if kind(mount) == FLEXVOLUME:  # anybody may write such a file into another volume
+    if kind(mount) == FLEXVOLUME:  # in another volume, anybody may have written such a file
         options = _options(path)
     named = options.get("path", "") if options and options.get("type") == RAW else ""
     device = _block_device(named)
@@ -75,9 +82,10 @@ def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Of
 def _assigned(
     options: Mapping[str, str], namespace: str, pools_file: Path | None
 ) -> tuple[str, str] | None:
-    """Return the pool and the name of the volume that has a disk of Ceph; None if none has it.
+    """Return the pool and the name of the volume that stands for a Ceph image; None for none.
 
-    The node's operator assigns images to volumes by namespace. The login is the pool's.
+    In the pools' file, the node's operator assigns each image to a volume of one namespace. The
+    login for Ceph is the pool's, not that of the options.
     """
     if options.get("type") != CEPH or pools_file is None:
         return None
@@ -95,7 +103,7 @@ def _assigned(
 def _hosts(monitors: str) -> frozenset[str]:
     """Return the hosts of a list such as `192.0.2.1:6789,[2001:db8::1]:6789`; ports are optional.
 
-    Without brackets, several colons are those of an IPv6 address.
+    A host with several colons and without brackets is an IPv6 address without a port.
     """
     found = set()
     for one in monitors.split(","):
@@ -107,7 +115,7 @@ def _hosts(monitors: str) -> frozenset[str]:
 
 
 def _is_permitted(device: str, patterns: Sequence[str]) -> bool:
-    """Return True if a pattern matches `device`, a real path, or a link that leads to it."""
+    """Return True if a pattern matches the real path `device`, or a link that leads to it."""
     found = (one for each in patterns for one in _DEVICES.glob(each.removeprefix("/dev/")))
     return any(os.path.realpath(one) == device for one in found)
 
@@ -124,7 +132,8 @@ def _block_device(path: str) -> str:
 def _loop_device(path: str) -> str:
     """Return the loop device of a file; empty for none.
 
-    kubelet attaches one to a local PersistentVolume that is a file, and names the file.
+    If a local PersistentVolume is a file, kubelet attaches a loop device to the file. But kubelet's
+    request names the file.
     """
     for backing in sorted(_LOOPS.glob("loop*/loop/backing_file")):
         with suppress(OSError, ValueError):
@@ -134,7 +143,7 @@ def _loop_device(path: str) -> str:
 
 
 def in_memory(table: str) -> frozenset[str]:
-    """Return the mount points of file systems in memory (proc(5), mountinfo)."""
+    """Return the mount points of file systems in memory. `table` is a mountinfo (proc(5))."""
     found = set()
     for line in table.splitlines():
         words, _, more = line.partition(" - ")
@@ -156,7 +165,7 @@ def _options(folder: Path) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict):
         return None
-    # the login of a disk of Ceph is that of the node's pool, so nothing needs this one
+    # `secret` is a login for Ceph. The login of the node's pool is used instead.
     return {str(key): str(one) for key, one in value.items() if key != "secret"}
 
 
@@ -214,7 +223,7 @@ def _check(count: int, left: int) -> None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files below a volume with their names in it; an empty name for a single file."""
+    """Yield the files of a volume, each with its path in the volume; empty for a single file."""
     if root.is_file():
         yield root, ""
         return
@@ -226,7 +235,7 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         for name in sorted(names):
             if name[:2] != "..":
                 yield _inside(here / name, home), str((here / name).relative_to(home))
-        for name in sorted(links):  # a folder of a volume, as a link to the current version
+        for name in sorted(links):  # links to folders: kubelet makes one for each folder
             if name[:2] == "..":
                 continue
             inner = _inside(here / name, home)
@@ -244,7 +253,7 @@ def _inside(path: Path, home: Path) -> Path:
 
 
 def _read(path: Path, left: int) -> tuple[bytes, int]:
-    """Return at most one byte more than `left` of a regular file, and its mode."""
+    """Return up to `left` + 1 bytes of a regular file, and the file's mode."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode

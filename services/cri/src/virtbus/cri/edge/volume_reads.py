@@ -1,4 +1,4 @@
-"""Reads the volumes of pods in threads: a hung mount of one pod delays no call of another pod."""
+"""Reads the volumes of pods in threads, so a hung mount of one pod delays no call for another."""
 
 import asyncio
 import threading
@@ -17,15 +17,16 @@ from virtbus.schemas.guest_files import GuestFile
 T = TypeVar("T")
 
 LIMIT_S = 20.0
-"""The longest read of a pod's volumes, below kubelet's limit of 120 s for a call."""
+"""Time limit of a read of a pod's volumes. It is below kubelet's limit of 120 s for a call."""
 MOST = 64
-"""Limit of reads at a time. A hung read keeps its thread until its server answers."""
+"""Maximum number of concurrent reads. A hung read keeps its thread until its server answers."""
 
 
 class VolumeReads:
     """Runs at most one read at a time for each pod.
 
-    The threads are daemons: one that hangs in the kernel does not delay the end of the process.
+    The threads are daemons, so a thread that hangs in the kernel does not delay the end of the
+    process.
     """
 
     def __init__(self, offered: Callable[[], Offered] = Offered, limit_s: float = LIMIT_S) -> None:
@@ -38,18 +39,27 @@ class VolumeReads:
         """Return the result of `volume_files.inspected`, with the node's current offer.
 
         Raises:
-            VirtbusError: 503 `volume_stuck`; 400: the file of the pools is invalid.
+            VirtbusError: 400: the pools' file is invalid. 503 `volume_stuck`: the read takes too
+                long, or an earlier read has not returned.
         """
         offered = self._offered()
         return await self._run(pod, lambda: volume_files.inspected(config, namespace, offered))
 
     async def files(self, pod: str, config: ContainerConfig) -> tuple[GuestFile, ...]:
-        """Return the files for a pod's guest; errors as `read_files`, and 503 `volume_stuck`."""
+        """Return the files for a pod's guest.
+
+        Raises:
+            VirtbusError: 503 `volume_stuck`. The errors of `volume_files.read_files`.
+        """
         mounts = as_files(config.mounts)
         return await self._run(pod, lambda: volume_files.read_files(mounts)) if mounts else ()
 
     async def hosts(self, pod: str, config: ContainerConfig) -> Hosts:
-        """Return the contents of kubelet's file of hosts; errors as `files`."""
+        """Return the contents of the file that kubelet mounts at /etc/hosts.
+
+        Raises:
+            VirtbusError: 503 `volume_stuck`. The errors of `volume_files.read_hosts`.
+        """
         mounts = hosts_files(config.mounts)
         return await self._run(pod, lambda: volume_files.read_hosts(mounts)) if mounts else Hosts()
 
@@ -57,7 +67,7 @@ class VolumeReads:
         if pod in self._reading or len(self._reading) >= MOST:
             raise _stuck("an earlier read of volumes has not returned")
         done: Future[T] = Future()
-        done.set_running_or_notify_cancel()  # the thread sets it, also after a cancelled call
+        done.set_running_or_notify_cancel()  # a cancelled call must not cancel `done`
 
         def work() -> None:
             try:

@@ -1,21 +1,21 @@
-"""Lists the calls of the CRI in tables, by their treatment. Every other call is refused.
+"""Lists the calls of CRI in tables, by their treatment. Every other call is refused.
 
 A call that is not in these tables is newer than this proxy. If such a call went to one of the
-runtimes, its answer would hide the pods of the other. So the proxy answers UNIMPLEMENTED, and
-kubelet uses the older calls.
+runtimes, its answer would lack the pods of the other runtime. So the proxy answers UNIMPLEMENTED,
+and kubelet uses the older calls.
 """
 
 from typing import Literal, NamedTuple
 
 RUNTIME, IMAGES = "RuntimeService", "ImageService"
 Of = Literal["sandbox", "container"]
-"""The kind of object that has an id."""
+"""The kind of object that a call identifies by its id."""
 Effect = Literal["", "changes", "adds", "removes"]
-"""The effect of a call on the lists of its runtime."""
+"""The effect of a call on the lists of the runtime that gets the call."""
 
 
 class ById(NamedTuple):
-    """A call about one sandbox or container: the field of its id, and its effect."""
+    """A call about one sandbox or container: the request's field with the id, and the effect."""
 
     of: Of
     field: str
@@ -45,7 +45,7 @@ BY_ID: dict[str, ById] = {
     "Attach": ById(*_OF_CONTAINER),
     "CheckpointContainer": ById(*_OF_CONTAINER),
 }
-"""Calls for the runtime that has the sandbox or container."""
+"""Calls that go to the runtime that has the sandbox or container."""
 
 STATUS: dict[Of, str] = {"sandbox": "PodSandboxStatus", "container": "ContainerStatus"}
 """The status call of each kind. Its last answer is served while the runtime is away."""
@@ -70,15 +70,15 @@ STREAMS: dict[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""Calls that list in parts, with the older calls that list.
+"""By call that lists in parts: the older call that lists in one answer.
 
-On the wire, request and answer of both calls are encoded in the same way (ADR 0058).
+On the wire, requests and answers of both calls are encoded in the same way (ADR 0058).
 """
 MEASURED = frozenset({"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"})
 """Lists with a time in each element, so no two of them are equal."""
 
 FIRST = ("Version", "RuntimeConfig")
-"""Calls for the runtime of containers. Their last answers are served while it is away."""
+"""Calls that go to the runtime of containers. While it is away, their last answers are served."""
 RUN, STATUS_OF_ALL, UPDATE_ALL = "RunPodSandbox", "Status", "UpdateRuntimeConfig"
 EVENTS = "GetContainerEvents"
 IMAGE_STATUS, PULL, REMOVE_IMAGE = "ImageStatus", "PullImage", "RemoveImage"

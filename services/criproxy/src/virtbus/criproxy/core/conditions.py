@@ -1,7 +1,7 @@
-"""Derives the conditions of the node's runtimes that the proxy adds to those of CRI.
+"""Joins the conditions of the node's runtimes, and adds a condition for each runtime.
 
 kubelet reads only RuntimeReady and NetworkReady. The proxy takes both from the runtime of
-containers, so the Node stays Ready while VM pods cannot be served. The other conditions show which
+containers, so the Node stays Ready while VM pods cannot be served. The added conditions show which
 runtime is not ready.
 """
 
@@ -18,7 +18,7 @@ OWN = "virtbus.io/Runtime-"
 
 
 class Condition(NamedTuple):
-    """One condition, as CRI has it."""
+    """One condition, with the fields that it has in CRI."""
 
     type: str
     status: bool
@@ -27,14 +27,17 @@ class Condition(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The state of a runtime: the conditions in its last answer, and the reason of its absence."""
+    """The state of a runtime: the conditions in its last answer, by type.
+
+    `away` is the reason why the runtime does not answer; empty if it answers.
+    """
 
     told: Mapping[str, Condition]
     away: str = ""
 
 
 def merged(seen: Mapping[Name, Seen]) -> list[Condition]:
-    """Return the conditions for kubelet, and one for each runtime.
+    """Return the conditions for kubelet, one for each runtime, and the runtimes' other conditions.
 
     The last conditions of a runtime that does not answer are left out, as they may be outdated.
     """

@@ -1,18 +1,21 @@
 """Defines an entry of a list, selects entries by a filter, and joins entries to an answer.
 
-protobuf's encoding makes joining simple. Every list of the CRI is the first field of its answer, so
-an answer is a sequence of framed entries, and two joined answers are one answer.
+Every list of CRI is the first field of its answer. So in protobuf's encoding, an answer is a
+sequence of framed entries, and the bytes of two answers in a row are one answer with both lists.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _LIST_FIELD = b"\x0a"
-"""The tag of field 1 with a length, as protobuf writes it."""
+"""protobuf's tag for field 1 with a length."""
 
 
 class Entry(NamedTuple):
-    """One element of a list. `raw` is its message; filters and routes need the rest."""
+    """One element of a list. `raw` is its encoded message; the other fields are parts of it.
+
+    Filters and routes need these parts.
+    """
 
     key: str
     raw: bytes
@@ -42,7 +45,7 @@ EVERYTHING = Wanted()
 
 
 def selected(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
-    """Return the entries that match the whole filter. An id may be given by its beginning."""
+    """Return the entries that match all parts of the filter. The beginning of an id is enough."""
     return [
         one
         for one in entries

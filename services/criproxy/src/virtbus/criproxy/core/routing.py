@@ -1,8 +1,8 @@
 """Decides which of the two runtimes a pod or an image belongs to.
 
-A pod belongs to the runtime of VMs by its RuntimeClass or by Virtlet's annotation. An image belongs
-to it by its pod, by its own handler or annotation, or by the prefix of its name. Contradictions are
-refused, because the pod could never start.
+A pod belongs to the runtime of VMs if its RuntimeClass or Virtlet's annotation says so. An image
+belongs to the runtime of VMs if its pod does, or if its own handler, its annotation, or the prefix
+of its name says so. Contradictions are refused, because the pod could never start.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ VMS: Name = "vms"
 
 IMAGE_PREFIX = "virtlet.cloud/"
 TARGET = "kubernetes.io/target-runtime"
-"""Virtlet's annotation; it names the runtime of a pod."""
+"""Virtlet's annotation that names the runtime of a pod."""
 VM_TARGET = "virtlet.cloud"
 
 
@@ -30,7 +30,10 @@ class PodAsked(NamedTuple):
 
 
 class ImageAsked(NamedTuple):
-    """The part of a call that is about an image. `given` is its name in the manifest, if known."""
+    """The part of a call that is about an image.
+
+    `name` may be an id. `given` is the image's name in the manifest, if known.
+    """
 
     name: str = ""
     given: str = ""
@@ -39,7 +42,7 @@ class ImageAsked(NamedTuple):
 
     @property
     def of_vm(self) -> bool:
-        """Return True if the image's name says that it is a VM's."""
+        """Return True if a name of the image has the prefix of VMs' images."""
         return self.name.startswith(IMAGE_PREFIX) or self.given.startswith(IMAGE_PREFIX)
 
 
@@ -47,7 +50,9 @@ def runtime_of_pod(asked: PodAsked, vm_handlers: tuple[str, ...]) -> Name:
     """Return the runtime of a pod that is to be run.
 
     Raises:
-        VirtbusError: 400 `runtime_unknown`, `runtime_unclear`.
+        VirtbusError: 400 `runtime_unknown`: the annotation names an unknown runtime. 400
+            `runtime_unclear`: the annotation names the runtime of VMs, and the handler is another
+            runtime's.
     """
     target = asked.annotations.get(TARGET, "")
     by_handler = asked.handler in vm_handlers
@@ -74,7 +79,7 @@ def runtime_of_image(
     `owner` is the runtime of the pod that the call is for, if it is known.
 
     Raises:
-        VirtbusError: 400 `image_of_other_runtime`.
+        VirtbusError: 400 `image_of_other_runtime`: as in `check_image`.
     """
     if owner is not None:
         check_image(image, owner)
@@ -86,7 +91,10 @@ def runtime_of_image(
 
 
 def check_image(image: ImageAsked, owner: Name) -> None:
-    """Refuse a VM's image in a pod of containers; raises VirtbusError 400."""
+    """Refuse a VM's image in a pod of containers.
+
+    Raises VirtbusError 400 `image_of_other_runtime`.
+    """
     if owner == CONTAINERS and image.of_vm:
         message = (
             f"image: {(image.given or image.name)!r:.200} is a VM's image, and the pod is no VM; "
