@@ -1,8 +1,8 @@
-"""Merges GetContainerEvents of both runtimes.
+"""Merges the streams of GetContainerEvents of both runtimes.
 
 The proxy keeps no backlog of events: a slow client slows down the runtimes. Events may be lost
-while a runtime is away. So a client's stream ends when the runtime is back, and the client lists
-and calls again, as it does without a proxy.
+while a runtime is away. So the stream to a client ends when the runtime is back. Then the client
+lists the pods and calls again, as it does without a proxy.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 CLIENTS = 16
 RETRY_S = 1.0
 Told = bytes | CallFailedError | VirtbusError
-"""An event, or the end of a stream."""
+"""An event, or the error that ends a stream."""
 _VERSION = Call("Version", b"", None)
 
 
@@ -33,8 +33,8 @@ class EventStreams:
         """Yield the events of both runtimes from now on.
 
         Raises:
-            VirtbusError: 429 `too_many_streams`; 503 `events_lost`.
-            CallFailedError: a runtime has no events; kubelet then lists instead.
+            VirtbusError: 429 `too_many_streams`. 503 `events_lost`: a runtime was away.
+            CallFailedError: a runtime does not offer events. Then kubelet reads lists instead.
         """
         if self._open >= CLIENTS:
             message = f"{CLIENTS} clients read events already; close one of their streams"
@@ -73,5 +73,5 @@ async def _read(runtime: NodeRuntime, call: Call, queue: "asyncio.Queue[Told]") 
 
 async def _back(runtime: NodeRuntime) -> None:
     """Wait until the runtime answers."""
-    while await runtime.told(_VERSION, NO_LIST) is None:  # noqa: ASYNC110  gRPC tells nobody
+    while await runtime.told(_VERSION, NO_LIST) is None:  # noqa: ASYNC110  gRPC has no such event
         await asyncio.sleep(RETRY_S)

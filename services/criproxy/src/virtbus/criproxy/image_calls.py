@@ -1,4 +1,4 @@
-"""Passes the calls about one image to its runtime."""
+"""Passes the calls about one image to the runtime of the image."""
 
 from virtbus.criproxy.core import routing
 from virtbus.criproxy.core.entries import Wanted, selected
@@ -21,7 +21,9 @@ class ImageCalls:
         self._vm_handlers = vm_handlers
 
     async def status(self, call: Call) -> bytes:
-        """Answer ImageStatus by the runtime that the call decides, otherwise by one with the image.
+        """Return the answer of the runtime that the call to ImageStatus determines.
+
+        If the call determines no runtime, return the answer of a runtime that has the image.
 
         Raises:
             VirtbusError: 400 the request is unreadable.
@@ -39,18 +41,23 @@ class ImageCalls:
             other = await second.passed(call)
         except CallFailedError as error:
             if error.code in NO_ANSWER and not _holds(second, image):
-                return answer  # the second is away, and is not known to have it
+                return answer  # the second runtime is away, and is not known to have the image
             raise
         return other if messages.has_image(other) else answer
 
     def _in_order(self, image: ImageAsked) -> tuple[NodeRuntime, NodeRuntime]:
-        """Return both runtimes: first that of VMs if only it is known to have the image."""
+        """Return both runtimes. The first is the runtime of containers.
+
+        But the runtime of VMs is first if only that runtime is known to have the image.
+        """
         containers, vms = self._runtimes
         only_vms = _holds(vms, image) and not _holds(containers, image)
         return (vms, containers) if only_vms else (containers, vms)
 
     async def pull(self, call: Call) -> bytes:
-        """Pass PullImage to the runtime that its pod or image decides, or to that of containers.
+        """Pass PullImage to the runtime that its pod or image determines.
+
+        Otherwise pass the call to the runtime of containers.
 
         Raises:
             VirtbusError: 400 `image_of_other_runtime`, or the request is unreadable.
@@ -62,9 +69,10 @@ class ImageCalls:
         return await self._runtimes.named(name or routing.CONTAINERS).passed(call)
 
     async def remove(self, call: Call) -> bytes:
-        """Pass RemoveImage to the runtime that the call decides, or to each that has the image.
+        """Pass RemoveImage to the runtime that the call determines.
 
-        If none is known to have the image, each runtime that is not away gets the call.
+        Otherwise pass the call to each runtime that has the image. If no runtime is known to have
+        the image, each runtime that is not away gets the call.
 
         Raises:
             VirtbusError: 400 the request is unreadable.
@@ -77,7 +85,7 @@ class ImageCalls:
         holders = [one for one in self._runtimes if _holds(one, image)]
         answer = b""
         there = [one for one in self._runtimes if not one.away]
-        for one in holders or there or self._runtimes:  # if all are away, the first one's error
+        for one in holders or there or self._runtimes:  # if all are away, the first call fails
             answer = await one.passed(call)
         return answer
 

@@ -14,11 +14,15 @@ from virtbus.criproxy.memory import Memory
 from virtbus.criproxy.runtimes import NO_LIST, Mark, NodeRuntime, Runtimes
 
 OF_STATISTICS = {"ListContainerStats": "ListContainers", "ListPodSandboxStats": "ListPodSandbox"}
-"""The lists to which filters of statistics are applied: a kept statistic has only its id."""
+"""By list of statistics: the list to which its filter is applied while a runtime is away. A kept
+statistic has only its id."""
 
 
 class Told(NamedTuple):
-    """The answer of one runtime to a list: bytes, None if it is away, or its error."""
+    """The answer of one runtime to a list call: bytes, None if the runtime is away, or its error.
+
+    `begun` is the mark of the runtime before the call.
+    """
 
     runtime: NodeRuntime
     begun: Mark
@@ -39,7 +43,7 @@ class Lists:
     async def streamed(self, call: Call) -> AsyncIterator[bytes]:
         """Yield the list of each runtime; raises the errors of `_parts`.
 
-        The runtimes are asked by the older call that lists, which all of them have.
+        The runtimes get the older call that lists, which each runtime has.
         """
         for part in await self._parts(call._replace(name=calls.STREAMS[call.name])):
             if part:
@@ -49,8 +53,9 @@ class Lists:
         """Return the lists of both runtimes.
 
         Raises:
-            VirtbusError: 400 the request is unreadable; 503 `list_unknown`.
-            CallFailedError: the error of a runtime. The runtime of VMs may lack a call.
+            VirtbusError: 400: the request is unreadable. 503 `list_unknown`: a runtime is away, and
+                its list was never read.
+            CallFailedError: the error of a runtime. But the runtime of VMs may lack the call.
         """
         wanted = messages.asked_filter(call.name, call.body)
         parts = []
@@ -76,7 +81,7 @@ class Lists:
 
 
 async def ask_both(runtimes: Runtimes, call: Call) -> list[Told]:
-    """Ask both runtimes at once, and return their answers in order."""
+    """Call both runtimes concurrently; return the answers, first that of containers."""
 
     async def ask(one: NodeRuntime) -> Told:
         begun = one.mark()
@@ -92,7 +97,7 @@ async def ask_both(runtimes: Runtimes, call: Call) -> list[Told]:
 
 
 def _without(told: Told, call: str, wanted: Wanted) -> bytes:
-    """Return the part of a runtime that gave no list, from its last entries."""
+    """Return the list of a runtime that gave none: its last entries that match the filter."""
     entries = _last(told, call)
     if call in OF_STATISTICS and not wanted.everything:
         owners = told.runtime.entries(OF_STATISTICS[call])
@@ -102,10 +107,10 @@ def _without(told: Told, call: str, wanted: Wanted) -> bytes:
 
 
 def _last(told: Told, call: str) -> dict[str, Entry]:
-    """Return the last entries of a runtime that is away.
+    """Return the last entries of a runtime that is away; raises the runtime's error, if any.
 
-    The runtime of VMs may lack a call, and then adds nothing to the answer. If the runtime of
-    containers lacks the call, the node lacks it.
+    The runtime of VMs may lack the call. Then it has no entries. If the runtime of containers lacks
+    the call, the error is raised, as on a node without this proxy.
     """
     error = told.answer
     if isinstance(error, CallFailedError):

@@ -1,7 +1,7 @@
 """Keeps answers after they were passed on, so that no call waits until its answer is kept.
 
-After each change, the proxy asks for the status again. So the last known status is not one from
-before the change.
+After each change of a sandbox or container, the proxy asks for its status. So the last known status
+is not from before the change.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
 QUEUED = 1024
 SETTLE_S = 0.005
-"""Pause in which gRPC sends an answer, before the proxy keeps it."""
+"""Pause before the proxy keeps an answer. gRPC sends the answer to the client meanwhile."""
 
 
 class Memory:
@@ -48,7 +48,10 @@ class Memory:
         await self._queue.join()
 
     def of_list(self, runtime: NodeRuntime, call: str, body: bytes, begun: Mark) -> None:
-        """Keep a whole list, or the last of several that wait. An unchanged list costs little."""
+        """Keep a complete list. If several answers of the same list wait, only the last is kept.
+
+        An unchanged list costs little.
+        """
         key = (runtime.name, call)
         if self._kept.get(key) == (body, begun) and begun.quiet:
             return
@@ -67,7 +70,7 @@ class Memory:
             del self._lists[key]
 
     def of_whole(self, runtime: NodeRuntime, call: str, body: bytes) -> None:
-        """Keep an answer as a whole."""
+        """Keep the complete answer of a call that has neither a list nor an id."""
 
         async def keep() -> None:
             entry = messages.whole(call, body)
@@ -76,7 +79,7 @@ class Memory:
         self._put(keep)
 
     def of_status(self, runtime: NodeRuntime, of: calls.Of, body: bytes) -> None:
-        """Keep a status."""
+        """Keep the status of a sandbox or container."""
         self._put(lambda: runtime.restate(of, body))
 
     def of_change(self, runtime: NodeRuntime, of: calls.Of, field: str, key: str) -> None:
@@ -91,7 +94,10 @@ class Memory:
         self._put(keep)
 
     def _put(self, work: Work) -> bool:
-        """Queue work. Return False if the queue is full; the next list then has the lost state."""
+        """Queue work; return False if the queue is full.
+
+        Then the work is lost, and its state is kept with the next list.
+        """
         try:
             self._queue.put_nowait(work)
         except asyncio.QueueFull:

@@ -15,9 +15,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class NodeCalls:
-    """The handlers. A short restart of the runtime of containers makes no condition false.
+    """The handlers.
 
-    `grace_s` is the time for which Status is refused instead.
+    During a restart of the runtime of containers, Status is refused for up to `grace_s`. So a short
+    restart makes no condition false.
     """
 
     def __init__(self, runtimes: Runtimes, memory: Memory, grace_s: float) -> None:
@@ -26,7 +27,7 @@ class NodeCalls:
         self._grace_s = grace_s
 
     async def first(self, call: Call) -> bytes:
-        """Return the answer of the runtime of containers, or its last one.
+        """Return the answer of the runtime of containers; while it is away, its last answer.
 
         Raises:
             VirtbusError: 503 `list_unknown`: the runtime has never answered.
@@ -59,7 +60,7 @@ class NodeCalls:
         return messages.status_answer(containers, others, conditions.merged(seen))
 
     def _body(self, told: Told, call: str) -> bytes:
-        """Return the answer of a runtime, its last one, or an empty message."""
+        """Return the answer of a runtime; while it is away, its last answer or an empty message."""
         answer = told.answer
         if isinstance(answer, CallFailedError):
             raise answer
@@ -69,7 +70,7 @@ class NodeCalls:
         return b"".join(one.raw for one in told.runtime.entries(call).values())
 
     def _wait_for_restart(self) -> None:
-        """Raise VirtbusError 503 if the runtime of containers left a moment ago.
+        """Raise VirtbusError 503 if the runtime of containers is away, for less than `grace_s`.
 
         kubelet tolerates an error for 30 seconds. A false condition would make the Node NotReady
         at each restart of the runtime.
@@ -80,10 +81,12 @@ class NodeCalls:
             raise VirtbusError(Code.UNAVAILABLE, "runtime_away", f"{runtime.away}; repeat the call")
 
     async def update(self, call: Call) -> bytes:
-        """Pass UpdateRuntimeConfig to both runtimes; kubelet repeats it until both have it.
+        """Pass UpdateRuntimeConfig to both runtimes.
+
+        After an error, kubelet repeats the call until both runtimes have accepted it.
 
         Raises:
-            CallFailedError: the first error; the other runtime has been asked, too.
+            CallFailedError: the first error. Both runtimes got the call.
         """
         told = [await self._passed(name, call) for name in ("containers", "vms")]
         for one in told:

@@ -1,7 +1,7 @@
 """Finds the runtime of a sandbox, a container or a pod.
 
-The last lists show the runtime. For an id that no list has, the runtimes are asked: the proxy's
-state may be new, and clients may shorten ids.
+The last lists show the runtime. For an id that no list has, the runtimes are asked, because the
+proxy's state may be new, and clients may shorten ids.
 """
 
 from virtbus.criproxy.core import calls
@@ -11,7 +11,7 @@ from virtbus.criproxy.edge.grpc_server import Call
 from virtbus.criproxy.runtimes import NO_LIST, NodeRuntime, Runtimes
 
 REMEMBERED = 4096
-"""The number of removed ids whose repeated calls go where the first one went."""
+"""Number of removed ids that are remembered, so that repeated calls go to the same runtime."""
 
 
 class Owners:
@@ -24,8 +24,8 @@ class Owners:
     async def find(self, of: calls.Of, key: str) -> NodeRuntime:
         """Return the runtime of an id.
 
-        An unknown id goes to the runtime of containers, which has CRI's answer for it: success of
-        a stop or removal, NOT_FOUND of other calls.
+        For an unknown id, this is the runtime of containers. It answers as CRI demands: with
+        success to a stop or removal, and with NOT_FOUND to other calls.
 
         Raises:
             VirtbusError: 503 `list_unknown`: a runtime that may have the id is away.

@@ -1,4 +1,4 @@
-"""Passes the calls about one sandbox or container to its runtime."""
+"""Passes the calls about one sandbox or container to the runtime of this object."""
 
 from virtbus.bus.runtime.sources import Sources
 from virtbus.criproxy.core import calls, routing
@@ -30,12 +30,13 @@ class PodCalls:
         self._sources = sources
 
     async def run(self, call: Call) -> bytes:
-        """Pass RunPodSandbox to the runtime that the RuntimeClass or annotation decides.
+        """Pass RunPodSandbox to the runtime that the RuntimeClass or annotation determines.
 
-        The last list gets the sandbox before the client gets the answer, so no later list lacks it.
+        The new sandbox is added to the runtime's last list before the client gets the answer. So no
+        later list lacks the sandbox.
 
         Raises:
-            VirtbusError: 400 `runtime_unknown`, `runtime_unclear`, or unreadable.
+            VirtbusError: 400 `runtime_unknown`, `runtime_unclear`, `request_unreadable`.
             CallFailedError: the error of the runtime.
         """
         asked = messages.asked_pod(call.body)
@@ -50,7 +51,7 @@ class PodCalls:
         """Pass a call to the runtime that has its sandbox or container.
 
         Raises:
-            VirtbusError: 400 `id_missing`, `image_of_other_runtime`, or unreadable; 503
+            VirtbusError: 400 `id_missing`, `image_of_other_runtime`, `request_unreadable`. 503
                 `list_unknown`, `status_unknown`.
             CallFailedError: the error of the runtime.
         """
@@ -84,7 +85,7 @@ class PodCalls:
         return answer
 
     async def _status(self, runtime: NodeRuntime, call: Call, rule: ById, key: str) -> bytes:
-        """Return a status; while the runtime is away, the last known one, marked as such."""
+        """Return a status; while the runtime is away, the last known status, marked as stale."""
         answer = await runtime.told(call)
         if answer is not None:
             self._memory.of_status(runtime, rule.of, answer)
@@ -97,6 +98,6 @@ class PodCalls:
 
 
 async def _add(runtime: NodeRuntime, call: str, made: Entry) -> None:
-    """Add a new sandbox or container, unless the list has it: the call may be a repetition."""
+    """Add a new sandbox or container to a list. A repeated call may have added it already."""
     if made.key not in runtime.entries(call):
         await runtime.last[call].put(made)

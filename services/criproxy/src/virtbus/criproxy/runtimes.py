@@ -18,15 +18,18 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 WHOLE = (*calls.FIRST, calls.STATUS_OF_ALL, calls.FILESYSTEMS)
-"""Calls whose answer is kept as a whole."""
+"""Calls without a list and without an id. Their complete answers are kept."""
 NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """The statuses of a runtime that is away."""
 NO_LIST = NO_ANSWER | {"INTERNAL", "UNKNOWN", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CANCELLED"}
-"""The statuses of a runtime that cannot list. Its last list is served then, too."""
+"""The statuses after which a runtime's last list is served: it is away, or cannot list."""
 
 
 class Mark(NamedTuple):
-    """The number of a runtime's changes when a list began. `quiet`: no change was running."""
+    """The state of a runtime's changes when a list began.
+
+    `turn` is the number of changes that had ended. `quiet` is True if no change was running.
+    """
 
     turn: int
     quiet: bool
@@ -59,7 +62,10 @@ class NodeRuntime:
         return await self.client.call(path, call.body, call.left_s, call.metadata)
 
     async def told(self, call: Call, no_answer: frozenset[str] = NO_ANSWER) -> bytes | None:
-        """Return the answer to a question; None if the runtime is away, or takes too long.
+        """Return the answer to a call that changes nothing.
+
+        Return None if the runtime answers with a status of `no_answer`, or takes too long. Then it
+        counts as away.
 
         Raises:
             CallFailedError: another error of the runtime.
@@ -106,7 +112,7 @@ class NodeRuntime:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Mark a call that adds to the lists or removes from them, while it runs."""
+        """Count a change of the lists as running while the context is open."""
         self._changing += 1
         try:
             yield
@@ -115,14 +121,14 @@ class NodeRuntime:
             self._turn += 1
 
     def mark(self) -> Mark:
-        """Return the state of changes at the beginning of a list."""
+        """Return the present state of changes, for a list that begins."""
         return Mark(self._turn, not self._changing)
 
     async def remember(self, call: str, entries: dict[str, Entry], begun: Mark) -> None:
-        """Keep a whole list.
+        """Keep a complete list.
 
-        A list that ran during a change may lack an added entry, or have a removed one. So it only
-        updates known entries. The change itself adds or removes its entries.
+        A list that was read during a change may lack an added entry, or still have a removed entry.
+        So such a list only updates known entries. The change adds or removes its own entries.
         """
         last = self.last[call]
         if last.known and (not begun.quiet or begun != self.mark()):

@@ -1,4 +1,4 @@
-"""Wires the proxy and runs it: the two runtimes, the handlers, the socket."""
+"""Assembles and runs the proxy: the two runtimes, the handlers, and the socket."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ class CriProxy:
             self._folder.close()
 
     async def _serve(self, handlers: Mapping[str, Handler], streams: Mapping[str, Stream]) -> None:
-        """Serve until cancelled; then the calls end, and their answers are kept."""
+        """Serve until cancelled. Then end the calls, and wait until their answers are kept."""
         try:
             async with grpc_server.serving(self._settings.socket, handlers, streams):
                 log.info("ready", extra={"code": "ready"})

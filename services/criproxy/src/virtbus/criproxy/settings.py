@@ -43,7 +43,7 @@ class Settings(ServiceSettings):
 
     @property
     def socket(self) -> Path:
-        """Return the path of the socket."""
+        """Return the path of the socket for kubelet."""
         return self.listen or self.run_dir / "criproxy.sock"
 
     @property

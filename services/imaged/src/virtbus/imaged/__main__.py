@@ -13,9 +13,9 @@ from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
-"""Threads for DNS look-ups. A look-up cannot be cancelled: without an answer, it keeps its thread
-for some half a minute after its pull gave up. By default, asyncio has four threads more than CPUs.
-So a few such names would delay all other look-ups."""
+"""Threads for DNS look-ups. A look-up cannot be cancelled. Without an answer, it keeps its thread
+for about half a minute after its pull has failed. By default, asyncio has only four threads more
+than CPUs, so a few such look-ups would delay all others."""
 
 
 async def serve(settings: Settings) -> None:

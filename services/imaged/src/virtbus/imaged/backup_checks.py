@@ -42,10 +42,10 @@ class BackupChecks:
         return await self._jobs.ensure(want.id, "", partial(self._checked, want), work)
 
     async def read_all(self, source: ExportSource, backup: str, disk: str, job: Job) -> None:
-        """Read an opened disk of a backup with all that it rests on, and compare the digests.
+        """Read an opened disk, in the backup and in the backups that it rests on; check the digests.
 
         Raises:
-            VirtbusError: 409 `backup_damaged`; as `BackupFiles.chain`.
+            VirtbusError: 409 `backup_damaged`. The errors of `BackupFiles.chain`.
         """
         chain = await self._parts.threads.run(self._parts.directory.chain, backup)
         disks = [one for each in chain for one in each.disks if one.name == disk]
@@ -60,7 +60,7 @@ class BackupChecks:
         return self._jobs.slots
 
     async def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup; raises VirtbusError as `opened_disk`."""
+        """Open a disk of a backup; raises the errors of `opened_disk`."""
         return await self._parts.threads.run(opened_disk, self._parts.directory, backup, disk)
 
     # --- the job ------------------------------------------------------------------------------

@@ -47,21 +47,24 @@ log = logging.getLogger(__name__)
 STAGE, PUSH, STORE, PUBLISH = (step.name for step in STEPS["backup"])
 READ = STEPS["verify"][0].name
 KEEP_S = 25 * 3600.0
-"""Age at which the remains of an attempt are removed, if the node did not see its operation end."""
+"""Age at which the remains of an attempt are removed, if the node has missed the operation's end."""
 EXPIRE_S = 600.0
 REMEMBERED = 1000
 Write = Callable[[BackupWork, BackupDisk, Job, str], Awaitable[BackupDisk]]
-"""Writes a disk of a backup, and returns its description. The text is the parent's bitmap, empty
-for a full backup."""
+"""Writes a disk of a backup, and returns its description. The string is the name of the parent's
+bitmap; empty for a full backup."""
 Pusher = Callable[
     [ExportSource, int, str, TransferLimits, Callable[[], Awaitable[None]]], Awaitable[None]
 ]
-"""Writes an increment, as `increments.push`."""
+"""Writes an increment. `increments.push` is the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupParts:
-    """The parts of imaged that backups use. `stored` is the space of the backup directory."""
+    """The parts of imaged that backups use.
+
+    `staged` is the space for staged files, `stored` the space of the backup directory.
+    """
 
     locks: DiskLocks
     places: DiskPlaces
@@ -107,10 +110,11 @@ class Backups:
         """Ensure or cancel a backup; see `BackupWork`.
 
         Raises:
-            VirtbusError: the failure of the attempt before this request; the next request begins
-                another. 404 `disk_missing`; 409 `backup_lost`, `backup_damaged`, `disk_damaged`,
-                `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`, `backups_off`,
-                `sandbox_unavailable`; 503 `disk_full`, `store_error`, `backup_dir_missing`.
+            VirtbusError: the error with which an earlier attempt has failed. The next request
+                begins another attempt. 404 `disk_missing`. 409 `backup_lost`, `backup_damaged`,
+                `disk_damaged`, `disk_in_use`, `disk_mismatch`, `no_parent`. 422 `copy_failed`,
+                `backups_off`, `sandbox_unavailable`. 503 `disk_full`, `store_error`,
+                `backup_dir_missing`.
         """
         files, threads = self._parts.directory, self._parts.threads
         if want.do == "cancel":
@@ -125,7 +129,7 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
-            async with self._staging.of(want.id):  # so at most one thread hangs in the directory
+            async with self._staging.of(want.id):  # at most one thread may hang in the directory
                 return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)
@@ -153,7 +157,7 @@ class Backups:
         return HeldBackups(items=() if found is None else (found,))
 
     async def expire_forever(self) -> None:
-        """Remove the remains of attempts now and then; never returns."""
+        """Remove the remains of old attempts every EXPIRE_S; never returns."""
         parts = self._parts
         while True:
             what = parts.staging, parts.files, KEEP_S, self._jobs.ids
@@ -179,7 +183,7 @@ class Backups:
             await self._made(want, job, self._copy_disk)
 
     async def _made(self, want: BackupWork, job: Job, write: Write) -> None:
-        """Write all disks of a backup, and publish it."""
+        """Write all disks of a backup, and publish the backup."""
         threads, files = self._parts.threads, self._parts.directory
         published = False
         try:
@@ -244,8 +248,8 @@ class Backups:
     async def _stage(self, want: BackupWork) -> WorkState:
         """Stage files for QEMU, once for each attempt: a repeat must not replace files in use.
 
-        An agent that restarted begins another attempt, with a new bitmap in the guest's QEMU. The
-        files of the earlier attempt are older than that bitmap, so new ones replace them.
+        An agent that has restarted begins another attempt, with a new bitmap in the guest's QEMU.
+        The files of the earlier attempt are older than the new bitmap, so they are replaced.
         """
         if want.attempt and (known := self._stagings.get(want.attempt)) is not None:
             return known
@@ -257,7 +261,7 @@ class Backups:
         return state
 
     def _staged(self, want: BackupWork) -> str:
-        """Stage files for QEMU, in place of earlier ones; return the bitmap of the parent."""
+        """Stage files for QEMU in place of earlier files; return the name of the parent's bitmap."""
         files = self._parts.directory
         files.drop(want.id)
         draft = self._begin(want)
@@ -324,7 +328,8 @@ class Backups:
     def _bitmaps(self, want: BackupWork) -> frozenset[str]:
         """Return the usable bitmaps that all disks have.
 
-        The request has those of a running guest. Those of a VM that is off are read from its disks.
+        For a running guest, the request names these bitmaps. For a VM that is off, they are read
+        from the disks.
         """
         if want.live or want.mode is BackupMode.FULL:
             return frozenset(want.bitmaps or ())
@@ -345,7 +350,7 @@ def _described(disk: BackupDisk, read: Digester) -> BackupDisk:
 
 
 def _said(made: BackupManifest) -> str:
-    """Return the remarks about a backup."""
+    """Return a text about a backup: its kind, and a remark."""
     kind = f"full: {made.full_because}" if not made.parent else f"increment on {made.parent}"
     return f"{kind}; {made.remark}" if made.remark else kind
 

@@ -1,4 +1,4 @@
-"""Makes the image of a fetched file: decompresses and converts it if needed, and checks it."""
+"""Makes an image from a fetched file: decompresses and converts the content, and checks it."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ class Contents:
     async def of(
         self, flight: Flight, url: str, key: str, part: PartialDownload
     ) -> AsyncIterator[PartialDownload]:
-        """Yield the part with the image: `part` itself, or a new one with its converted content.
+        """Yield the part with the image: `part` itself, or a new part with the made image.
 
         Raises:
             VirtbusError: 413 `virtual_size_too_large`; the errors of `edge.unpacking`,
@@ -57,7 +57,7 @@ class Contents:
     def _more(
         self, flight: Flight, key: str, which: str
     ) -> contextlib.AbstractAsyncContextManager[PartialDownload]:
-        """Open another part for the same image. No pull resumes in it."""
+        """Open another part for the same image. No later pull continues to write to it."""
         return open_part(self._store, self._threads, f"{key}\n{which}", lambda: flight.abandoned)
 
     def _judged(self, part: PartialDownload) -> Foreign | None:

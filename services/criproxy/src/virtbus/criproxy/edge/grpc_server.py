@@ -1,7 +1,7 @@
-"""Serves kubelet's socket: CRI's calls with their messages as bytes.
+"""Serves CRI's calls on kubelet's socket. The messages of calls are bytes here.
 
 A call that the proxy does not know is refused by gRPC itself with UNIMPLEMENTED. Every error
-becomes a gRPC status, so nothing that a client sends ends the process.
+becomes a gRPC status, so no request of a client ends the process.
 """
 
 import logging
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 CALLS_AT_ONCE = 512
 CALLS_OF_A_CONNECTION = 256
-"""The limit of open calls of one connection, so that a stalled client leaves calls to others."""
+"""Maximum open calls of one connection. It is lower than CALLS_AT_ONCE, so that a stalled client
+leaves calls for other clients."""
 STOP_S = 5.0
 OWN_KEYS = frozenset({"user-agent", "content-type", "te"})
 OWN_PREFIXES = ("grpc-", ":")
@@ -35,7 +36,7 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
     Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Code.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
 }
-"""The statuses of the proxy's own errors."""
+"""By code of the proxy's own errors: the status in gRPC."""
 
 
 class Call(NamedTuple):
@@ -55,9 +56,9 @@ Stream = Callable[[Call], AsyncIterator[bytes]]
 async def serving(
     path: Path, handlers: Mapping[str, Handler], streams: Mapping[str, Stream]
 ) -> AsyncIterator[None]:
-    """Serve on the socket `path` while the context is open; only its owner may connect.
+    """Serve on the socket `path` while the context is open; only the socket's owner may connect.
 
-    Both mappings have the calls by their paths in gRPC.
+    The keys of both mappings are the calls' paths in gRPC.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket, or cannot be bound.

@@ -1,9 +1,9 @@
 """Keeps the last answers of a runtime, in memory and in one file for each kind of answer.
 
 The answers are served while the runtime does not answer. A file is replaced atomically, so a kill
-at any instant leaves the earlier or the later file. A file has a checksum: after a loss of power, a
-torn file counts as unknown, never as a short list. Written files are synced to the disk within
-about a second (SYNC_S).
+at any instant leaves the earlier or the later file. Each file has a checksum. So a file that a loss
+of power has damaged counts as unknown, and never as a short list. Written files are synced to the
+disk within about a second (SYNC_S).
 """
 
 import asyncio
@@ -27,14 +27,14 @@ _LENGTH_BYTES = 4
 _PART = ".part"
 
 Read = Callable[[bytes], Entry]
-"""Reads the entry of a stored message; it raises an Exception for one that it cannot read."""
+"""Returns the entry of a stored message; raises an Exception for a message that it cannot read."""
 
 
 class LastAnswers:
     """The answers of one kind of call, by key.
 
-    `known` is True after the first whole list or status, or after `load` found a valid file. The
-    file is written only then.
+    `known` becomes True when the first complete answer is kept, or when `load` finds a valid file.
+    The file is written only if `known` is True.
     """
 
     def __init__(self, path: Path, writer: ThreadPoolExecutor, dirty: set[Path]) -> None:
@@ -45,7 +45,7 @@ class LastAnswers:
         self.all: dict[str, Entry] = {}
 
     def load(self, read: Read) -> None:
-        """Read the file, if there is one. A torn file is logged, and counts as unknown."""
+        """Read the file, if it exists. A damaged file is logged, and counts as unknown."""
         try:
             body = self._path.read_bytes()
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class LastAnswers:
 
     async def _save(self) -> None:
         if not self.known:
-            return  # without the other entries the file would be a short list
+            return  # the file would lack unknown entries, and look like a short list
         entries, path = self.all, self._path
         loop = asyncio.get_running_loop()
         try:

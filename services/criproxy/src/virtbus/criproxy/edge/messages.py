@@ -1,4 +1,4 @@
-"""Reads the parts of CRI's messages that routes and lists need. It is the only user of protobuf.
+"""Reads the parts of CRI's messages that routes and lists need. No other module uses protobuf.
 
 Messages of either side pass through the proxy as bytes. A message is read here for a decision, and
 encoded again only if it is merged, changed or kept. protobuf keeps fields that these stubs do not
@@ -18,7 +18,7 @@ from virtbus.criproxy.core.routing import ImageAsked, PodAsked
 from virtbus.schemas.errors import Code, VirtbusError
 
 STALE = "virtbus.io/stale"
-"""The key in the `info` of a status that marks it as the last known one."""
+"""A key in the `info` of a status. It marks the last known status of a runtime that is away."""
 
 
 class ContainerAsked(NamedTuple):
@@ -121,14 +121,14 @@ def entries(call: str, body: bytes) -> dict[str, Entry]:
 
 
 def digest(call: str, body: bytes) -> int:
-    """Return a digest of a list, which is equal for the same elements in any order.
+    """Return a digest of a list. Lists with the same elements in any order have equal digests.
 
     Runtimes in Go write the elements, and the maps in them, in another order each time. The list is
     encoded as a whole, and hashed by Python's own hash, which has 64 bits and a secret key of this
     process. Encoding each element and a cryptographic hash would take twice the CPU time.
 
     Raises:
-        UnreadableError: the answer is no such list.
+        UnreadableError: `body` is no answer of `call`.
     """
     message = _answer(call, body)
     field, key, _ = _LISTS[call]
@@ -252,11 +252,12 @@ _LISTS: dict[str, tuple[str, Callable[[Any], str], Callable[[Any], Entry]]] = {
     "ListMetricDescriptors": ("descriptors", attrgetter("name"), _descriptor),
     "ListPodSandboxMetrics": ("pod_metrics", attrgetter("pod_sandbox_id"), _metrics),
 }
-"""The field of each list's answer, the key of an element, and the reader of an element."""
+"""By list call: the answer's field that has the list, and functions that return an element's key
+and an element's entry."""
 
 
 def _canonical(message: Message) -> bytes:
-    """Return a message's bytes with sorted maps: runtimes write them in any order."""
+    """Return a message's bytes with sorted maps, because runtimes write maps in any order."""
     return message.SerializeToString(deterministic=True)
 
 
@@ -284,9 +285,9 @@ def conditions(answer: bytes) -> dict[str, Condition]:
 def status_answer(first: bytes, others: Iterable[bytes], merged: Iterable[Condition]) -> bytes:
     """Return the answer of Status with the merged conditions.
 
-    `first` is the answer of the runtime of containers; it is empty if there is none. The features
-    are those of `first`. If two answers have a handler or info of the same name, that of `first`
-    is kept.
+    `first` is the answer of the runtime of containers; empty if this runtime has not answered. The
+    features are those of `first`. If several answers have a handler or an info of the same name,
+    only that of the earliest answer is kept.
 
     Raises:
         UnreadableError: an answer is no status.

@@ -1,6 +1,6 @@
 """Calls one container runtime over its UNIX socket; messages are bytes.
 
-A failed call keeps the runtime's own status, so that kubelet gets it unchanged.
+The error of a failed call has the runtime's own status, so that kubelet gets this status unchanged.
 """
 
 from collections.abc import AsyncGenerator
@@ -57,7 +57,8 @@ class RuntimeClient:
         """Return the answer of a call. A cancelled call is cancelled in the runtime, too.
 
         Raises:
-            CallFailedError: the runtime's status, or UNAVAILABLE, DEADLINE_EXCEEDED.
+            CallFailedError: with the runtime's status, or with UNAVAILABLE or DEADLINE_EXCEEDED if
+                the runtime does not answer.
         """
         single = self._singles.get(path)
         if single is None:

@@ -1,8 +1,8 @@
-"""Decides from which addresses images may be fetched: public ones, and those of a setting.
+"""Decides from which addresses images may be fetched: public addresses, and those of a setting.
 
 An address is not public if IANA's special-purpose registries list it as not globally reachable, if
-it is multicast or reserved, or if it is that of Azure's metadata service. An IPv6 address that
-leads to an IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
+it is multicast or reserved, or if Azure's metadata service has it. If an IPv6 address leads to an
+IPv4 address (mapped, NAT64, 6to4), the IPv4 address is checked.
 """
 
 import ipaddress
@@ -45,7 +45,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: str, allowed: Iterable[Network]) -> str:
-    """Return why nothing may be fetched from a numeric address; empty if it is allowed."""
+    """Return the reason why nothing may be fetched from a numeric address; empty if allowed."""
     asked = ipaddress.ip_address(address.partition("%")[0])
     meant = _meant(asked)
     if any(ip in network for ip in (asked, meant) for network in allowed):
@@ -56,7 +56,7 @@ def refusal(address: str, allowed: Iterable[Network]) -> str:
 
 
 def _meant(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one leads to, otherwise the address itself."""
+    """Return the IPv4 address that an IPv6 address leads to, otherwise `address` itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:

@@ -1,7 +1,7 @@
-"""Reads a tar as a bounded stream: each entry's name, kind and data in sequence.
+"""Reads a tar as a stream, with limits: the name, kind and data of one entry after another.
 
-Formats: ustar, GNU's long names and numbers, PAX. An entry's header data is small and read
-completely; file data is passed on in pieces. Sparse archives are refused, because their sizes can
+Formats: ustar, GNU's long names and numbers, PAX. The header data of an entry is limited, and read
+completely. File data is passed on in pieces. Sparse archives are refused, because their sizes can
 be false (SRC-16).
 """
 
@@ -21,14 +21,15 @@ _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,5}) ")
 _HEADER_ONLY = frozenset("123456")
 """Links, devices, folders and pipes have no data, even if they claim a size (as in Go's reader)."""
 _EXTENDED = frozenset("xgLK")
-"""Entries that describe the next entry, or all: PAX records, a long name, a long link target."""
+"""Kinds of entries that describe the next entry, or all next entries: PAX records, a long name, a
+long link target."""
 _REGULAR = frozenset({"\0", "7"})
 
 
 class DamagedError(Exception):
     """A layer or an image cannot be decoded; the message is the reason, for people.
 
-    The error is permanent: the digest of a layer was verified before.
+    A repeat cannot help, because the digest of a layer was verified before.
     """
 
 
@@ -46,12 +47,12 @@ class ArchiveEntry(NamedTuple):
 class Archive:
     """The entries of a tar whose bytes arrive in `pieces`.
 
-    Read an entry's data before the next entry. Data that was not read is skipped.
+    Read an entry's data before the next call of `entry`. It skips data that was not read.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._buffer = memoryview(b"")  # bytes would be copied for each header
+        self._buffer = memoryview(b"")  # slices of bytes would be copies
         self._data_bytes = 0
         self._padding_bytes = 0
         self._entries = 0
@@ -60,7 +61,8 @@ class Archive:
         """Return the next entry, None at the end.
 
         Raises:
-            DamagedError: the bytes are no tar, are truncated, or exceed a limit.
+            DamagedError: the bytes are no tar, are truncated, or exceed a limit; or the entry is
+                sparse, or its name leads out of the image.
         """
         for _ in self.data():
             pass
@@ -94,7 +96,7 @@ class Archive:
             self._padding_bytes -= len(self._some(self._padding_bytes))
 
     def drain(self) -> Iterator[None]:
-        """Read the rest after the tar, so that the decoder checks it; yield after each piece."""
+        """Read the bytes after the tar, so that the decoder checks them; yield after each piece."""
         self._buffer = memoryview(b"")
         for _ in self._pieces:
             yield
@@ -210,7 +212,7 @@ def _size(size: int, records: dict[bytes, bytes]) -> int:
 
 
 def _pax(extended: bytes) -> dict[bytes, bytes]:
-    """Parse lines of `<length> <key>=<value>`: POSIX pax, "Extended Header"."""
+    """Return the records in lines of `<length> <key>=<value>` (POSIX pax, "Extended Header")."""
     records, at = dict[bytes, bytes](), 0
     while at < len(extended):
         match = _PAX_RECORD.match(extended, at)

@@ -7,7 +7,8 @@ from virtbus.imaged.core import qcow2
 from virtbus.schemas.errors import VirtbusError
 
 MAX_DIRECTORY_BYTES = 1024**2
-"""Limit of a directory. virtbus keeps one bitmap in a disk, so a longer one is not by virtbus."""
+"""Limit of the directory of bitmaps. virtbus keeps one bitmap in a disk, so virtbus has made no
+longer directory."""
 _EXTENSION = struct.Struct(">IIQQ")
 """The number of bitmaps, zeros, then size and offset of their directory."""
 _ENTRY = struct.Struct(">QIIBBHI")
@@ -17,7 +18,7 @@ _DIRTY_TRACKING = 1
 
 
 def usable_bitmaps(head: bytes, read: Callable[[int, int], bytes]) -> frozenset[str]:
-    """Return the bitmaps that have counted all writes since they were made.
+    """Return the names of the bitmaps that have recorded all writes since they were made.
 
     `head` is the start of the file; `read` returns bytes of the file by offset and length. If the
     header or the directory is invalid, the result is empty.
