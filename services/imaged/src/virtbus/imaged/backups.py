@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 STAGE, PUSH, STORE, PUBLISH = (step.name for step in STEPS["backup"])
 READ = STEPS["verify"][0].name
 KEEP_S = 25 * 3600.0
-"""Age at which the remains of an attempt are removed, if the node has missed the operation's end."""
+"""Age at which the remains of an attempt are removed, if the node missed the operation's end."""
 EXPIRE_S = 600.0
 REMEMBERED = 1000
 Write = Callable[[BackupWork, BackupDisk, Job, str], Awaitable[BackupDisk]]
@@ -261,7 +261,7 @@ class Backups:
         return state
 
     def _staged(self, want: BackupWork) -> str:
-        """Stage files for QEMU in place of earlier files; return the name of the parent's bitmap."""
+        """Stage files for QEMU in place of earlier files; return the parent's bitmap, or ""."""
         files = self._parts.directory
         files.drop(want.id)
         draft = self._begin(want)

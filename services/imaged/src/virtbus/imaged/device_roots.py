@@ -1,8 +1,8 @@
-"""Writes an image to a device of the host, once: the root disk of a pod that outlives the pod.
+"""Writes an image once to a device of the host: a pod's root disk, which is kept after the pod.
 
-The marks at the device's end are those of volumes on devices (ADR 0060): the claim is the first
-write, and the mark of complete content the last one. So a crash at any time leaves a device that
-is written again, or one that is complete.
+The device's end has the same marks as a volume on a device (ADR 0060): the claim is written first,
+and the mark of complete content last. So after a crash at any time, the device is complete, or is
+written again.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ class DeviceRoots:
         self._limits = limits
         self._door = door
         self._one_at_a_time = asyncio.Lock()
-        """One lock for all: a device may have several paths, and each step opens it again."""
+        """One lock for all devices: a device may have several paths, and each step opens a path."""
 
     async def ensure(self, record: VmRecord, asker: Asker) -> None:
-        """Write the devices of a record that have no content yet; the others stay as they are.
+        """Write the devices of a record that have no content yet. Devices with content stay.
 
         Raises:
-            VirtbusError: 400 `disk_too_large`; 409 `device_other_image`, `device_taken`,
-                `device_not_blank`, `disk_damaged`; 503 `pool_gone`; as `Images.ensure`.
+            VirtbusError: 400 `disk_too_large`. 409 `device_other_image`, `device_taken`,
+                `device_not_blank`, `disk_damaged`. 503 `pool_gone`. The errors of `Images.ensure`.
         """
         for path, source in device_roots(record):
             devices = self._devices(path)
@@ -72,7 +72,10 @@ class DeviceRoots:
         return Devices(lambda _pool, _volume: open_host_device(self._door, path))
 
     async def _is_filled(self, devices: Devices, ref: VolumeRef, path: str) -> bool:
-        """Return True if the device has its content; raises 409 `device_other_image`."""
+        """Return True if the device has the complete content of `ref`.
+
+        Raises VirtbusError 409 `device_other_image` if it has the content of another image.
+        """
         if await self._threads.run(devices.filled_bytes, ref) is not None:
             return True
         there = await self._threads.run(devices.owner, ref)

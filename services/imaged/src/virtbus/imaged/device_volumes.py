@@ -23,10 +23,10 @@ Look = Callable[[], Awaitable[None]]
 
 
 class DeviceVolumes:
-    """The volumes on devices. The callers hold the lock of the volume."""
+    """The volumes on devices. A caller holds the lock of the volume."""
 
     def __init__(self, devices: Devices, threads: DiskThreads, folder: Path) -> None:
-        """`folder` is the place of raw copies, which have no name, so that no crash leaves one."""
+        """`folder` is for raw copies, which are files without a name. So a crash leaves none."""
         self._devices = devices
         self._threads = threads
         self._folder = folder
@@ -35,7 +35,7 @@ class DeviceVolumes:
         volume that moves between pools has two devices."""
 
     async def filled(self, ref: VolumeRef) -> DeviceMark | None:
-        """Return the mark of complete content, None without; raises as `Devices.opened`."""
+        """Return the mark of complete content, or None; raises the errors of `Devices.opened`."""
         return await self._threads.run(self._devices.filled, ref)
 
     async def has_other(self, ref: VolumeRef, operation: str) -> bool:
@@ -47,14 +47,14 @@ class DeviceVolumes:
     async def opened(
         self, ref: VolumeRef, job: Job, check_room: Callable[[int], Awaitable[None]]
     ) -> AsyncIterator[ExportSource]:
-        """Copy the content to an unnamed raw file, and yield that.
+        """Copy the content to a raw file without a name, and yield this file.
 
-        QEMU's programs run in a sandbox that has no devices. `check_room` raises an error if the
-        node's disk lacks room for as many bytes as its argument says.
+        The copy is for QEMU's programs, which run in a sandbox without devices. `check_room` raises
+        an error if the node's disk has no room for the given number of bytes.
 
         Raises:
-            VirtbusError: 409 `volume_empty`: the device lacks the complete content; as
-                `check_room` and `Devices.opened`.
+            VirtbusError: 409 `volume_empty`: the device does not have complete content. The errors
+                of `check_room` and `Devices.opened`.
         """
         mark = await self.filled(ref)
         if mark is None:
@@ -79,10 +79,10 @@ class DeviceVolumes:
         job: Job,
         operation: str = "",
     ) -> None:
-        """Write the content: zeroes, then the source. The mark of the device is written last.
+        """Write the content: zeroes, then the source. The mark of complete content is written last.
 
         Raises:
-            VirtbusError: as `Devices.begin` and `Devices.finish`, and as `convert`.
+            VirtbusError: the errors of `Devices.begin`, `Devices.finish` and `convert`.
         """
         self._wiped.pop((ref.pool, ref.folder), None)
         room_bytes = await self._threads.run(self._devices.begin, ref, size_bytes)
@@ -93,7 +93,7 @@ class DeviceVolumes:
             job.done_bytes = at + count
 
         async def look() -> None:
-            """Check nothing: the sandbox limits the size of the copy."""
+            """Check nothing, because the sandbox limits the size of the copy."""
 
         with raw_file(self._folder) as raw:
             if source is not None:
@@ -102,10 +102,11 @@ class DeviceVolumes:
             await self._threads.run(self._devices.finish, ref, copy, size_bytes, operation)
 
     async def release(self, ref: VolumeRef) -> bool:
-        """Clear the device and give it up; return False if it does not belong to the volume.
+        """Clear the device and its marks; return False if it does not belong to the volume.
 
         Raises:
-            VirtbusError: 503 `volume_wiping`: repeat; as `Devices.opened`.
+            VirtbusError: 503 `volume_wiping`: the device is not cleared yet, and the caller repeats
+                the call. The errors of `Devices.opened`.
         """
         loop = asyncio.get_running_loop()
         until_s, of = loop.time() + RELEASE_S, (ref.pool, ref.folder)

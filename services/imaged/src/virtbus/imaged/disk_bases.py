@@ -1,4 +1,4 @@
-"""Finds the image of an existing disk, and refuses a disk that was made of another image."""
+"""Finds the image of an existing disk, and refuses a disk that was made from another image."""
 
 from pathlib import Path
 
@@ -14,7 +14,8 @@ def base_of(store: ImageStore, disk: DiskRequest, found: Overlay) -> str:
     `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
 
     Raises:
-        VirtbusError: 409 `disk_mismatch`.
+        VirtbusError: 409 `disk_mismatch`: only one of the disk and the request has an image, the
+            disk was made from another image, or it rests on a file outside the image store.
     """
     path = Path(found.backing_path) if found.backing_path else None
     if (path is not None) != (disk.source is not None):

@@ -1,6 +1,7 @@
 """Parses a registry's login challenge, and decides which servers may get the login (SRC-12).
 
-`WWW-Authenticate`: RFC 9110, 11.6.1; tokens: the distribution project's "Token Authentication".
+`WWW-Authenticate` is specified in RFC 9110, 11.6.1. Tokens are specified in the distribution
+project's "Token Authentication".
 """
 
 import json
@@ -15,14 +16,17 @@ from virtbus.schemas.registry_login import DOCKER_HUB
 HUB_HOST = "registry-1.docker.io"
 """The API server of docker.io."""
 REALMS = {DOCKER_HUB: "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
-"""The token servers of well-known registries, in addition to each registry itself."""
+"""The token servers of well-known registries. A registry may also issue its tokens itself."""
 MAX_TOKEN = 64 * 1024
 _PARAMETER = re.compile(r'([a-z]{1,16})="([^"\\]{0,2048})"', re.IGNORECASE)
 _TOKEN = re.compile(rf"[\x21-\x7e]{{1,{MAX_TOKEN}}}")
 
 
 class Challenge(NamedTuple):
-    """The required login. `realm` is the token server's URL; empty: requests carry the password."""
+    """The required login. `realm` is the token server's URL.
+
+    If `realm` is empty, the requests to the registry carry the password.
+    """
 
     realm: str = ""
     service: str = ""
@@ -42,7 +46,7 @@ def challenge_of(headers: Iterable[str]) -> Challenge | None:
 
 
 def token_url(challenge: Challenge, ref: ContainerRef) -> str:
-    """Return the URL of a token to pull `ref`. The challenge's own scope is not used."""
+    """Return the token server's URL for a token to pull `ref`. The challenge's scope is ignored."""
     query = {"service": challenge.service} if challenge.service else {}
     query["scope"] = f"repository:{ref.repository}:pull"
     separator = "&" if urlsplit(challenge.realm).query else "?"
@@ -50,10 +54,10 @@ def token_url(challenge: Challenge, ref: ContainerRef) -> str:
 
 
 def may_get_login(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
-    """Return True if the token server `realm` may get the password for `registry` at `base`.
+    """Return True if the token server `realm` may get the password for `registry`.
 
-    The server must be the registry's own host, or its token server in `realms` (default: REALMS). A
-    password for https is never sent over http.
+    The token server must be the registry's own host, which is in the URL `base`, or the registry's
+    token server in `realms` or REALMS. If `base` has https, `realm` must have https, too.
     """
     server, own = urlsplit(realm), urlsplit(base)
     if server.scheme not in {own.scheme, "https"}:
@@ -63,7 +67,7 @@ def may_get_login(registry: str, base: str, realm: str, realms: Mapping[str, str
 
 
 def token_of(body: bytes) -> str:
-    """Return the token in a token server's answer, empty if there is none."""
+    """Return the token in a token server's answer; empty if the answer has no valid token."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Detects truncated qcow2 files: all clusters in their tables must exist.
+"""Detects truncated qcow2 files: each cluster that their tables name must be in the file.
 
-The caller reads the tables from the file. The layout of entries is in QEMU's
+The caller provides a function that reads the file. The layout of entries is in QEMU's
 `docs/interop/qcow2.txt`, "Cluster mapping".
 """
 
@@ -13,9 +13,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quantity import format_bytes
 
 MAX_L2_BYTES = 32 * 1024**2
-"""Limit of the read L2 tables: 256 GiB of data in clusters of 64 KiB, 1.5 s of CPU.
+"""Maximum bytes of L2 tables that are read. They map 256 GiB of data in clusters of 64 KiB, and
+their check takes 1.5 s of CPU time.
 
-Tables beyond the limit are not checked. This is safe, because QEMU bounds its own reads.
+Tables beyond the limit are not checked. This is safe, because QEMU checks its own reads.
 """
 _OFFSET = 0x00FF_FFFF_FFFF_FE00
 _COMPRESSED = 1 << 62
@@ -24,13 +25,13 @@ _SUBCLUSTERS_ALLOCATED = 0xFFFF_FFFF
 _SECTOR_BYTES = 512
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, length) → the bytes of the file."""
+"""Returns bytes of the file, by offset and length."""
 
 
 def check_clusters(fields: Fields, size_bytes: int, read_at: ReadAt) -> None:
     """Refuse a file of `size_bytes` that ends before a used cluster; the header is already checked.
 
-    The last cluster may be shorter, because some writers leave it so.
+    The last cluster may be incomplete, because some programs do not write its rest.
 
     Raises:
         VirtbusError: 422 `truncated`, `header_invalid`.
@@ -55,7 +56,7 @@ def check_clusters(fields: Fields, size_bytes: int, read_at: ReadAt) -> None:
 
 
 def _l1_entries(fields: Fields) -> int:
-    """Return the number of entries that the virtual size needs; further ones have no meaning."""
+    """Return the number of L1 entries for the virtual size. Further entries have no meaning."""
     words = 2 if fields.incompatible & EXTENDED_L2 else 1
     covers_bytes = fields.cluster_bytes * (fields.cluster_bytes // (8 * words))
     return min(fields.l1_size, -(-fields.size // covers_bytes))
@@ -89,7 +90,10 @@ def _in_use(entries: Sequence[int], fields: Fields) -> Iterator[int]:
 
 
 def _is_read(entry: int, subclusters: int | None) -> bool:
-    """Return False if the guest sees zeros there, even if the cluster is allocated."""
+    """Return True if the guest reads the cluster; False if it sees zeros instead.
+
+    An allocated cluster may be marked as zeros.
+    """
     if subclusters is not None:
         return bool(subclusters & _SUBCLUSTERS_ALLOCATED)
     return not entry & _ALL_ZERO

@@ -1,4 +1,4 @@
-"""Decompresses a layer or an image in bounded pieces (IMG-14)."""
+"""Decompresses a layer or an image in pieces of limited size (IMG-14)."""
 
 import lzma
 import sys
@@ -15,14 +15,15 @@ else:
 
 PIECE_BYTES = 1024**2
 FREE_BYTES = 64 * 1024**2
-"""Output that is always allowed, for any input size."""
+"""Output that is always allowed, even for the smallest input."""
 MAX_MEMBERS = 500_000
-"""Limit of gzip members, xz streams or zstd frames: each has a cost even without output. A layer
-that permits random access has one for each entry."""
+"""Limit of gzip members, xz streams or zstd frames. Each of them takes CPU time, even without
+output. A layer that permits random access has one of them for each entry of its tar."""
 MAX_WINDOW_LOG = 27
-"""128 MiB: the largest window that zstd itself accepts by default. A window is in our memory."""
+"""The logarithm of the largest window: 128 MiB, the default limit of zstd itself. The decoder keeps
+a window in memory."""
 MAX_XZ_BYTES = 68 * 1024**2
-"""Memory of a decoder: `xz -9`, the largest preset, needs 65 MiB."""
+"""Memory limit of a decoder for xz. `xz -9`, the largest preset, needs 65 MiB."""
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\0"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -33,7 +34,7 @@ _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 class _Stream(Protocol):
     """One member (gzip), stream (xz) or frame (zstd).
 
-    `rest` holds the bytes after it, once `eof` is True.
+    When `eof` is True, `rest` has the input bytes after its end.
     """
 
     eof: bool
@@ -101,13 +102,13 @@ def is_compressed(head: bytes) -> bool:
 
 
 def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[bytes]:
-    """Yield the content of `raw`: its first bytes tell if it is gzip, xz, zstd or not compressed.
+    """Yield the content of `raw`, decompressed if its first bytes are those of gzip, xz or zstd.
 
     A piece of decompressed content has at most 1 MiB.
 
     Raises:
-        DamagedError: `raw` cannot be decompressed, or its content exceeds `max_bytes`, or exceeds
-            64 MiB by more than `max_ratio` times the size of `raw`.
+        DamagedError: `raw` cannot be decompressed, or has more than MAX_MEMBERS parts. Or its
+            content exceeds `max_bytes`, or 64 MiB plus `max_ratio` times the size of `raw`.
     """
     done_bytes = read_bytes = 0
 

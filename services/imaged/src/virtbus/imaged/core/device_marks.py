@@ -1,8 +1,9 @@
-"""Encodes and decodes the marks of a device: its volume, and its complete content (ADR 0060).
+"""Encodes and decodes the marks on a device (ADR 0060).
 
-The last MiB of a device belongs to virtbus. Its first block has the claim, which is written before
-anything else. Its second block has the mark of complete content, which is written last. A mark has
-a checksum, so a torn write counts as no mark.
+The last MiB of a device belongs to virtbus. The first block of this MiB has the mark `claim`, which
+names the device's volume, and is written before anything else. The second block has the mark
+`filled`, which says that the content is complete, and is written last. A mark has a checksum, so an
+incomplete write counts as no mark.
 """
 
 import hashlib
@@ -20,10 +21,10 @@ _HEAD = len(MAGIC) + 32 + 4
 
 
 class DeviceMark(LenientModel):
-    """A mark.
+    """A mark of a device.
 
-    The mark `filled` has the size that the guest sees, the SHA-256 of the written content, and the
-    operation that wrote it.
+    Only the mark `filled` has the size that the guest sees, the SHA-256 of the written content, and
+    the operation that wrote the content.
     """
 
     kind: Literal["claim", "filled"]
@@ -45,7 +46,7 @@ def sealed(mark: DeviceMark) -> bytes:
 
 
 def unsealed(block: bytes) -> DeviceMark | None:
-    """Return the mark in a block; None if it has none, or an incomplete one."""
+    """Return the mark in a block; None if the block has no complete mark."""
     length = int.from_bytes(block[_HEAD - 4 : _HEAD], "big")
     body = block[_HEAD : _HEAD + length]
     if not block.startswith(MAGIC + hashlib.sha256(body).digest()):

@@ -15,12 +15,12 @@ from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 _ROOTS = uuid.UUID("5c0b7c1e-6c1d-4d62-9a39-2f6f5a0c7e11")
-"""The namespace of the uids of `device_root_ref`; a change would make all such devices foreign."""
+"""The namespace of the uids of `device_root_ref`. It must not change: devices have these uids."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRequest:
-    """One disk. `source` None: an empty disk; `size_bytes` None: the size of the image."""
+    """One disk. Without `source`, it is empty. Without `size_bytes`, it has the image's size."""
 
     volume: str
     source: ImageSource | None
@@ -29,17 +29,19 @@ class DiskRequest:
     query: str = ""
     """The query of the image's URL, if an older controller left it in the record."""
     ref: VolumeRef | None = None
-    """The volume whose data the disk is; None: the disk is the VM's own."""
+    """The volume whose data the disk has; None if the disk belongs to the VM itself."""
     drive: bool = False
-    """True: a CD-ROM drive. Nothing writes to its disk, so another medium may replace it."""
+    """True for a CD-ROM drive. Nothing writes to its disk, so another medium may replace it."""
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
-    """Return the image, container and empty disks and the volumes of a record, in the spec's order.
+    """Return the disks of a record that imaged makes, in the order of the spec.
+
+    These are the disks for images, container disks, empty disks and volumes.
 
     Raises:
-        VirtbusError: 400 `disk_too_large` with every disk over the node's limit; 409
-            `volume_unknown`: the record does not describe a volume of its spec.
+        VirtbusError: 400 `disk_too_large`, with each disk above the node's limit. 409
+            `volume_unknown`: the record has no reference to a volume of its spec.
     """
     wanted = []
     disks = record.spec.domain.devices.disks
@@ -103,7 +105,7 @@ def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
 
 
 def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
-    """Return the path and image of each device of the host whose first content is an image."""
+    """Return the path and the image of each host device whose first content is an image."""
     devices = ((one, one.host_device) for one in record.spec.volumes)
     return tuple(
         (device.path, _source(record, volume)[0])
@@ -113,9 +115,10 @@ def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
 
 
 def device_root_ref(digest: str) -> VolumeRef:
-    """Return the volume for the marks of a device whose first content is the image `digest`.
+    """Return the reference in the marks of a device whose first content is the image `digest`.
 
-    This volume is the same for each VM that gets the device with this image.
+    The device has no volume. So the reference is made from the digest, and is the same for each VM
+    that gets the device with this image.
     """
     return VolumeRef(
         uid=str(uuid.uuid5(_ROOTS, digest)),
@@ -163,8 +166,8 @@ def fill_size(ref: VolumeRef, source_bytes: int, max_virtual_bytes: int) -> int:
     """Return the size of the disk that a volume is filled with.
 
     Raises:
-        VirtbusError: 400 `disk_too_small`: less than the source has; `disk_too_large`: more than
-            this node allows.
+        VirtbusError: 400 `disk_too_small`: the size is less than the source's. 400
+            `disk_too_large`: the size is more than this node allows.
     """
     size_bytes = ref.size_bytes or source_bytes
     if size_bytes < source_bytes:
@@ -194,7 +197,10 @@ def refuse_unfilled(ref: VolumeRef) -> None:
 
 
 def other_medium(disk: DiskRequest, found: Overlay, may_be: Callable[[str, str], bool]) -> bool:
-    """Return True if a drive has a medium that is not the pinned image of its volume."""
+    """Return True if a CD-ROM drive has a medium that is not the pinned image of its volume.
+
+    `may_be` returns True if a pin may mean the file with a digest.
+    """
     pin = disk.source.file_digest if disk.source is not None else None
     if not disk.drive or pin is None:
         return False
@@ -202,7 +208,7 @@ def other_medium(disk: DiskRequest, found: Overlay, may_be: Callable[[str, str],
 
 
 def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
-    """Return the size of a new overlay: the requested size, otherwise the image's.
+    """Return the size of a new overlay: the requested size, otherwise the image's size.
 
     Raises:
         VirtbusError: 400 `disk_too_small`: an overlay cannot truncate the image.
@@ -221,7 +227,7 @@ def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
 
 
 def stale(epoch: int, newest: int) -> VirtbusError:
-    """Return 409 for a request of an earlier assignment of the VM."""
+    """Return the error 409 for a request of an earlier assignment of the VM."""
     message = (
         f"epoch {epoch} is older than {newest}, which this node works for; read the record again"
     )
@@ -229,12 +235,12 @@ def stale(epoch: int, newest: int) -> VirtbusError:
 
 
 def released(message: str) -> VirtbusError:
-    """Return 409 for a request to make a disk that was released."""
+    """Return the error 409 for a request to make a disk that was released."""
     return VirtbusError(Code.CONFLICT, "released", message)
 
 
 def mismatch(volume: str, why: str) -> VirtbusError:
-    """Return 409 for an existing disk that differs from the request."""
+    """Return the error 409 for an existing disk that differs from the request."""
     message = (
         f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
         "it is left as it is: restore the former spec, or delete the VM and create it again"

@@ -31,13 +31,13 @@ class Asked(NamedTuple):
     expires: int
     token: str
     body: bool
-    """False: HEAD."""
+    """False for HEAD, which gets no body."""
     range: str = ""
     if_range: str = ""
 
 
 class Span(NamedTuple):
-    """The bytes of an answer, from `start` up to and without `end`."""
+    """The status of an answer, and its bytes of the file: from `start` on, `end` excluded."""
 
     status: int
     start: int
@@ -78,7 +78,7 @@ def asked(head: bytes) -> Asked | None:
 
 
 def refusal(want: Asked, key: bytes, now_s: float) -> int:
-    """Return 403 for a wrong token, 410 for an expired one, 0 if the request may be served."""
+    """Return 403 for a wrong token, 410 for an expired link, 0 if the request may be served."""
     right = token(key, want.export, want.name, want.expires)
     if not hmac.compare_digest(right, want.token):
         return 403
@@ -86,7 +86,10 @@ def refusal(want: Asked, key: bytes, now_s: float) -> int:
 
 
 def span(want: Asked, size: int, etag: str) -> Span:
-    """Return the bytes of the answer. A range of several parts is answered with the whole file."""
+    """Return the status and the bytes of the answer.
+
+    A range of several parts, or for another entity tag, is answered with the complete file.
+    """
     whole = Span(200, 0, size)
     found = _RANGE.fullmatch(want.range)
     if found is None or found[0] == "bytes=-" or want.if_range not in {"", etag}:
@@ -105,7 +108,7 @@ def etag(digest: str) -> str:
 
 
 def head(status: int, fields: dict[str, str]) -> bytes:
-    """Return the head of an answer. The connection closes after it."""
+    """Return the head of an answer. It says that the connection closes after the answer."""
     lines = [f"HTTP/1.1 {status} {REASONS[status]}"]
     always = {"Connection": "close", "Cache-Control": "no-store"}
     lines += [f"{name}: {value}" for name, value in (always | fields).items()]

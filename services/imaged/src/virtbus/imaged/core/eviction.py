@@ -1,15 +1,15 @@
-"""Selects images to remove when space is needed: unused ones, the least recently used first."""
+"""Selects images to remove when space is needed: unused images, the least recently used first."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class StoredImage(NamedTuple):
-    """An image, its size on the disk, and its last use by any of its names.
+    """An image, its size on the disk, and the time of its last use under any of its names.
 
-    `held`: a disk, a pull, a record of a VM or a pin uses it, or it was uploaded. `plain`: it has a
-    name of `images.d`. An operator may have pulled such an image in advance, so it is removed after
-    all others.
+    `held` is True if a disk, a pull, a VM's record or a pin uses the image, or if it was uploaded.
+    `plain` is True if the image has a name of `images.d`. An operator may have pulled such an image
+    in advance, so it is removed after all other images.
     """
 
     digest: str
@@ -20,7 +20,10 @@ class StoredImage(NamedTuple):
 
 
 def evicted(images: Iterable[StoredImage], need_bytes: int) -> tuple[str, ...]:
-    """Return the images to remove for `need_bytes`, in order; none if even all are not enough."""
+    """Return the digests of the images to remove for `need_bytes`, in order.
+
+    Return none if even all unused images have fewer bytes.
+    """
     free = [image for image in images if not image.held]
     found, freed_bytes = [], 0
     for image in sorted(free, key=lambda image: (image.plain, image.used_s, image.digest)):

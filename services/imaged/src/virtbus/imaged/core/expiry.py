@@ -1,8 +1,9 @@
-"""Selects image names to remove: old ones, and the least recently used above a limit.
+"""Selects image names to remove: old names, and the least recently used names above a limit.
 
 A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
-because its operator may have pulled it in advance. Nor does a name whose image disks use. Both
-count towards the limit of names. Above it, the longest unused names go first, and plain names last.
+because an operator may have pulled its image in advance. A name whose image has disks does not
+expire by age, either. But all names count towards the limit of names. Above the limit, the least
+recently used names are removed first, and plain names last.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class NameUse(NamedTuple):
-    """A name, its last use (seconds since 1970), and whether disks use its image."""
+    """A name, its last use (seconds since 1970), and True if disks use its image."""
 
     name: str
     used_s: float
@@ -37,7 +38,7 @@ class ExpiryLimits(NamedTuple):
 def expired(
     uses: Iterable[NameUse], wanted: frozenset[str], now_s: float, keep: ExpiryLimits
 ) -> tuple[str, ...]:
-    """Return the names to remove; `wanted` are those in the records of the node's VMs."""
+    """Return the names to remove. `wanted` are the names in the records of the node's VMs."""
     uses = tuple(uses)
     free = [use for use in uses if use.name not in wanted]
     old = [

@@ -1,8 +1,8 @@
 """Judges images in formats that QEMU can convert, before QEMU reads them (IMG-04, IMG-05).
 
-An image is convertible only if it needs no other file. The parsed fields are those that name
-another file or the virtual size (QEMU: `block/vmdk.c`, `vdi.c`, `vpc.c`, `vhdx.c`). QEMU reads
-all others, in a sandbox (`edge.conversion`).
+An image is convertible only if it needs no other file. This module parses only the fields with the
+name of another file or with the virtual size (QEMU: `block/vmdk.c`, `vdi.c`, `vpc.c`, `vhdx.c`).
+QEMU reads all other fields, in a sandbox (`edge.conversion`).
 """
 
 import re
@@ -16,11 +16,11 @@ from virtbus.imaged.core.formats import HEAD_BYTES, has_partition_table
 from virtbus.schemas.errors import Code, VirtbusError
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, length) → the bytes of the file; fewer at its end."""
+"""Returns bytes of the file, by offset and length; fewer bytes at the end of the file."""
 
 SECTOR_BYTES = 512
 MAX_DESCRIPTOR_BYTES = 64 * 1024
-"""The usual descriptor has 10 KiB (IMG-05)."""
+"""Limit of a descriptor of a vmdk. The usual descriptor has 10 KiB (IMG-05)."""
 MAX_VHDX_ENTRIES = 2047
 
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")
@@ -51,12 +51,14 @@ def judge(names: tuple[str, ...], size_bytes: int, read_at: ReadAt) -> Foreign |
     `names` are the formats that `formats.claims` found in the file.
 
     Raises:
-        VirtbusError: 422 `foreign_reference`: it needs another file; `header_invalid`.
+        VirtbusError: 422 `foreign_reference`: the image needs another file. 422 `header_invalid`:
+            its header is damaged.
     """
     judges = {"vmdk": _vmdk, "vdi": _vdi, "vhd": _vhd, "vhdx": _vhdx, "qcow2": _qcow2}
     if len(names) != 1 or names[0] not in judges:
         return None
-    # A fixed vhd is a raw disk with a footer; elsewhere a partition table is a second format.
+    # A fixed vhd is a raw disk with a footer, so it may begin with a partition table. In any other
+    # format, a partition table makes the file a raw disk as well.
     if names != ("vhd",) and has_partition_table(read_at(0, 2 * SECTOR_BYTES)):
         return None
 
@@ -102,7 +104,7 @@ def _vmdk(size_bytes: int, read_at: ReadAt) -> Foreign:
     if length * SECTOR_BYTES > MAX_DESCRIPTOR_BYTES:
         _damaged("vmdk", f"a descriptor of {length} sectors")
     text = read_at(start * SECTOR_BYTES, MAX_DESCRIPTOR_BYTES)
-    # QEMU looks for a parent in the second sector, without regard to the descriptor's place.
+    # QEMU looks for a parent in the second sector, even if the descriptor is elsewhere.
     _vmdk_descriptor((read_at(0, MAX_DESCRIPTOR_BYTES) + text).lower(), text.partition(b"\0")[0])
     return Foreign("vmdk", capacity * SECTOR_BYTES)
 
@@ -151,7 +153,10 @@ def _vhdx(_size_bytes: int, read_at: ReadAt) -> Foreign:
 def _vhdx_entries(
     table: bytes, magic: bytes, count_at: int, at: int
 ) -> list[tuple[bytes, int, int]]:
-    """Return (GUID, offset, length) of the entries; the metadata's have 32-bit offsets."""
+    """Return (GUID, offset, length) of a table's entries.
+
+    The region table has 64-bit offsets, and the metadata table 32-bit offsets.
+    """
     (count,) = struct.unpack_from("<H", table, count_at)
     if not table.startswith(magic) or count > MAX_VHDX_ENTRIES:
         _damaged("vhdx", "a table is not where it should be")
@@ -171,9 +176,10 @@ def _vhdx_metadata(read_at: ReadAt, base: int, items: list[tuple[bytes, int, int
 
 
 def _qcow2(_size_bytes: int, read_at: ReadAt) -> Foreign | None:
-    """Return a qcow2 that `qcow2.parse` refuses only for its snapshots, bitmaps or unclean close.
+    """Return a qcow2 image that `qcow2.parse` refuses, but that QEMU may convert.
 
-    Return None for any other qcow2: the errors of `qcow2.parse` tell its user what to do.
+    It has snapshots, bitmaps, or was not closed cleanly, and nothing else is wrong. Return None for
+    any other qcow2 image, so that `qcow2.parse` accepts it, or refuses it with its own error.
     """
     head = read_at(0, HEAD_BYTES)
     fields = qcow2.read_fields(head)

@@ -2,8 +2,8 @@
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
 for ISO 9660, and of the usual archive formats. This module does not parse the formats. A file is
-accepted as raw only if it has none of these magic numbers, or only those of a disc (IMG-06, IMG-08,
-IMG-09).
+accepted as raw only if it has none of these magic numbers, or only those of an optical disc
+(IMG-06, IMG-08, IMG-09).
 """
 
 import re
@@ -63,7 +63,7 @@ def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
     found |= {name for at, magic, name in _AT_OFFSET if head[at : at + len(magic)] == magic}
     if head.startswith(QCOW2_MAGIC):
         found.add("qcow2" if head[4:8] in {b"\0\0\0\x02", b"\0\0\0\x03"} else "qcow")
-    # The footer is the last 512 bytes. Very old programs wrote one of 511 bytes.
+    # The footer of a VHD is the last 512 bytes. Very old programs wrote a footer of 511 bytes.
     if b"conectix" in {tail[-512:-504], tail[-511:-503]}:
         found.add("vhd")
     if tail[-512:-508] == b"koly":
@@ -77,5 +77,8 @@ def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
 
 
 def has_partition_table(head: bytes) -> bool:
-    """Return True for an MBR in sector 0 or a GPT in sector 1: normal in raw, not in qcow2."""
+    """Return True if sector 0 has an MBR or sector 1 has a GPT.
+
+    This is normal for a raw image, but not for a qcow2 file.
+    """
     return head[510:512] == b"\x55\xaa" or head[512:520] == b"EFI PART"

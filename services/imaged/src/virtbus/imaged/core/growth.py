@@ -1,11 +1,12 @@
 """Computes the header of a qcow2 disk that becomes larger.
 
-A disk of `overlay.build` has at least one cluster for its L1 table, enough for 4 TiB. Growth within
-the table's clusters only changes fields of the header, which are in one sector. QEMU itself
-(qcow2-cluster.c, `qcow2_grow_l1_table`) would move the table to new clusters.
+A disk made by `overlay.build` has at least one cluster for its L1 table, which is enough for 4 TiB.
+Growth within the table's clusters only changes fields of the header, which are in one sector. QEMU
+itself (qcow2-cluster.c, `qcow2_grow_l1_table`) would move the table to new clusters.
 
-QEMU refuses a disk whose bitmap is too short for its size. So growth clears the bit by which the
-header declares its bitmaps valid. QEMU then ignores them, and the next backup is a full one.
+QEMU refuses a disk with a bitmap that is too short for the disk's size. So growth clears the
+header's bit that declares the bitmaps valid. Then QEMU ignores the bitmaps, and the next backup is
+a full backup.
 """
 
 import struct
@@ -17,18 +18,18 @@ from virtbus.schemas.quantity import format_bytes
 
 SIZE_AT, _AUTOCLEAR_AT = 24, 88
 _SIZES = struct.Struct(">QII")
-"""The fields from the size on: size, crypt method, L1 entries."""
+"""The header's fields at SIZE_AT: size, crypt method, number of L1 entries."""
 _AUTOCLEAR = struct.Struct(">Q")
 
 
 def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
-    """Return the offset and the bytes of the change of the header to a disk of `size_bytes`.
+    """Return the header's change for a disk of `size_bytes`: its offset and the new bytes.
 
     The new size is rounded up to sectors.
 
     Raises:
-        VirtbusError: 409 `disk_damaged`; 422 `cannot_grow`: it would shrink, has snapshots, or its
-            L1 table would need more clusters.
+        VirtbusError: 409 `disk_damaged`. 422 `cannot_grow`: the disk would shrink, has snapshots,
+            or its L1 table would need more clusters.
     """
     read_overlay(head)
     fields = qcow2.read_fields(head)

@@ -11,15 +11,15 @@ SECTOR_BYTES = 512
 
 
 def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -> ImageHeader:
-    """Return the image's header, or raise.
+    """Return the header of an image that may be used.
 
-    `head` and `tail` are as in `formats.claims`; `size_bytes` is the size of the whole file. Raw is
-    accepted only if no known format's magic is found. The exception is ISO 9660 or UDF: such a file
-    is the raw content of a disc. A file of two formats is never accepted.
+    `head` and `tail` are as in `formats.claims`; `size_bytes` is the size of the complete file. A
+    file is accepted as raw only if it has no magic number of a known format. ISO 9660 and UDF are
+    the exception: such a file is the raw content of a disc. A file of two formats is refused.
 
     Raises:
-        VirtbusError: 422 with a reason of `qcow2.parse`, `unlisted_format`, `ambiguous_format` or
-            `header_invalid`; 413 `virtual_size_too_large`.
+        VirtbusError: 413 `virtual_size_too_large`. 422 `unlisted_format`, `ambiguous_format`,
+            `header_invalid`. The errors of `qcow2.parse`.
     """
     names = claims(head, tail)
     if names in {(), ("iso",)}:

@@ -3,9 +3,10 @@
 Rules have a fixed order, so a name always has the same URL. Exact names precede regular
 expressions. Of exact rules for one name, the lowest layer wins (`Layer`), then the longest prefix.
 Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by name,
-then the first entry. Two exact rules, or two equal expressions, of one layer and prefix are a
-problem: their names are refused. Image names on the bus are not translated here: controllers put
-the URLs into the VMs' records (ADR 0046), and this table only has transports for these URLs.
+then the first entry. If two exact rules for a name, or two equal expressions, have the same layer
+and prefix, this is a problem, and names that match them are refused. Image names on the bus are not
+translated here: controllers put the URLs into the VMs' records (ADR 0046), and this table only has
+transports for these URLs.
 """
 
 import bisect
@@ -20,11 +21,12 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 
 MAX_REGEXPS = 500
-"""Limit of the regular expressions of all files; each one has its own limit of memory."""
+"""Limit of the regular expressions of all files. Each expression has its own limit of memory."""
 _SORTED, _BESIDE, _COMPARED = 20_000, 50, 64
-"""An unknown name is compared with so many neighbours on each side, by its first characters.
+"""The first _COMPARED characters of an unknown name are compared with the _BESIDE known names on
+each side of it, in sorted order.
 
-Nodes with more than the first number of names suggest none: the event loop waits for this.
+A node with more than _SORTED names suggests none, because the sort would block the event loop.
 """
 
 
@@ -35,7 +37,7 @@ class Target(NamedTuple):
     transport: Transport = PLAIN
     pin: bool = False
     where: str = ""
-    """The rule: its file and entry."""
+    """The file of the rule, and its entry there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class ImageAliases:
 
         Raises:
             VirtbusError: 503 `image_transport_invalid`: no file has the transport, two files have
-                it, it has a problem, or it does not permit the server of `url`.
+                it, the transport has a problem, or it does not permit the server of `url`.
         """
         found = self.transports.get(name)
         if found is None:
@@ -76,9 +78,9 @@ class ImageAliases:
         """Return the target of `name`.
 
         Raises:
-            VirtbusError: 404 `image_unknown` with similar names and the next step; 503
-                `image_names_invalid`: the rule of this name has a problem; or no rule has the name,
-                and any rule has a problem.
+            VirtbusError: 404 `image_unknown`, with similar names and the next step. 503
+                `image_names_invalid`: the rule for this name has a problem. Or there is no rule for
+                this name, and some other rule has a problem.
         """
         rule = self.exact.get(name)
         if rule is not None:
@@ -94,7 +96,10 @@ class ImageAliases:
         raise self._unknown(name)
 
     def pins(self, name: str) -> bool:
-        """Return True if a rule pins the image of a plain name, or if a problem hides this."""
+        """Return True if a rule pins the image of a plain name, or may do so.
+
+        A problem of the rules can hide the rule of the name.
+        """
         try:
             return self.resolve(name).pin
         except VirtbusError as error:
@@ -121,7 +126,7 @@ class ImageAliases:
 
 
 def names_invalid(problems: tuple[Detail, ...]) -> VirtbusError:
-    """Return 503 `image_names_invalid` with all problems."""
+    """Return the error 503 `image_names_invalid` with all problems."""
     first = f"{problems[0].path}: {problems[0].message}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return VirtbusError(
@@ -134,7 +139,10 @@ def names_invalid(problems: tuple[Detail, ...]) -> VirtbusError:
 
 
 def table_of(files: Iterable[RuleFile]) -> ImageAliases:
-    """Return the table of `files`: those of `images.d` by name, then those of the other layers."""
+    """Return the table of the rules in `files`.
+
+    The files of `images.d` come first, in the order of their names, then those of other layers.
+    """
     problems: list[Detail] = []
     exact: dict[str, NameRule] = {}
     transports: dict[str, KnownTransport] = {}

@@ -1,6 +1,6 @@
-"""Finds the disk file in an image's layers, entry by entry, from the top layer down.
+"""Finds the disk file in an image's layers, entry by entry, from the uppermost layer to the lowest.
 
-Whiteouts: the OCI image specification, `layer.md`.
+A whiteout removes a file of lower layers (the OCI image specification, `layer.md`).
 """
 
 from virtbus.imaged.core.archive import ArchiveEntry, printable
@@ -22,7 +22,7 @@ MAX_NAMES = 1000
 
 
 class Search:
-    """Searches the image `what` for the file at `path`, or without it for the only one in `/disk`.
+    """Searches the image `what` for the file at `path`; without `path`, for the only file in /disk.
 
     Pass every entry of the uppermost layer to `is_disk`, then call `next_layer`. Continue with the
     layer below.
@@ -45,7 +45,9 @@ class Search:
         """Return True for the searched file: its data is the disk.
 
         Raises:
-            VirtbusError: 422 `container_disk_many`, `container_disk_irregular`.
+            VirtbusError: 422 `container_disk_many`: there are several such files, or too many
+                names. 422 `container_disk_irregular`: the entry is no regular file, or a part of
+                the path is no folder.
         """
         if not entry.parts:
             return False
@@ -91,7 +93,7 @@ class Search:
             raise self._many(name)
 
     def next_layer(self) -> None:
-        """Handle the end of a layer: its whiteouts apply to the lower ones."""
+        """Handle the end of a layer: its names and whiteouts hide files of lower layers."""
         self._above |= self._here | self._removed
         self._here, self._removed = set(), set()
         self.closed = self._opaque or (bool(self._leaf) and self._leaf in self._above)

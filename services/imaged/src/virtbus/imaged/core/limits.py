@@ -22,13 +22,13 @@ class TransferLimits:
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """Enough for 64 GiB at 3.2 MB/s; the minimum rate ends transfers that hang. Waiting for a turn
-    does not count."""
+    """Enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier, because of the minimum
+    rate. Time without a slot does not count."""
     slow_turn_s: float = 5.0
     """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
     `core.pull_schedule`."""
     turn_s: float = 60.0
-    """Time that any other pull keeps its slot."""
+    """Time that any other pull keeps its slot while other pulls wait."""
     free_decode_s: float = 30.0
     """CPU time that decoding an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
@@ -45,7 +45,7 @@ class TransferLimits:
 
 @dataclass(frozen=True, slots=True)
 class SpaceLimits:
-    """Limits of the store's disk; `quota_bytes` 0: no quota."""
+    """Limits of the store's disk. A `quota_bytes` of 0 means no quota."""
 
     min_free_bytes: int = 2 * 1024**3
     min_free_ratio: float = 0.01
@@ -64,9 +64,9 @@ class DownloadLimits:
     url: str
     """The beginning of each link."""
     certificate: tuple[Path, Path] | None = None
-    """Files with a certificate and its key: HTTPS. None: HTTP."""
+    """The files of a certificate and its key, for HTTPS; None for HTTP."""
     at_once: int = 32
-    """Limit of connections. One address has at most three quarters of them."""
+    """Maximum number of connections. One client address has at most three quarters of them."""
     bytes_per_s: int = 0
     """The rate of all downloads together; 0: no limit."""
     head_s: float = 10.0

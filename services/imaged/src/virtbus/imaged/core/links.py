@@ -13,7 +13,7 @@ _HEX = re.compile(r"^[0-9a-f]{64}$")
 
 
 class NameLink(LenientModel):
-    """`links/<sha256(name)>`: the name, and the file that it denotes."""
+    """The file `links/<sha256(name)>`: an image name, and the stored image that it denotes."""
 
     schema_version: int = SCHEMA_VERSION
     name: str = Field(max_length=4096)
@@ -48,7 +48,7 @@ class NameLink(LenientModel):
 
     @property
     def refs(self) -> frozenset[str]:
-        """The references by which a request may mean this name."""
+        """The references by which a request may mean this name or its image."""
         return refs_of(self.name, self.url) | {self.digest}
 
 
@@ -59,12 +59,18 @@ def refs_of(name: str, url: str) -> frozenset[str]:
 
 
 def shown_name(name: str) -> str:
-    """Return a name for people: without a URL's query, or the key of a name of the bus."""
+    """Return a name for people.
+
+    It is without the query of a URL, and without the key of an image name on the bus.
+    """
     return name.partition("?" if "://" in name else "#")[0]
 
 
 class PartNote(LenientModel):
-    """A partial download or upload: the source and version of its bytes, so that it can resume."""
+    """The note of a partial download or upload: the source and the version of its bytes.
+
+    A later attempt needs them to continue.
+    """
 
     schema_version: int = SCHEMA_VERSION
     url: str
@@ -72,7 +78,7 @@ class PartNote(LenientModel):
     last_modified: str = ""
     total_bytes: int | None = None
     done_bytes: int = 0
-    """Number of durable bytes; later ones are not trusted after a crash."""
+    """Number of bytes that were synced to the disk. Later bytes are not trusted after a crash."""
     owner: str = ""
     """The account that uploads the bytes; empty for a download."""
 

@@ -1,4 +1,4 @@
-"""Makes bounded lists of a node's images: pages for people, keys for placement."""
+"""Makes lists of a node's images with limited size: pages for people, and keys for placement."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ _IMAGE_BYTES = 256
 
 
 def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple[ImageInfo, ...]:
-    """Return the images, ordered by digest, with their names as people see them, sorted."""
+    """Return the images, ordered by digest, each with its sorted names in the form for people."""
     names: dict[str, set[str]] = {}
     for link in links:
         names.setdefault(link.digest, set()).add(link.shown)
@@ -24,7 +24,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple
 
 
 def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: str) -> HeldImages:
-    """Return the images after the digest `after` that fit into a page; the first always fits."""
+    """Return the images after the digest `after` that fit into a page, and at least one."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
     page: list[ImageInfo] = []
@@ -47,15 +47,15 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the sorted keys of the most recently used names of `digests`, and of their digests.
+    """Return the sorted keys of the names of the images `digests`, and of these digests.
 
-    The result has at most `MAX_IMAGE_KEYS` keys.
+    The result has at most `MAX_IMAGE_KEYS` keys: those of the most recently used names.
     """
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
     keys: dict[str, None] = {}
     for link in by_use:
         if link.digest in digests:
-            # a create by an image name of the bus is judged by its plain name
+            # For a create with an image name of the bus, placement uses the plain name's key.
             name = link.name if "://" in link.name else link.shown
             keys |= dict.fromkeys((image_key(name), image_key(link.digest)))
         if len(keys) >= MAX_IMAGE_KEYS:

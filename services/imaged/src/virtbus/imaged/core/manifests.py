@@ -15,7 +15,7 @@ MAX_MANIFEST_BYTES = 1024**2
 MAX_LAYERS = 256
 MAX_MANIFESTS = 1024
 MAX_SIZE_BYTES = (1 << 63) - 1
-"""A descriptor's size is an int64; a number with hundreds of digits could not even be reported."""
+"""A descriptor's size is an int64. A larger number could be too long for an error text."""
 _OCI = "application/vnd.oci.image."
 _DOCKER = "application/vnd.docker."
 INDEXES = frozenset(
@@ -35,11 +35,11 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""Go's name of an architecture by its `uname -m`, if they differ."""
+"""By `uname -m`: Go's name of the architecture, if the names differ."""
 
 
 class Blob(NamedTuple):
-    """Bytes in the registry, by digest."""
+    """A blob in the registry: its digest and its size."""
 
     digest: str
     size_bytes: int
@@ -53,7 +53,7 @@ class Manifest(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Images by `(os, architecture)`; both empty if not given."""
+    """Manifests of images, each after its OS and its architecture, which are empty if not given."""
 
     manifests: tuple[tuple[str, str, Blob], ...]
 
@@ -67,8 +67,8 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
     """Return the manifest or index in `body` of type `content_type`.
 
     Raises:
-        VirtbusError: 422 `manifest_invalid`; 422 `container_disk_missing` if a layer is no image
-            layer.
+        VirtbusError: 422 `manifest_invalid`. 422 `container_disk_missing`: a layer is not a layer
+            of an image.
     """
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())
@@ -85,7 +85,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
-    """Return the first manifest for Linux on `architecture`, otherwise one without a platform.
+    """Return the first manifest for Linux on `architecture`, or the first without a platform.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`.

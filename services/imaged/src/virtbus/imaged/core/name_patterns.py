@@ -1,8 +1,8 @@
-r"""Matches image names by RE2: for any regular expression, the time is linear in the name.
+r"""Matches image names with RE2: for any regular expression, the time is linear in the name.
 
-This module is the only importer of re2. A pattern matches a whole name; one of Virtlet's files also
-matches a part of a name. A template is a URL with groups of the pattern: `$1`, `${1}`, `${name}`,
-and `$$` for a dollar. `\1` and `\g<name>` are the notation of version 0.1.
+No other module imports re2. A pattern must match a complete name. But for a pattern in a file of
+Virtlet, a match of a part of the name is enough. A template is a URL with groups of the pattern:
+`$1`, `${1}`, `${name}`, and `$$` for a dollar. Version 0.1 wrote groups as `\1` and `\g<name>`.
 """
 
 import re
@@ -13,7 +13,8 @@ import re2
 
 MAX_PATTERN_CHARS = 1000
 _MAX_PATTERN_BYTES = 128 * 1024
-"""Memory of one pattern. RE2 refuses one that needs more, such as nested repetitions."""
+"""Memory limit of one pattern. RE2 refuses a pattern that needs more, such as one with nested
+repetitions."""
 _GROUP = re.compile(
     r"\$(?P<dollar>\$)|\$(?P<short>\d{1,2})|\$\{(?P<braced>\w{1,64})\}"
     r"|\\(?P<old>\d{1,2})|\\g<(?P<named>\w{1,64})>"
@@ -22,20 +23,20 @@ _GROUP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """A regular expression, and the URL made of its groups."""
+    """A regular expression, and a template of the URL that is made from its groups."""
 
     text: str
     template: str
     _regexp: "re2._Regexp" = field(repr=False, compare=False)
     in_part: bool = False
-    """True: it is enough that it matches a part of a name."""
+    """True if a match of a part of a name is enough."""
 
     @classmethod
     def of(cls, text: str, template: str) -> "NamePattern":
         """Compile a pattern.
 
         Raises:
-            ValueError: it is invalid, is too large, or lacks a group that the URL names.
+            ValueError: the pattern is invalid or too large, or lacks a group of the template.
         """
         regexp = _compiled(text)
         known = {str(number) for number in range(regexp.groups + 1)} | set(regexp.groupindex)
@@ -46,11 +47,11 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return a pattern for which it is enough to match a part of a name."""
+        """Return this pattern with `in_part`."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:
-        """Return the URL for `name`; None if the pattern does not match it."""
+        """Return the URL for `name`; None if the pattern does not match the name."""
         match = self._regexp.search(name) if self.in_part else self._regexp.fullmatch(name)
         if match is None:
             return None

@@ -1,7 +1,7 @@
 """Reads the rules of a file in `images.d`: translations of image names, and transports.
 
-Every problem of a file is found at once. An entry with a problem keeps its name or pattern, if they
-are readable: it refuses those names, so that no other rule takes them over.
+All problems of a file are reported together. If an entry has a problem, but a readable name or
+pattern, it becomes a rule that refuses these names. Otherwise another rule could match them.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ from virtbus.schemas.model import StrictModel
 from virtbus.schemas.wire import problems
 
 DEFAULT_TRANSPORT = "default"
-"""The transport of a file's rules that name none, if the file has it."""
+"""The transport of a file's rules that name no transport, if the file defines this one."""
 MAX_RULES = 10_000
 
 
@@ -73,7 +73,7 @@ class Translation(StrictModel):
     @classmethod
     def _is_url(cls, url: str, info: ValidationInfo) -> str:
         if "regexp" not in info.data:
-            return url  # its groups are unknown
+            return url  # without a valid regexp, the groups are unknown
         regexp = info.data["regexp"]
         checked = url if regexp is None else NamePattern.of(regexp, url).example()
         digest = info.data.get("digest")
@@ -104,7 +104,7 @@ class Translation(StrictModel):
 
 
 class Layer(IntEnum):
-    """The sources of rules, in the order of their precedence."""
+    """The sources of rules. The rules of a lower number have precedence."""
 
     CLUSTER_MAPPING = 0
     """A VirtletImageMapping that the node's `virtbus-cri` follows in the cluster."""
@@ -115,7 +115,7 @@ class Layer(IntEnum):
     """The ConfigMap `virtlet-image-translations`, which `virtbus-cri` follows in the cluster."""
     SETTING = 4
     OWN = 5
-    """virtbus' own images."""
+    """The images of virtbus itself."""
 
 
 IN_CLUSTER = {Layer.MAPPING: Layer.CLUSTER_MAPPING, Layer.FILE: Layer.CLUSTER_FILE}
@@ -137,7 +137,7 @@ class NameRule:
     layer: Layer = Layer.FILE
     """The source of the rule, for the order of `image_aliases`."""
     problem: str = ""
-    """The reason why the rule is unusable; it refuses its names."""
+    """The reason why the rule cannot be used, so that its names are refused; empty if it can."""
 
     @property
     def full_name(self) -> str:
@@ -160,12 +160,12 @@ class KnownTransport:
     """The file and the table, for people."""
     transport: Transport = PLAIN
     problem: str = ""
-    """The reason why it is unusable."""
+    """The reason why the transport cannot be used; empty if it can."""
 
 
 @dataclass(slots=True)
 class RuleFile:
-    """The rules of a file, in its order, its transports, and its problems."""
+    """The rules of a file, in the order of the file, its problems, and its transports."""
 
     rules: list[NameRule] = field(default_factory=list)
     problems: list[Detail] = field(default_factory=list)
@@ -213,7 +213,7 @@ def rules_of(names: Iterable[tuple[str, str]], layer: Layer) -> RuleFile:
 
 
 def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
-    """Return the prefix; None if it is invalid: the names of all rules are unknown then."""
+    """Return the prefix; None if it is invalid, because then the names of all rules are unknown."""
     if value == "":
         return ""
     try:
@@ -228,7 +228,7 @@ def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
 
 
 def _transports(value: object, origin: str, found: RuleFile) -> Mapping[str, Transport | None]:
-    """Return the transports by name; None for one with problems."""
+    """Return the transports by name; None stands for a transport with problems."""
     if not isinstance(value, dict):
         message = "must be tables [transports.NAME]"
         found.problems.append(Detail(path=f"{origin}: transports", message=message))
@@ -278,7 +278,7 @@ def _add(
 
 
 def _refusing(entry: Mapping[str, Any]) -> NameRule | None:
-    """Return a rule for the names of an invalid entry; None if they cannot be read."""
+    """Return a rule for the names of an invalid entry; None if the names cannot be read."""
     try:
         if isinstance(entry.get("name"), str):
             return NameRule("", name=check_plain_name(entry["name"]))

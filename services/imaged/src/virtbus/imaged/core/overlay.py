@@ -1,8 +1,8 @@
 """Renders qcow2 v3 files: a VM's overlay of an image, and an empty disk.
 
-This code takes 0.1 ms for a disk; `qemu-img create` takes 10 ms and a fork. A file has a header,
-refcount table, one refcount block and L1 table (QEMU `docs/interop/qcow2.txt`). Every L1 entry is
-zero, so all reads fall through to the backing file or return zeros.
+This code takes 0.1 ms for a disk; `qemu-img create` takes 10 ms and a fork. A file has a header, a
+refcount table, one refcount block and an L1 table (QEMU `docs/interop/qcow2.txt`). Every L1 entry
+is zero. So all reads return data of the backing file, or zeros.
 """
 
 import struct
@@ -44,11 +44,11 @@ def build(
 ) -> Layout:
     """Return the file of a disk of `virtual_size_bytes`, rounded up to sectors.
 
-    The backing path is absolute, so that QEMU cannot read part of it as a protocol (IMG-03). The
-    backing file's format is explicit, so that a guest cannot change it (IMG-07).
+    The backing path is absolute, so that QEMU cannot take a part of it for a protocol (IMG-03). The
+    backing file's format is explicit, so that a guest cannot change this format (IMG-07).
 
     Raises:
-        ValueError: a relative or too long path, or a size that does not fit.
+        ValueError: the backing path is invalid or lacks its format, or the size is not possible.
     """
     size = -(-virtual_size_bytes // 512) * 512
     l1_entries = -(-size // L1_ENTRY_COVERS_BYTES)
@@ -105,7 +105,7 @@ def _extension(kind: int, data: bytes) -> bytes:
 
 
 def read_overlay(head: bytes) -> Overlay:
-    """Return size and backing file of a disk that `build` made, even after QEMU wrote to it.
+    """Return size and backing file of a disk that `build` made. QEMU may have written to the disk.
 
     Raises:
         VirtbusError: 409 `disk_damaged`: the file is not a disk of virtbus.

@@ -1,10 +1,11 @@
-"""Schedules pulls fairly: selects the pull that runs next, and the pull that gives way.
+"""Schedules pulls fairly: selects the pull that runs next, and the pull that gives up its slot.
 
-No host has more than half of the slots, and no namespace, except by images that another namespace
-requests, too. While pulls wait, a running pull gives way after its turn. The turn is short for a
-pull below a minimum rate, which grows with the queue. A pull that gave way waits behind pulls that
-gave way less often, and its next turn is longer. So a large image from a slow server also
-completes. The turn of a slow pull stays short while a pull waits that gave way less often.
+A host has at most half of the slots, and so has a namespace. But a pull that several namespaces
+request needs a free share of only one of them. While pulls wait, a running pull gives up its slot
+after its turn. The turn is short for a slow pull, whose rate is below a minimum. The minimum grows
+with the queue. A pull that gave up its slot waits behind pulls that did so less often, and its next
+turn is longer. So a large image from a slow server is completed, too. But the turn of a slow pull
+stays short if the next waiting pull has given up its slot less often.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,13 +18,13 @@ _MOST_DOUBLINGS = 7
 """Limit of doublings of `min_rate_bytes_s`. By default, the minimum rate is 512 KiB/s if one pull
 waits, and at most 4 MiB/s."""
 _LONGER_SLOW = 6
-"""Maximum number of times that a slow pull's turn doubles."""
+"""Maximum number of doublings of a slow pull's turn. _LONGER_FAST is that of any other pull."""
 _LONGER_FAST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """The state of a pull. `order` rises with arrival; `yields` counts how often it gave way.
+    """The state of a pull. `order` rises with arrival; `yields` counts the slots it gave up.
 
     `host` is empty for a local source. `namespaces` are those of all requests for the image.
     `held_s` and `moved_bytes` are the time and the bytes of the current turn.
@@ -36,7 +37,7 @@ class Pull:
     held_s: float = 0.0
     moved_bytes: int = 0
     settled: bool = False
-    """True: the pull is about to end by itself, and keeps its slot."""
+    """True if the pull is about to end by itself, and so keeps its slot."""
 
 
 def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pull | None:
@@ -48,7 +49,7 @@ def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pu
 def gives_way(
     waiting: Collection[Pull], running: Sequence[Pull], most: int, limits: TransferLimits
 ) -> Pull | None:
-    """Return the running pull that gives way to a waiting one; None: none does."""
+    """Return the running pull that must give up its slot to a waiting pull; None if none must."""
     least = least_rate_bytes_s(len(waiting), limits)
     movable = [pull for pull in running if not pull.settled]
     for pull in sorted(movable, key=lambda pull: (-pull.yields, pull.moved_bytes, pull.order)):
@@ -79,7 +80,7 @@ def _has_room(pull: Pull, running: Sequence[Pull], most: int) -> bool:
 
 
 def _held(pull: Pull, running: Sequence[Pull]) -> tuple[int, int]:
-    """Return the used slots of the pull's host, and of its namespace that uses the fewest."""
+    """Return the used slots of the pull's host, and the fewest used slots of its namespaces."""
     of_host = sum(other.host == pull.host for other in running) if pull.host else 0
     of_namespaces = [sum(n in other.namespaces for other in running) for n in pull.namespaces]
     return of_host, min(of_namespaces, default=0)

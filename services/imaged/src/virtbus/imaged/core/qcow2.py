@@ -1,7 +1,7 @@
 """Parses the qcow2 header with our own code before any other program reads the file.
 
 The layout is in QEMU's `docs/interop/qcow2.txt`. This code is intentionally stricter than QEMU
-(IMG-01, IMG-10): it refuses an image that needs another file, a key or a repair, and one that
+(IMG-01, IMG-10): it refuses an image that needs another file, a key or a repair, and an image that
 contains snapshots or bitmaps.
 """
 
@@ -90,7 +90,7 @@ class Fields:
 
 
 def invalid(what: str) -> NoReturn:
-    """Raise `header_invalid` naming the field."""
+    """Raise 422 `header_invalid`; `what` names the field."""
     raise VirtbusError(
         Code.UNSUPPORTED,
         "header_invalid",
@@ -99,7 +99,7 @@ def invalid(what: str) -> NoReturn:
 
 
 def refuse(reason: str, file: str = "another file") -> NoReturn:
-    """Raise 422 with a stable reason of `_NEXT_STEP`; `file` is a backing file's name."""
+    """Raise 422 with a reason of `_NEXT_STEP`; `file` names the backing file."""
     step = _NEXT_STEP[reason].format(file=file)
     raise VirtbusError(Code.UNSUPPORTED, reason, f"the qcow2 image is refused: {step}")
 
@@ -121,7 +121,7 @@ def _require(good: bool, what: str) -> None:
 
 
 def read_fields(head: bytes) -> Fields:
-    """Return the fields of a v2 or v3 header; checks only what is needed to read them.
+    """Return the fields of a v2 or v3 header; check only what is needed to read the fields.
 
     Raises:
         VirtbusError: `header_invalid`.
@@ -154,7 +154,7 @@ def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
     """Return the header extensions by type, up to the end mark or the end of their space.
 
     Raises:
-        VirtbusError: `header_invalid` if one extends beyond that space.
+        VirtbusError: 422 `header_invalid`: an extension is longer than that space.
     """
     limit = min(fields.cluster_bytes, len(head))
     if fields.backing_file_offset:
@@ -172,7 +172,7 @@ def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
 
 
 def parse(head: bytes, size_bytes: int) -> ImageHeader:
-    """Check the header of a qcow2 file of `size_bytes`; `head` is its first 64 KiB or all.
+    """Check the header of a qcow2 file of `size_bytes`; `head` is the file's first 64 KiB, or all.
 
     Raises:
         VirtbusError: 422 `backing_file`, `data_file`, `encrypted`, `internal_snapshots`, `bitmaps`,
@@ -190,7 +190,7 @@ def parse(head: bytes, size_bytes: int) -> ImageHeader:
 
 def _refuse_dependencies(fields: Fields, backing_file: str) -> None:
     checks = (
-        # The size alone counts as well: QEMU accepts a size with offset 0 (IMG-10).
+        # A size without an offset counts, too: QEMU accepts a size with offset 0 (IMG-10).
         (fields.backing_file_offset or fields.backing_file_size, "backing_file"),
         (fields.incompatible & DATA_FILE or fields.autoclear & AUTOCLEAR_RAW_DATA, "data_file"),
         (fields.crypt_method, "encrypted"),

@@ -29,7 +29,7 @@ def shown(url: str) -> str:
 
 
 def url_invalid(url: str) -> VirtbusError:
-    """Return 400 `image_url_invalid`."""
+    """Return the error 400 `image_url_invalid`."""
     return VirtbusError(
         Code.INVALID,
         "image_url_invalid",
@@ -62,7 +62,7 @@ def check_url(url: str) -> SplitResult:
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of an http(s) URL; two URLs of one server have the same."""
+    """Return scheme, host and port of an http(s) URL. They are equal for URLs of one server."""
     parts = check_url(url)
     default = 443 if parts.scheme == "https" else 80
     return parts.scheme, (parts.hostname or "").rstrip("."), parts.port or default
@@ -82,8 +82,9 @@ def redirect_target(start: str, current: str, location: str) -> str:
     """Return the URL of a redirect, checked like a first URL.
 
     Raises:
-        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or to this machine,
-            unless the URL `start` already leads there; the errors of `check_url`.
+        VirtbusError: 403 `redirect_refused`: the redirect leads to another scheme than http(s),
+            from https to http, or to this machine. The last is permitted if the URL `start` names
+            the same server. The errors of `check_url`.
     """
     target = urljoin(current, location)
     scheme = target.partition(":")[0].lower()

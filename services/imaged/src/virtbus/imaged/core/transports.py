@@ -43,7 +43,7 @@ def _check_server(text: str) -> str:
 
 
 def server_of(url: str) -> str:
-    """Return scheme, host and port of a URL in lower case; empty if it has no valid ones."""
+    """Return scheme, host and port of a URL in lower case; empty if the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -57,7 +57,7 @@ def server_of(url: str) -> str:
 
 
 File = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-"""A path; a relative one begins at the folder of the rules."""
+"""A path. A relative path begins at the folder of the rules."""
 
 
 class Transport(StrictModel):
@@ -114,9 +114,10 @@ class Transport(StrictModel):
 
 
 def refusal(transport: Transport, url: str, where: str) -> str:
-    """Return why an image name on the bus with this URL may not use a transport; empty: it may.
+    """Return the reason why an image name on the bus with this URL may not use a transport.
 
-    Users choose the URL, so a transport's login goes only to servers that its operator named.
+    Return an empty text if it may. Users choose the URL. So a transport's login is sent only to
+    servers that the node's operator has named.
     """
     if url.startswith("docker://") and transport.login_file:
         return f"{where}: logins of registries are in registry_auth_file, not in login_file"
@@ -127,11 +128,11 @@ def refusal(transport: Transport, url: str, where: str) -> str:
 
 
 PLAIN = Transport()
-"""The transport of an image whose rule names none."""
+"""The transport of an image whose rule names no transport."""
 
 
 def limits_by(limits: TransferLimits, transport: Transport) -> TransferLimits:
-    """Return the limits of a transfer by a transport."""
+    """Return the limits of a transfer, with the values that the transport replaces."""
     timeout_s, redirects = transport.timeout_s, transport.max_redirects
     return replace(
         limits,

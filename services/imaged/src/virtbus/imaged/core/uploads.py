@@ -7,7 +7,7 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Limits of the number of uploads. One account runs at most three quarters of `at_once`."""
+    """Limits of the number of uploads. One account has at most three quarters of `at_once`."""
 
     at_once: int = 4
     per_account: int = 64
@@ -15,7 +15,7 @@ class UploadLimits:
 
 
 def name_taken(name: str, why: str) -> VirtbusError:
-    """Return 409 `image_name_taken`."""
+    """Return the error 409 `image_name_taken`."""
     return VirtbusError(
         Code.CONFLICT,
         "image_name_taken",
@@ -25,7 +25,7 @@ def name_taken(name: str, why: str) -> VirtbusError:
 
 
 def too_many(names: int, unfinished: int, most: int) -> VirtbusError:
-    """Return 429 `upload_limit`; only a delete helps."""
+    """Return the error 429 `upload_limit`. A repeat does not help, only a delete."""
     return VirtbusError(
         Code.EXHAUSTED,
         "upload_limit",
@@ -37,7 +37,7 @@ def too_many(names: int, unfinished: int, most: int) -> VirtbusError:
 
 
 def mismatch(name: str, digest: str, hex_digest: str) -> VirtbusError:
-    """Return 409 `digest_mismatch`."""
+    """Return the error 409 `digest_mismatch`."""
     return VirtbusError(
         Code.CONFLICT,
         "digest_mismatch",
@@ -47,7 +47,7 @@ def mismatch(name: str, digest: str, hex_digest: str) -> VirtbusError:
 
 
 def stalled(moved_bytes: int, window_s: float) -> VirtbusError:
-    """Return 503 `upload_stalled`; the bytes stay for the next attempt."""
+    """Return the error 503 `upload_stalled`. The bytes are kept for the next attempt."""
     return VirtbusError(
         Code.UNAVAILABLE,
         "upload_stalled",

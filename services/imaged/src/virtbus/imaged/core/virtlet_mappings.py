@@ -1,10 +1,10 @@
 """Reads Virtlet's translations of image names: YAML files in `images.d`.
 
-A file has a configuration as in Virtlet's folder of translations, or the object that `kubectl get
--o yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list. Their
-entries become rules like those of a TOML file. Virtlet's order of two rules for one name was
-random. Here a VirtletImageMapping precedes a file, and two rules of one kind are a problem
-(`image_aliases`).
+A file has a configuration as in Virtlet's folder of translations, or an object that `kubectl get -o
+yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list of them.
+Its entries become rules like those of a TOML file. In Virtlet, the order of two rules for one name
+was random. Here, rules of a VirtletImageMapping precede rules of a file, and two rules for one name
+in the same layer are a problem (`image_aliases`).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ _NO_TLS = (
 
 def read_mappings(text: str, origin: str) -> RuleFile:
     """Return the rules and problems of a YAML text; `origin` is the file's name."""
-    from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 0.6 MiB; few hosts need it
+    # The import takes 0.6 MiB of memory, and few hosts need it.
+    from virtbus.schemas.yaml_text import YamlError, read_yaml
 
     try:
         value = read_yaml(text, max_values=MAX_VALUES)
@@ -53,7 +54,7 @@ def read_mappings(text: str, origin: str) -> RuleFile:
 
 
 def _as_in_virtlet(rule: NameRule, layer: Layer) -> NameRule:
-    """Return a rule whose expression matches a part of a name."""
+    """Return a rule in this layer whose regular expression may match a part of a name."""
     pattern = rule.pattern.of_parts() if rule.pattern is not None else None
     return replace(rule, layer=layer, pattern=pattern)
 
@@ -125,7 +126,10 @@ def _read(config: Any, where: str) -> RuleFile:
 
 
 def _rules(entries: Any) -> Any:
-    """Return Virtlet's entries as those of a TOML file; anything else as it is, to be refused."""
+    """Return Virtlet's entries with the fields of a TOML file's entries.
+
+    Any other value is returned unchanged, so that it is refused later.
+    """
     if not isinstance(entries, list):
         return entries
     return [
@@ -141,12 +145,15 @@ def _rules(entries: Any) -> Any:
 
 
 def _name(name: Any) -> str:
-    """Return the name of a transport. Virtlet's default one has an empty name."""
+    """Return the name of a transport. Virtlet's default transport has an empty name."""
     return str(name) or DEFAULT_TRANSPORT
 
 
 def _transport(fields: Any) -> Any:
-    """Return a transport of Virtlet with the fields of ours; unknown fields stay, to be refused."""
+    """Return a transport of Virtlet with the fields of `Transport`.
+
+    Unknown fields stay, so that they are refused later.
+    """
     if not isinstance(fields, dict):
         return fields
     made = {str(key): one for key, one in fields.items() if key not in _TRANSPORT}
