@@ -368,17 +368,17 @@ class ControllerService:
         return [*endpoints, watch, asked]
 
     def _when_ready(self, handler: Handler) -> Handler:
-        """Return the handler, delayed until the first lists are complete, or the deadline passes.
+        """Return the handler, delayed until the first lists are complete.
 
-        The handler raises 503 if this process was stopped while the request waited.
+        It raises 503 at the deadline, or if this process was suspended while the request waited.
         """
 
         async def handle(request: Request) -> object:
             if not self._feeds.listed:
                 await self._listed(request.deadline_s)
             if self._suspensions.waited(request):
-                # The client may have repeated the request to another controller. A refusal
-                # prevents that the request acts twice.
+                # The client may have repeated the request to another controller. A refusal keeps
+                # the request from acting twice.
                 message = "the controller was stopped; repeat the request with the same id"
                 raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)

@@ -34,7 +34,10 @@ class Logs(Protocol):
 
 
 class Containers:
-    """The calls. `image` finds a pulled image by its name or id, or raises VirtbusError 404."""
+    """CRI's calls about containers.
+
+    `image` finds a pulled image by its name or id, or raises VirtbusError 404.
+    """
 
     def __init__(
         self, pods: Pods, machines: Machines, logs: Logs, image: Callable[[str], PulledImage]
@@ -190,7 +193,7 @@ class Containers:
                 await self._pods.put(pod.without_container(container_id))
 
     def status(self, container_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a container's status, and its verbose `info`, empty without `verbose`.
+        """Return a container's status, and its `info`, which is empty without `verbose`.
 
         Raises VirtbusError 404.
         """
@@ -207,7 +210,7 @@ class Containers:
     def reopen(self, container_id: str) -> None:
         """Open a container's log again, after kubelet has renamed the file to rotate it.
 
-        Raises VirtbusError 404, and 409 `not_running`.
+        Raises VirtbusError 404, 409 `not_running`, 503 `log_unwritable`.
         """
         key, container_id = self._found(container_id)
         self._logs.reopen(self._pods.all[key].container(container_id))

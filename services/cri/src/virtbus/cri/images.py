@@ -86,7 +86,7 @@ class Images:
         return image.digest
 
     async def _fetch(self, asks: list[ImagePull]) -> tuple[str, ImageInfo]:
-        """Fetch the first reference that exists. If none exists, raise the first one's error."""
+        """Fetch the first reference that exists; otherwise raise the first reference's error."""
         failure: VirtbusError | None = None
         for ask in asks:
             try:

@@ -239,7 +239,7 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
-            # This includes controllers that hang or cannot write. A second end does no harm.
+            # The controllers may also hang, or be unable to write. A second end does no harm.
             if error.code == Code.UNAVAILABLE or error.reason == "no_answer":
                 await self._stop_here(key, container, uid, grace_s)
                 return
@@ -283,7 +283,10 @@ class Machines:
         return machine.uid
 
     async def _give_up(self, key: str, container_id: str, revision: int) -> None:
-        """Store that a start had no effect: the container is created, the VM has this revision."""
+        """Store that a start had no effect: the container's phase is `created` again.
+
+        The VM still has the revision `revision`.
+        """
         pod = self._pods.all[key]
         container = pod.container(container_id)
         if container.phase == "starting":

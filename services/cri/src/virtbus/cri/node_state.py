@@ -35,7 +35,7 @@ class NodeKeeper:
 
     @property
     def place(self) -> Place:
-        """Return the place of this node's pods."""
+        """Return the `Place` for the VMs of this node's pods."""
         return Place(self._known.hostname if self._known else self._name, self._network)
 
     async def hostname(self) -> str:

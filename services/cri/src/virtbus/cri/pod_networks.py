@@ -1,4 +1,7 @@
-"""Makes the VMs of pods hold and release networks: a pod's sandbox is this network (ADR 0059)."""
+"""Makes the VMs of pods hold and release their networks.
+
+The network of a pod's VM is the pod's sandbox (ADR 0059).
+"""
 
 import asyncio
 import logging
@@ -14,7 +17,7 @@ from virtbus.schemas.network import NetworkState
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
-"""Delay of the duties, if a call works on the pod of a duty."""
+"""Delay until the duties are repeated, if a call holds the lock of a duty's pod."""
 
 
 class PodNetworks:

@@ -22,7 +22,7 @@ from virtbus.schemas.vm_status import VmView
 log = logging.getLogger(__name__)
 
 LEAST_PREFIX = 6
-"""The least number of characters of an abbreviated id. crictl shows such ids."""
+"""Minimum length of an abbreviated id. crictl shows such ids."""
 
 
 class Pods:
@@ -52,7 +52,7 @@ class Pods:
         self.duties.set()
 
     def lock(self, key: str) -> asyncio.Lock:
-        """Return the lock of a pod's calls."""
+        """Return the lock that the calls for a pod hold."""
         return self._locks.of(key)
 
     # --- finding --------------------------------------------------------------------------

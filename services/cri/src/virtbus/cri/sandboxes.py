@@ -16,7 +16,7 @@ NETWORK_S = 110.0
 
 
 class Sandboxes:
-    """The calls. `handlers` are the runtime handlers that are served."""
+    """CRI's calls about sandboxes. `handlers` are the runtime handlers that are served."""
 
     def __init__(self, pods: Pods, machines: Machines, handlers: tuple[str, ...]) -> None:
         self._pods = pods
@@ -65,7 +65,7 @@ class Sandboxes:
             return sandbox.id
 
     async def _undo(self, key: str) -> None:
-        """Drop the pod and its VM if it has no sandbox. Otherwise a duty releases its network."""
+        """Drop a pod without sandboxes, and its VM. A duty releases any other pod's network."""
         pod = self._pods.all.get(key)
         if pod is not None and not pod.sandboxes:
             await self._pods.drop(pod)
@@ -99,7 +99,7 @@ class Sandboxes:
         return pod
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove a sandbox with its containers. The pod's last sandbox is removed with the VM."""
+        """Remove a sandbox and its containers. If it is the pod's last one, the VM is deleted."""
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             return
@@ -116,7 +116,7 @@ class Sandboxes:
                 await self._pods.drop(pod)
 
     def status(self, sandbox_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a sandbox's status, and its verbose `info`, empty without `verbose`.
+        """Return a sandbox's status, and its `info`, which is empty without `verbose`.
 
         Raises VirtbusError 404.
         """

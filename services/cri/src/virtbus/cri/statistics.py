@@ -12,7 +12,7 @@ from virtbus.cri.pods import Pods, not_found
 
 
 class Statistics:
-    """The calls. `disks` is the folder of all VMs' disks."""
+    """CRI's calls about statistics. `disks` is the folder of all VMs' disks."""
 
     def __init__(self, pods: Pods, usage: GuestUsage, traffic: GuestTraffic, disks: Path) -> None:
         self._pods = pods

@@ -189,7 +189,7 @@ async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
 
 
 async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
-    """Send the client's keys to the guest. The end of the client's input ends no session."""
+    """Send the client's keys to the guest. The end of the keys does not end the session."""
     while pipe is not None and (keys := await pipe.read()):
         if keys == DETACH:
             stream.end(LEFT)

@@ -56,7 +56,7 @@ class EventStreams:
 
 
 async def _read(runtime: NodeRuntime, call: Call, queue: "asyncio.Queue[Told]") -> None:
-    """Pass on the events of one runtime, then the reason why no more follow."""
+    """Pass on the events of one runtime, then the reason why no more events follow."""
     path = calls.PATHS[call.name]
     try:
         async with aclosing(runtime.client.stream(path, call.body, call.metadata)) as events:

@@ -26,7 +26,7 @@ class ImageCalls:
         If the call determines no runtime, return the answer of a runtime that has the image.
 
         Raises:
-            VirtbusError: 400 the request is unreadable.
+            VirtbusError: 400: the request is unreadable.
             CallFailedError: the error of the runtime.
         """
         image, pod = messages.asked_image(call.name, call.body)
@@ -46,9 +46,9 @@ class ImageCalls:
         return other if messages.has_image(other) else answer
 
     def _in_order(self, image: ImageAsked) -> tuple[NodeRuntime, NodeRuntime]:
-        """Return both runtimes. The first is the runtime of containers.
+        """Return both runtimes, the runtime of containers first.
 
-        But the runtime of VMs is first if only that runtime is known to have the image.
+        If only the runtime of VMs is known to have the image, the runtime of VMs is first.
         """
         containers, vms = self._runtimes
         only_vms = _holds(vms, image) and not _holds(containers, image)
@@ -60,7 +60,7 @@ class ImageCalls:
         Otherwise pass the call to the runtime of containers.
 
         Raises:
-            VirtbusError: 400 `image_of_other_runtime`, or the request is unreadable.
+            VirtbusError: 400 `image_of_other_runtime`, `request_unreadable`.
             CallFailedError: the error of the runtime.
         """
         image, pod = messages.asked_image(call.name, call.body)
@@ -75,7 +75,7 @@ class ImageCalls:
         the image, each runtime that is not away gets the call.
 
         Raises:
-            VirtbusError: 400 the request is unreadable.
+            VirtbusError: 400: the request is unreadable.
             CallFailedError: the error of a runtime.
         """
         image, pod = messages.asked_image(call.name, call.body)

@@ -55,7 +55,7 @@ class Lists:
         Raises:
             VirtbusError: 400: the request is unreadable. 503 `list_unknown`: a runtime is away, and
                 its list was never read.
-            CallFailedError: the error of a runtime. But the runtime of VMs may lack the call.
+            CallFailedError: the error of a runtime, except UNIMPLEMENTED of the runtime of VMs.
         """
         wanted = messages.asked_filter(call.name, call.body)
         parts = []
@@ -109,8 +109,8 @@ def _without(told: Told, call: str, wanted: Wanted) -> bytes:
 def _last(told: Told, call: str) -> dict[str, Entry]:
     """Return the last entries of a runtime that is away; raises the runtime's error, if any.
 
-    The runtime of VMs may lack the call. Then it has no entries. If the runtime of containers lacks
-    the call, the error is raised, as on a node without this proxy.
+    If the runtime of VMs lacks the call, it has no entries. If the runtime of containers lacks the
+    call, its error is raised, as on a node without this proxy.
     """
     error = told.answer
     if isinstance(error, CallFailedError):

@@ -70,7 +70,7 @@ class Memory:
             del self._lists[key]
 
     def of_whole(self, runtime: NodeRuntime, call: str, body: bytes) -> None:
-        """Keep the complete answer of a call that has neither a list nor an id."""
+        """Keep a complete answer as one entry."""
 
         async def keep() -> None:
             entry = messages.whole(call, body)

@@ -15,7 +15,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class NodeCalls:
-    """The handlers.
+    """The handlers of the calls about the node.
 
     During a restart of the runtime of containers, Status is refused for up to `grace_s`. So a short
     restart makes no condition false.

@@ -41,7 +41,7 @@ class Owners:
         return self._runtimes.containers
 
     def removed(self, key: str, owner: NodeRuntime) -> None:
-        """Note the owner of a removed id."""
+        """Note the runtime that had a removed id."""
         self._removed[key] = owner
         while len(self._removed) > REMEMBERED:
             del self._removed[next(iter(self._removed))]

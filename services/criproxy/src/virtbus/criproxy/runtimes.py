@@ -18,7 +18,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 WHOLE = (*calls.FIRST, calls.STATUS_OF_ALL, calls.FILESYSTEMS)
-"""Calls without a list and without an id. Their complete answers are kept."""
+"""Calls whose complete answer is kept as one entry."""
 NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """The statuses of a runtime that is away."""
 NO_LIST = NO_ANSWER | {"INTERNAL", "UNKNOWN", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CANCELLED"}
@@ -57,15 +57,15 @@ class NodeRuntime:
 
     # --- calls ----------------------------------------------------------------------------
     async def passed(self, call: Call) -> bytes:
-        """Return the runtime's answer; raises CallFailedError, its own error."""
+        """Return the runtime's answer; raises CallFailedError with the runtime's own error."""
         path = calls.PATHS[call.name]
         return await self.client.call(path, call.body, call.left_s, call.metadata)
 
     async def told(self, call: Call, no_answer: frozenset[str] = NO_ANSWER) -> bytes | None:
         """Return the answer to a call that changes nothing.
 
-        Return None if the runtime answers with a status of `no_answer`, or takes too long. Then it
-        counts as away.
+        Return None if the runtime answers with a status of `no_answer`, or takes too long. Then the
+        runtime counts as away.
 
         Raises:
             CallFailedError: another error of the runtime.
@@ -101,7 +101,7 @@ class NodeRuntime:
         return self.last[call].all
 
     def last_list(self, call: str) -> dict[str, Entry]:
-        """Return the last list; raises VirtbusError 503 `list_unknown` if it is not known."""
+        """Return the last list; raises VirtbusError 503 `list_unknown` if no list is known."""
         if not self.last[call].known:
             message = (
                 f"{self.away or f'the runtime of {self.name} does not answer'}, and its last "
@@ -155,7 +155,7 @@ class NodeRuntime:
         status = messages.status_entry(calls.STATUS[of], body)
         known = self.last[calls.LIST[of]].all.get(status.key)
         if known is None:
-            return  # it was removed meanwhile, or no list has named it yet
+            return  # the object was removed meanwhile, or no list has named it yet
         kept = self.last[calls.STATUS[of]]
         if kept.all.get(status.key) != status:
             kept.known = True

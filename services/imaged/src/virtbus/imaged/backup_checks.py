@@ -56,7 +56,7 @@ class BackupChecks:
 
     @property
     def slots(self) -> asyncio.Semaphore:
-        """Return the slots of the work that may wait for the backup directory."""
+        """Return the slots for work that may hang in the backup directory."""
         return self._jobs.slots
 
     async def opened(self, backup: str, disk: str) -> OpenedSource:
@@ -98,7 +98,7 @@ class BackupChecks:
         log.info("backup %s verified", want.backup, extra={"code": "backup_verified"})
 
     async def _read(self, descriptor: int, of: BackupDisk, job: Job) -> str:
-        """Read a file of a backup; return its problem, empty if there is none."""
+        """Read a file of a backup; return its problem, or "" if the file is intact."""
         threads = self._parts.threads
         try:
             await threads.run(check_file, descriptor, of)

@@ -69,7 +69,7 @@ class BackupParts:
     locks: DiskLocks
     places: DiskPlaces
     files: BackupFiles | None
-    """None: this node has no directory for backups."""
+    """None if this node has no directory for backups."""
     staging: BackupStaging
     """The files that the QEMU of a guest writes, for backups and for readings (ADR 0079)."""
     staged: DiskSpace
@@ -218,7 +218,7 @@ class Backups:
             place = await threads.run(self._parts.places.of, want.uid, disk.name, ref)
             source = opened.enter_context(await threads.run(place.opened))
             done_bytes = job.done_bytes
-            expected_bytes = 0 if since else source.used_bytes  # unknown for an increment
+            expected_bytes = 0 if since else source.used_bytes  # an increment's size is unknown
             job.total_bytes += expected_bytes
             await self._check_room(expected_bytes)
             size_bytes = disk.virtual_size_bytes if since else 0

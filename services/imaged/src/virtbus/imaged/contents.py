@@ -37,10 +37,10 @@ class Contents:
     async def of(
         self, flight: Flight, url: str, key: str, part: PartialDownload
     ) -> AsyncIterator[PartialDownload]:
-        """Yield the part with the image: `part` itself, or a new part with the made image.
+        """Yield the part with the image: `part`, or a new part with the content made from `part`.
 
         Raises:
-            VirtbusError: 413 `virtual_size_too_large`; the errors of `edge.unpacking`,
+            VirtbusError: 413 `virtual_size_too_large`. The errors of `edge.unpacking`,
                 `core.foreign` and `edge.conversion`.
         """
         async with contextlib.AsyncExitStack() as parts:

@@ -47,7 +47,7 @@ class DeviceRoots:
         self._limits = limits
         self._door = door
         self._one_at_a_time = asyncio.Lock()
-        """One lock for all devices: a device may have several paths, and each step opens a path."""
+        """One lock for all devices: a device may have several paths, and is opened at each step."""
 
     async def ensure(self, record: VmRecord, asker: Asker) -> None:
         """Write the devices of a record that have no content yet. Devices with content stay.

@@ -53,9 +53,9 @@ class VolumeHolders:
     """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
     `made` has, by name, the volumes that a VM's create writes in the same batch as the VM.
-    With `living`, a VM begins to hold a volume only if no living host contradicts the bus about
-    the volume. `moved` has, by folder, volumes whose data has moved: the record to write, and the
-    revision that was read before.
+    With `living`, a VM begins to hold a volume only if no host contradicts the bus about the
+    volume. `moved` has, by folder, volumes whose data has moved: the record to write, and the
+    revision at which the former record was read.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class VolumeHolders:
         """Return the volumes that the VM's spec names, if the VM may hold all of them.
 
         Raises:
-            VirtbusError: 403 `not_owner`: a volume does not belong to the VM's owner.
-                422 `unreadable`: a volume's record cannot be read.
-                The errors of `refuse_hold`, `refuse_buffered` and `home_of`.
+            VirtbusError: 403 `not_owner`: the VM's owner may not use a volume of another owner.
+                422 `unreadable`: a volume's record cannot be read. The errors of `refuse_hold`,
+                `refuse_buffered` and `home_of`.
         """
         found: dict[str, VolumeRecord] = {}
         for disk, name in wanted_volumes(vm.spec).items():

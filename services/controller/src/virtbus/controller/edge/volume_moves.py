@@ -40,7 +40,7 @@ RESTORED = "a restore changed the volume meanwhile"
 
 
 class VolumeMoves:
-    """The moves of volumes, one task for each."""
+    """The moves of volumes, with one task for each move."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus
@@ -60,7 +60,7 @@ class VolumeMoves:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Work while the lease is held."""
+        """Move volumes while the lease is held."""
         async with background() as tasks:
             while True:
                 self._start(tasks, tenure)
@@ -197,9 +197,9 @@ class VolumeMoves:
 
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
-        """Remove what the move has left: its files, and the data in the place that was left.
+        """Remove what the move has left: its files, and the data in the old place.
 
-        After a failed move, that place is the target.
+        After a failed move, the data in the new place is removed instead.
         """
         record = held.record
         for id_ in (move.export, move.fill):

@@ -101,7 +101,7 @@ class VolumeOrphans:
                 yield _checked(held)
 
     async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
-        """Yield pages of the volumes on a node, ordered by folder, from the first after `after`.
+        """Yield pages of the volumes on a node, ordered by folder. All folders are above `after`.
 
         Raises BusError, VirtbusError.
         """
@@ -116,7 +116,7 @@ class VolumeOrphans:
 
 
 def _checked(held: HeldVolume) -> HeldVolume:
-    """Return the volume, without its reference if that names another folder."""
+    """Return the volume, without its reference if the reference names another folder."""
     if held.ref is not None and held.ref.folder != held.folder:
         return HeldVolume(folder=held.folder)
     return held

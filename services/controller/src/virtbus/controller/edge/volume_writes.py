@@ -1,4 +1,4 @@
-"""Writes records of volumes. Restores records that the bus has lost from the record of a VM."""
+"""Writes records of volumes, also lost records, which a VM's record describes."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.volume_changes import create_step

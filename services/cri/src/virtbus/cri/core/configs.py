@@ -23,7 +23,7 @@ class SandboxMetadata(LenientModel):
 
 
 class PortMapping(LenientModel):
-    """A port of the node that leads to a port of the pod. No port does without a `host_port`."""
+    """A port of the node that leads to a port of the pod. Without a `host_port`, there is none."""
 
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     container_port: int = 0
@@ -50,7 +50,7 @@ class LinuxSandbox(LenientModel):
 
 
 class SandboxDns(LenientModel):
-    """`DNSConfig`, without its options, which DHCP cannot carry."""
+    """CRI's `DNSConfig`, without its options, which DHCP cannot carry."""
 
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()

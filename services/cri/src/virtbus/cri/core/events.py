@@ -14,7 +14,7 @@ OF_PHASE: dict[Phase, tuple[str, ...]] = {
     "running": (STARTED,),
     "exited": (STOPPED,),
 }
-"""By phase: the events of a container that enters it. A new container's first event is CREATED."""
+"""By phase: the events when a container enters this phase. A new container also has CREATED."""
 
 
 class PodEvent(NamedTuple):

@@ -40,7 +40,7 @@ def parse(text: str) -> ImageName:
     """Return the parts of `[name[:tag]][@sha256:<hex>]` or `sha256:<hex>`.
 
     Raises:
-        VirtbusError: 400 the text is empty, or its digest is malformed.
+        VirtbusError: 400 `image_invalid`: the text is empty, or its digest is malformed.
     """
     if _DIGEST.fullmatch(text):
         return ImageName("", text)

@@ -23,7 +23,7 @@ class LogLines:
         return len(self._rest)
 
     def feed(self, data: bytes, stamp: str) -> bytes:
-        """Return the log lines, and parts of LINE_BYTES, that `data` completes.
+        """Return the complete lines, and the full parts of longer lines, up to the end of `data`.
 
         `stamp` is the time in RFC 3339.
         """

@@ -15,7 +15,7 @@ BUS = "virtbus.io/BusConnected"
 """The type of the condition that shows the connection to the bus. kubelet ignores it."""
 RUNTIME, NETWORK = "RuntimeReady", "NetworkReady"
 SERVICES = {RUNTIME: "imaged", NETWORK: "netd"}
-"""By condition: the service of the node that it depends on, in addition to the agent."""
+"""By condition: the node's service that the condition depends on, in addition to the agent."""
 
 SERVING = frozenset({NodeState.READY, NodeState.DRAINING})
 """States in which pods run. A drain moves no pod, because kubelet drains its node itself."""

@@ -1,7 +1,7 @@
 """Defines a pod, as virtbus-cri stores it: its sandboxes, its containers, and its VM.
 
-A pod is stored in one file. So each change of a pod is atomic: a kill during the change leaves the
-pod as it was before, or as it is after it.
+A pod is stored in one file. So each change of a pod is atomic: after a kill at any time, the file
+has the pod from before the change, or from after the change.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ Phase = Literal["created", "starting", "running", "exited"]
 
 
 class Sandbox(LenientModel):
-    """One attempt of a pod's sandbox. kubelet makes another one if this one is not `ready`."""
+    """One attempt of a pod's sandbox. If it is not `ready`, kubelet makes the next attempt."""
 
     id: str
     config: SandboxConfig
@@ -59,7 +59,7 @@ class Container(LenientModel):
 
     @property
     def up(self) -> bool:
-        """Return True if this run of the guest may be going on now."""
+        """Return True if the guest may be running for this container now."""
         return self.phase in {"starting", "running"}
 
 

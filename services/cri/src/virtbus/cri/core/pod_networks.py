@@ -1,8 +1,8 @@
 """Chooses the networks of a pod's VM, with one NIC for each. The first NIC has the pod's address.
 
 By default, a pod has the network that the node's settings name. The networks in the annotation of
-CNI Genie replace it. The networks in the annotation of Multus are added. An annotation names
-networks of the bus: network objects, or conflists that the node offers.
+CNI Genie replace this network. The networks in the annotation of Multus are added. An annotation
+names networks of the bus: network objects, or conflists that the node offers.
 """
 
 from collections.abc import Iterator, Mapping

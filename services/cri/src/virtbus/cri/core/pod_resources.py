@@ -151,7 +151,7 @@ def check_running(after: LinuxResources, guest: Domain, *, fixed_cpus: bool) -> 
 
 
 def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
-    """Return True if the limits in force are the wanted ones."""
+    """Return True if the limits in force are the wanted limits."""
     plain = ResourcesInForce(**(wanted or Resources()).model_dump())
     return (found or ResourcesInForce()) == plain
 

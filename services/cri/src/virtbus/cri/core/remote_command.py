@@ -14,7 +14,7 @@ WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Only v5 has a message that ends a channel (CLOSE_CHANNEL)."""
 STDIN, STDOUT, STDERR, ERROR, RESIZE = "stdin", "stdout", "stderr", "error", "resize"
 CHANNELS = (STDIN, STDOUT, STDERR, ERROR, RESIZE)
-"""The name of each channel. Its index is the channel's number."""
+"""The names of the channels. The index of a name is the number of its channel."""
 CLOSE_CHANNEL = 255
 SIZE_BYTES = 1024
 """Maximum length of an incomplete JSON object with the size of a terminal."""

@@ -51,7 +51,7 @@ _HEAD = 8
 
 
 class SpdyError(Exception):
-    """The client broke the protocol; the connection must end."""
+    """The client violated the protocol; the connection must end."""
 
 
 class Opened(NamedTuple):

@@ -65,7 +65,7 @@ HOSTNAME = "kubernetes.io/hostname"
 _EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
 ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
-"""Vendor data that lets root log in, which exec needs. The pod's user data can forbid it again."""
+"""Vendor data that permits logins of root, for exec. The pod's user data can forbid them again."""
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARS = 50
 _LABEL_CHARS = 63

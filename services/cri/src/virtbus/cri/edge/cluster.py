@@ -22,7 +22,7 @@ ANSWER_S = 20.0
 WATCH_S = 300
 """A watch ends after this time, and the list is read again."""
 SILENT_S = 15.0
-"""Time beyond the end of a watch after which its server counts as silent."""
+"""Time after WATCH_S at which the server of a watch counts as silent."""
 MOST_BYTES = 16 * 1024 * 1024
 """Limit of one answer, and of the bytes that a connection buffers."""
 CHANGE_PAUSE_S = 1.0

@@ -53,8 +53,8 @@ class ConsoleFollower:
     def begin(self, *, fresh: bool) -> None:
         """Open the log, and find the place in the console at which the copy begins.
 
-        This is the stored position. Without one, it is the console's end for a `fresh` attempt, and
-        the console's start for any other.
+        This place is the stored position. If none is stored, the place is the console's end for a
+        `fresh` attempt, and the console's start for any other attempt.
         """
         self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError, ValueError, TypeError):
@@ -68,7 +68,7 @@ class ConsoleFollower:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the log file by its name, because kubelet has renamed the old one."""
+        """Open the log file by its name, because kubelet has renamed the old file."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         opened = os.open(self._log_path, flags, 0o640)

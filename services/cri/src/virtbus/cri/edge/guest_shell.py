@@ -40,7 +40,7 @@ asyncssh.set_log_level(logging.WARNING)
 
 
 class Outcome(NamedTuple):
-    """The end of a command."""
+    """The exit code of a command, and the beginnings of its outputs."""
 
     exit_code: int
     stdout: bytes

@@ -21,7 +21,7 @@ _PROGRAMS = ("exec", "auth-provider", "username")
 
 
 class Login(NamedTuple):
-    """The URL of an API server, the certificates of both sides, and the headers of each request."""
+    """The URL of an API server, the settings of TLS, and the headers of each request."""
 
     server: str
     trust: ssl.SSLContext
@@ -76,7 +76,7 @@ def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str,
 
 
 def _content(path: Path, fields: dict[str, Any], name: str) -> bytes:
-    """Return the content of a field: `<name>-data` in base64, or a file; empty if both lack."""
+    """Return the content in `<name>-data` (base64), or of the file `<name>`; empty for neither."""
     if data := fields.get(f"{name}-data"):
         return base64.b64decode(str(data), validate=True)
     return (path.parent / str(fields[name])).read_bytes() if fields.get(name) else b""

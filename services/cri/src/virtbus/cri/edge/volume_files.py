@@ -157,7 +157,7 @@ _POINT = 4
 
 
 def _options(folder: Path) -> dict[str, str] | None:
-    """Return the options of a flexvolume; None if there are none that can be read."""
+    """Return the options of a flexvolume; None if no options can be read."""
     try:
         content, _ = _read(folder / OPTIONS, OPTIONS_BYTES)
         value = decode(content, OPTIONS_BYTES)
@@ -235,7 +235,7 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         for name in sorted(names):
             if name[:2] != "..":
                 yield _inside(here / name, home), str((here / name).relative_to(home))
-        for name in sorted(links):  # links to folders: kubelet makes one for each folder
+        for name in sorted(links):  # kubelet makes a link for each folder of a volume
             if name[:2] == "..":
                 continue
             inner = _inside(here / name, home)

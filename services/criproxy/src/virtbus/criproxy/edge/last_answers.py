@@ -59,7 +59,7 @@ class LastAnswers:
         self.known = True
 
     async def put(self, entry: Entry) -> None:
-        """Add or replace one entry. On return, the file has it if `known` is True."""
+        """Add or replace one entry. On return, the file has this entry if `known` is True."""
         self.all = {**self.all, entry.key: entry}
         await self._save()
 

@@ -1,4 +1,6 @@
-"""Reads the parts of CRI's messages that routes and lists need. No other module uses protobuf.
+"""Reads the parts of CRI's messages that routes and lists need.
+
+No other module of the proxy uses protobuf.
 
 Messages of either side pass through the proxy as bytes. A message is read here for a decision, and
 encoded again only if it is merged, changed or kept. protobuf keeps fields that these stubs do not
@@ -29,12 +31,12 @@ class ContainerAsked(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """A runtime's answer is no message of its kind."""
+    """A runtime's answer is not a message of the type that CRI defines for it."""
 
 
 # --- requests ------------------------------------------------------------------------------------
 def asked_id(call: str, field: str, body: bytes) -> str:
-    """Return the id in a request; raises VirtbusError 400 if it is unreadable or has none."""
+    """Return the id in a request; raises VirtbusError 400 if the request has no readable id."""
     found: str = getattr(_request(call, body), field)
     if not found:
         message = f"{call}: {field} is empty; name a sandbox or container"
@@ -49,20 +51,20 @@ def asked_pod(body: bytes) -> PodAsked:
 
 
 def asked_container(body: bytes) -> ContainerAsked:
-    """Return sandbox and image of CreateContainer; raises VirtbusError 400 if unreadable."""
+    """Return sandbox and image of CreateContainer; raises VirtbusError 400 as `asked_pod`."""
     request = _request("CreateContainer", body)
     return ContainerAsked(request.pod_sandbox_id, _image_spec(request.config.image))
 
 
 def asked_image(call: str, body: bytes) -> tuple[ImageAsked, PodAsked]:
-    """Return the image of a call, and its pod; raises VirtbusError 400 if it is unreadable."""
+    """Return the image and the pod of a call; raises VirtbusError 400 as `asked_pod`."""
     request = _request(call, body)
     config = request.sandbox_config if call == "PullImage" else api_pb2.PodSandboxConfig()
     return _image_spec(request.image), _pod(config, "")
 
 
 def asked_filter(call: str, body: bytes) -> Wanted:
-    """Return the filter of a list; raises VirtbusError 400 if it is unreadable."""
+    """Return the filter of a list call; raises VirtbusError 400 as `asked_pod`."""
     request = _request(call, body)
     asked = getattr(request, "filter", None)
     if asked is None:
@@ -200,7 +202,7 @@ def status_entry(call: str, body: bytes) -> Entry:
 
 
 def stale(call: str, entry: Entry, why: str) -> bytes:
-    """Return the last known status as an answer, marked as such in its `info`."""
+    """Return the last known status as an answer; STALE and the reason `why` are in its `info`."""
     message = _answer(call, entry.raw)
     message.info[STALE] = why
     made: bytes = message.SerializeToString()
@@ -208,7 +210,7 @@ def stale(call: str, entry: Entry, why: str) -> bytes:
 
 
 def whole(call: str, body: bytes) -> Entry:
-    """Return a whole answer as an entry, without its `info`; raises UnreadableError."""
+    """Return a complete answer as one entry, without its `info`; raises UnreadableError."""
     message = _answer(call, body)
     if "info" in message.DESCRIPTOR.fields_by_name:
         message.ClearField("info")

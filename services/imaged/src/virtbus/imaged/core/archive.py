@@ -47,7 +47,7 @@ class ArchiveEntry(NamedTuple):
 class Archive:
     """The entries of a tar whose bytes arrive in `pieces`.
 
-    Read an entry's data before the next call of `entry`. It skips data that was not read.
+    Read an entry's data before the next call of `entry`, which skips data that was not read.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:

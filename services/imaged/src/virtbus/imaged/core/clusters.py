@@ -31,7 +31,7 @@ ReadAt = Callable[[int, int], bytes]
 def check_clusters(fields: Fields, size_bytes: int, read_at: ReadAt) -> None:
     """Refuse a file of `size_bytes` that ends before a used cluster; the header is already checked.
 
-    The last cluster may be incomplete, because some programs do not write its rest.
+    The last cluster may be incomplete, because some programs write only a part of it.
 
     Raises:
         VirtbusError: 422 `truncated`, `header_invalid`.

@@ -20,8 +20,8 @@ MAX_MEMBERS = 500_000
 """Limit of gzip members, xz streams or zstd frames. Each of them takes CPU time, even without
 output. A layer that permits random access has one of them for each entry of its tar."""
 MAX_WINDOW_LOG = 27
-"""The logarithm of the largest window: 128 MiB, the default limit of zstd itself. The decoder keeps
-a window in memory."""
+"""The largest window has 2^27 bytes (128 MiB), which is also zstd's own default limit. The decoder
+keeps a window in memory."""
 MAX_XZ_BYTES = 68 * 1024**2
 """Memory limit of a decoder for xz. `xz -9`, the largest preset, needs 65 MiB."""
 _GZIP = b"\x1f\x8b"
@@ -34,7 +34,7 @@ _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 class _Stream(Protocol):
     """One member (gzip), stream (xz) or frame (zstd).
 
-    When `eof` is True, `rest` has the input bytes after its end.
+    When `eof` is True, `rest` has the bytes of the input after this stream.
     """
 
     eof: bool

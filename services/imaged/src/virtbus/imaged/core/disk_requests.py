@@ -144,7 +144,7 @@ def refs_of(record: VmRecord) -> frozenset[str]:
 def brings_secret(spec: VmSpec) -> bool:
     """Return True if the VM has its own login or URL query for a pull.
 
-    Its record does not contain that secret.
+    The VM's record does not contain this secret.
     """
     return any(_needs_secret(volume) for volume in spec.volumes)
 

@@ -59,10 +59,7 @@ def refs_of(name: str, url: str) -> frozenset[str]:
 
 
 def shown_name(name: str) -> str:
-    """Return a name for people.
-
-    It is without the query of a URL, and without the key of an image name on the bus.
-    """
+    """Return a name for people, without the query of a URL, or the key of a name on the bus."""
     return name.partition("?" if "://" in name else "#")[0]
 
 

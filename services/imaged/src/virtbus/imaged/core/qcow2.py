@@ -124,7 +124,7 @@ def read_fields(head: bytes) -> Fields:
     """Return the fields of a v2 or v3 header; check only what is needed to read the fields.
 
     Raises:
-        VirtbusError: `header_invalid`.
+        VirtbusError: 422 `header_invalid`.
     """
     _require(len(head) >= V2_HEADER_BYTES and head[:4] == QCOW2_MAGIC, "it is too short")
     values = _V2.unpack_from(head)[1:]

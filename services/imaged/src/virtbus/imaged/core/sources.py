@@ -82,9 +82,9 @@ def redirect_target(start: str, current: str, location: str) -> str:
     """Return the URL of a redirect, checked like a first URL.
 
     Raises:
-        VirtbusError: 403 `redirect_refused`: the redirect leads to another scheme than http(s),
-            from https to http, or to this machine. The last is permitted if the URL `start` names
-            the same server. The errors of `check_url`.
+        VirtbusError: 403 `redirect_refused`: the redirect leads to another scheme than http(s), or
+            from https to http. Or it leads to this machine, and the URL `start` has another host or
+            port. The errors of `check_url`.
     """
     target = urljoin(current, location)
     scheme = target.partition(":")[0].lower()
