@@ -370,7 +370,8 @@ class ControllerService:
     def _when_ready(self, handler: Handler) -> Handler:
         """Return the handler, delayed until the first lists are complete.
 
-        It raises 503 at the deadline, or if this process was suspended while the request waited.
+        The returned handler raises 503 at the deadline, or if this process was suspended while the
+        request waited.
         """
 
         async def handle(request: Request) -> object:

@@ -40,7 +40,7 @@ class PodNetworks:
         self._power_off = power_off
 
     async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
-        """Let the node hold the pod's network, and wait until it does.
+        """Make the node hold the pod's network, and wait until the node holds it.
 
         A pod without a VM gets a VM without disks.
 
@@ -66,7 +66,7 @@ class PodNetworks:
             await self._set(key, NetworkState.RELEASED)
 
     async def _set(self, key: str, state: NetworkState) -> bool:
-        """Let the node hold or release the network of the pod's VM; False if there is no VM.
+        """Make the node hold or release the network of the pod's VM; return False without a VM.
 
         Raises:
             VirtbusError: 503 `bus_away`; the errors of `vm.get` and `vm.update`.

@@ -99,7 +99,7 @@ class Sandboxes:
         return pod
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove a sandbox and its containers. If it is the pod's last one, the VM is deleted."""
+        """Remove a sandbox and its containers; with the pod's last sandbox, also the VM."""
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             return

@@ -23,7 +23,7 @@ from virtbus.schemas.streams import ConsoleOpen, PortOpen
 
 WINDOW_BYTES = 64 * 1024
 DETACH = b"\x1d"
-"""Ctrl-]. A client that sends it alone leaves the console, as in Virtlet."""
+"""Ctrl-]. A client that sends this byte alone leaves the console, as in Virtlet."""
 EXEC_WAIT_S = 60.0
 """Maximum wait of an exec for a guest that boots."""
 ANSWER_S = 5.0

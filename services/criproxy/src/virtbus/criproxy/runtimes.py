@@ -22,7 +22,7 @@ WHOLE = (*calls.FIRST, calls.STATUS_OF_ALL, calls.FILESYSTEMS)
 NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """The statuses of a runtime that is away."""
 NO_LIST = NO_ANSWER | {"INTERNAL", "UNKNOWN", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CANCELLED"}
-"""The statuses after which a runtime's last list is served: it is away, or cannot list."""
+"""The statuses of a runtime that is away or cannot list. Then its last list is served."""
 
 
 class Mark(NamedTuple):

@@ -57,7 +57,7 @@ class Contents:
     def _more(
         self, flight: Flight, key: str, which: str
     ) -> contextlib.AbstractAsyncContextManager[PartialDownload]:
-        """Open another part for the same image. No later pull continues to write to it."""
+        """Open another part for the same image. No later pull continues this part."""
         return open_part(self._store, self._threads, f"{key}\n{which}", lambda: flight.abandoned)
 
     def _judged(self, part: PartialDownload) -> Foreign | None:

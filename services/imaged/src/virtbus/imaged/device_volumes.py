@@ -18,7 +18,7 @@ from virtbus.schemas.operation import ExportFormat
 from virtbus.schemas.volume_ref import VolumeRef
 
 RELEASE_S = 5.0
-"""Time that a release works for one request; the next request continues it."""
+"""Time that a release works for one request. The next request continues the release."""
 Look = Callable[[], Awaitable[None]]
 
 
@@ -102,7 +102,7 @@ class DeviceVolumes:
             await self._threads.run(self._devices.finish, ref, copy, size_bytes, operation)
 
     async def release(self, ref: VolumeRef) -> bool:
-        """Clear the device and its marks; return False if it does not belong to the volume.
+        """Clear the device and its marks; return False if the device is not the volume's.
 
         Raises:
             VirtbusError: 503 `volume_wiping`: the device is not cleared yet, and the caller repeats

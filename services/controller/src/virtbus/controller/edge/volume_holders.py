@@ -118,7 +118,7 @@ class VolumeHolders:
         return [ref for ref in refs if ref.folder not in self._moved]
 
     async def _move(self, moved: StoredVolume) -> Write:
-        """Return the write of a volume in its new place; raises ConflictError if it changed."""
+        """Return the write of a moved volume; raises ConflictError if the volume has changed."""
         record = moved.record
         there = await self._read(record.namespace, record.name)
         if there is None or there.revision != moved.revision:

@@ -1,4 +1,4 @@
-"""Handles `virtbus.api.v1.volume.move`: begins the move of a volume, or gives it up (ADR 0063)."""
+"""Handles `virtbus.api.v1.volume.move`: begins or cancels the move of a volume (ADR 0063)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ from virtbus.schemas.wire import validate
 
 
 class VolumeMoveApi:
-    """Writes the move into the volume's record. The leader carries it out."""
+    """Writes the move into the volume's record. A task of the leader then moves the data."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, volumes: VolumeApi, room: OperationRoom, off: OffMoves

@@ -24,7 +24,7 @@ SLICE_S = 0.002
 REST = 2.0
 """Seconds without work after each second of work, while more than CROWD watches wait."""
 MOST_REST_S = 0.1
-"""Longest rest. A slice can be long without work, because it includes waits for sends."""
+"""Maximum rest. A slice may be long with little work, because it includes waits for sends."""
 CROWD = 8
 """Up to this many watches are served without a rest."""
 SENT_AT_ONCE = 16
@@ -167,7 +167,7 @@ class WatchSender:
             return self._change(uid, as_json=as_json)
         if uid not in watcher.known:
             return None
-        watcher.known.discard(uid)  # it was deleted, or no longer matches the filter
+        watcher.known.discard(uid)  # the VM was deleted, or no longer matches the filter
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:

@@ -122,7 +122,7 @@ class Mount(LenientModel):
     is_folder: bool = Field(False, exclude=True)
     """True if the node's path is a folder."""
     memory: bool = Field(False, exclude=True)
-    """True if the node's path is in a file system in memory."""
+    """True if the node's path is the mount point of a file system in memory."""
     options: dict[str, str] | None = Field(None, exclude=True)
     """The options of a flexvolume, as its driver wrote them; None for other volumes."""
     block_path: str = Field("", exclude=True)
@@ -130,7 +130,7 @@ class Mount(LenientModel):
     assigned: tuple[str, str] | None = Field(None, exclude=True)
     """For a flexvolume that is a Ceph disk: the pool and the name of its volume on the bus."""
     permitted: bool = Field(False, exclude=True)
-    """True if the setting `flexvolume_devices` permits the device `block_path`."""
+    """True if the node permits flexvolumes to use the device `block_path`."""
 
 
 class Device(LenientModel):

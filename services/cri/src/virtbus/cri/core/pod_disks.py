@@ -1,7 +1,7 @@
 """Decides which volumes of a pod become disks of its VM, with their sizes and mounts.
 
-The disks belong to the VM. So they exist as long as the pod, and restarts of its container keep
-them.
+The disks belong to the VM, which exists as long as the pod. So a restart of the pod's container
+keeps the disks.
 """
 
 import hashlib

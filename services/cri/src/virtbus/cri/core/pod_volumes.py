@@ -81,8 +81,8 @@ def is_disk(mount: Mount) -> bool:
 def is_directory(mount: Mount) -> bool:
     """Return True for a folder of the node that the guest mounts by virtiofs.
 
-    As in Virtlet, this is true for each folder that becomes neither a disk nor files. The folder of
-    the service account's token is excluded.
+    As in Virtlet, this is each folder that is no emptyDir, no flexvolume, and no volume of small
+    files. The folder of the service account's token is excluded.
     """
     other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
     return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)

@@ -75,8 +75,8 @@ class BusLink:
         """Send a request of the API, and return the answer's data.
 
         Raises:
-            VirtbusError: the error in the answer. 503 `bus_away`: the request was not sent, or was
-                refused by the bus. 504 `no_answer`: the request may have taken effect.
+            VirtbusError: the error in the answer. 503 `bus_away`: the request had no effect. 504
+                `no_answer`: the request may have taken effect.
         """
         bus = self.here()
         try:

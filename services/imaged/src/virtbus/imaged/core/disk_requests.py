@@ -15,7 +15,7 @@ from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 _ROOTS = uuid.UUID("5c0b7c1e-6c1d-4d62-9a39-2f6f5a0c7e11")
-"""The namespace of the uids of `device_root_ref`. It must not change: devices have these uids."""
+"""The namespace of the uids of `device_root_ref`. It must not change: marks have these uids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Selects image names to remove: old names, and the least recently used names above a limit.
 
 A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
-because an operator may have pulled its image in advance. A name whose image has disks does not
-expire by age, either. But all names count towards the limit of names. Above the limit, the least
-recently used names are removed first, and plain names last.
+because an operator may have pulled its image in advance. A name whose image is used by disks does
+not expire by age, either. But all names count towards the limit of names. Above the limit, the
+least recently used names are removed first, and plain names last.
 """
 
 from collections.abc import Iterable
