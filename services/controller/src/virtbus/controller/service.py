@@ -80,10 +80,7 @@ log = logging.getLogger(__name__)
 
 
 class ControllerService:
-    """One controller with all its parts.
-
-    `declared` keeps the streams of the bus declared. `joined` joins new nodes.
-    """
+    """A controller. `declared` keeps the streams of the bus declared; `joined` joins new nodes."""
 
     def __init__(
         self,
@@ -370,8 +367,7 @@ class ControllerService:
     def _when_ready(self, handler: Handler) -> Handler:
         """Return the handler, delayed until the first lists are complete.
 
-        The returned handler raises 503 at the deadline, or if this process was suspended while the
-        request waited.
+        It raises 503 at the deadline, or if the request waited while this process was suspended.
         """
 
         async def handle(request: Request) -> object:
