@@ -39,7 +39,7 @@ class DeviceRoots:
         limits: TransferLimits,
         door: Path,
     ) -> None:
-        """`door` is the agent's socket for open devices."""
+        """`door` is the socket on which the agent hands over open devices."""
         self._images = images
         self._store = store
         self._pools = pools

@@ -28,9 +28,10 @@ class VolumeOrphans:
         self._fleet = fleet
 
     async def findings(self, node: str) -> list[AuditFinding]:
-        """Return a finding for each volume of the node without a record; raises BusError.
+        """Return a finding for each volume of the node without a record.
 
         The repair of an audit never removes such data: a person adopts or deletes it by name.
+        Raises BusError, VirtbusError.
         """
         return [
             _finding(node, held)

@@ -118,7 +118,7 @@ class VolumeRemovals:
         return any(one.record.kind == "fill" for one in operations)
 
     async def _release(self, held: StoredVolume) -> None:
-        """Make the volume's nodes remove its data; raises BusError if a node does not answer."""
+        """Make the volume's nodes remove its data; raises BusError, and the errors of imaged."""
         record = held.record
         if not has_data_on_node(record):
             return

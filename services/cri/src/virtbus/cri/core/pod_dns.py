@@ -38,7 +38,7 @@ _SANDBOX_FIELDS = {"nameservers": "servers"}
 def dns_config(sandbox: SandboxConfig) -> DnsConfig | None:
     """Return the DNS settings of the pod's VM; None if the sandbox has none.
 
-    The zone of a server (`fe80::1%eth0`) is a link of the node, so a guest cannot use it.
+    A server with a zone (`fe80::1%eth0`) is left out, because the zone is a link of the node.
 
     Raises:
         ValidationError: a value that no guest can have.

@@ -61,7 +61,7 @@ LISTS: dict[str, str] = {
     "ListPodSandboxMetrics": RUNTIME,
     "ListImages": IMAGES,
 }
-"""Calls that list, with their services. An answer joins the lists of both runtimes."""
+"""By call that lists: its service. The proxy's answer joins the lists of both runtimes."""
 STREAMS: dict[str, str] = {
     "StreamPodSandboxes": "ListPodSandbox",
     "StreamContainers": "ListContainers",

@@ -51,20 +51,20 @@ def asked_pod(body: bytes) -> PodAsked:
 
 
 def asked_container(body: bytes) -> ContainerAsked:
-    """Return sandbox and image of CreateContainer; raises VirtbusError 400 as `asked_pod`."""
+    """Return sandbox and image of CreateContainer; raises the error of `asked_pod`."""
     request = _request("CreateContainer", body)
     return ContainerAsked(request.pod_sandbox_id, _image_spec(request.config.image))
 
 
 def asked_image(call: str, body: bytes) -> tuple[ImageAsked, PodAsked]:
-    """Return the image and the pod of a call; raises VirtbusError 400 as `asked_pod`."""
+    """Return the image and the pod of a call; raises the error of `asked_pod`."""
     request = _request(call, body)
     config = request.sandbox_config if call == "PullImage" else api_pb2.PodSandboxConfig()
     return _image_spec(request.image), _pod(config, "")
 
 
 def asked_filter(call: str, body: bytes) -> Wanted:
-    """Return the filter of a list call; raises VirtbusError 400 as `asked_pod`."""
+    """Return the filter of a list call; raises the error of `asked_pod`."""
     request = _request(call, body)
     asked = getattr(request, "filter", None)
     if asked is None:

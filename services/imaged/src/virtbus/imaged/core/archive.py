@@ -21,7 +21,7 @@ _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,5}) ")
 _HEADER_ONLY = frozenset("123456")
 """Links, devices, folders and pipes have no data, even if they claim a size (as in Go's reader)."""
 _EXTENDED = frozenset("xgLK")
-"""Kinds of entries that describe the next entry, or all next entries: PAX records, a long name, a
+"""Kinds of entries that describe the next entry, or all later entries: PAX records, a long name, a
 long link target."""
 _REGULAR = frozenset({"\0", "7"})
 
@@ -34,7 +34,7 @@ class DamagedError(Exception):
 
 
 class ArchiveEntry(NamedTuple):
-    """An entry.
+    """An entry of a tar.
 
     `parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` for a file.
     """

@@ -11,9 +11,9 @@ class TransferLimits:
     """The limits of one image's transfer."""
 
     max_bytes: int = 64 * 1024**3
-    """The largest image file."""
+    """Maximum size of an image file."""
     max_virtual_bytes: int = 2 * 1024**4
-    """The largest disk an image may claim (IMG-12)."""
+    """Maximum virtual size that an image may claim (IMG-12)."""
     max_expansion: int = 100
     """Maximum expansion factor of a compressed image or layer beyond 64 MiB (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024

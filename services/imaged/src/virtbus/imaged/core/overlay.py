@@ -24,7 +24,7 @@ HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A sparse file: `pieces` of (offset, bytes), zeros between and up to `length_bytes`."""
+    """A sparse file: `pieces` of (offset, bytes). Other bytes up to `length_bytes` are zeros."""
 
     pieces: tuple[tuple[int, bytes], ...]
     length_bytes: int
