@@ -24,7 +24,7 @@ class Logs(Protocol):
     """The log files of containers."""
 
     def path(self, pod: Pod, container: Container) -> str:
-        """Return the absolute path of a container's log, empty for none."""
+        """Return the absolute path of a container's log; empty if the container has no log."""
 
     def reopen(self, container: Container) -> None:
         """Close the log file, and open the file that now has its name.

@@ -28,7 +28,7 @@ class ContainerLogs:
         self._early: list[Pod] = []
 
     def path(self, pod: Pod, container: Container) -> str:
-        """Return the absolute path of a container's log, empty for none."""
+        """Return the absolute path of a container's log; empty if the container has no log."""
         folder = pod.sandbox(container.sandbox_id).config.log_directory
         name = container.config.log_path
         return str(Path(folder, name)) if folder and name else ""

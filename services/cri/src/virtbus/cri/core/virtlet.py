@@ -256,9 +256,9 @@ def _config_drive(reader: _Reader) -> bool:
 
 
 def _user_data(reader: _Reader) -> str | None:
-    """Return the user data: a script, otherwise a cloud-config from the merged mappings, or None.
+    """Return the user data: a script, otherwise a cloud-config of the merged mappings.
 
-    The cloud-config is JSON, which is YAML, too.
+    The cloud-config is JSON, which is YAML, too. Return None if the pod has no user data.
     """
     inline, given = reader.mapping(USER_DATA), _source_texts(reader)
     script = reader.text(SCRIPT) or _named_script(reader, given, inline)
@@ -300,7 +300,7 @@ def _source_texts(reader: _Reader) -> dict[str, str]:
 
 
 def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str, Any]) -> str:
-    """Return the script under the key of the user data that SOURCE_KEY names; empty for none.
+    """Return the script under the key of the user data that SOURCE_KEY names; empty without one.
 
     The script is not parsed, and is returned unchanged.
     """
@@ -347,7 +347,7 @@ def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
 
 
 def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
-    """Return the host name in the meta-data, and remove it from `meta`; empty for none."""
+    """Return the host name in the meta-data, or an empty text; remove its keys from `meta`."""
     named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
     if not named:
         return ""
@@ -358,7 +358,7 @@ def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
 
 
 def _meta_data(reader: _Reader, meta: dict[str, Any]) -> str | None:
-    """Return the other keys of the meta-data as JSON, which the guest gets; None for none."""
+    """Return the other keys of the meta-data as JSON for the guest; None if there are none."""
     more = {key: value for key, value in meta.items() if key not in {*HOSTNAMES, INSTANCE_ID}}
     try:
         text = json_text(more) if more else None

@@ -62,9 +62,9 @@ class GuestTraffic:
 
 
 def _of_plugins(path: Path | None) -> str:
-    """Return the host's end of a link, from a result of CNI plugins; empty for none.
+    """Return the name of the host's end of a link, from a result of CNI plugins.
 
-    It is the last link of the result that is outside of a namespace.
+    This is the last link in the result that is in no namespace. Empty if there is no such link.
     """
     stored: Any = None
     if path is not None:

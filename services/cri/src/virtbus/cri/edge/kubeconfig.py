@@ -76,7 +76,10 @@ def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str,
 
 
 def _content(path: Path, fields: dict[str, Any], name: str) -> bytes:
-    """Return the content in `<name>-data` (base64), or of the file `<name>`; empty for neither."""
+    """Return the content of the field `<name>-data` (base64), or of the file in the field `name`.
+
+    Return empty bytes without both fields.
+    """
     if data := fields.get(f"{name}-data"):
         return base64.b64decode(str(data), validate=True)
     return (path.parent / str(fields[name])).read_bytes() if fields.get(name) else b""

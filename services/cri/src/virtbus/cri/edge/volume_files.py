@@ -82,10 +82,10 @@ def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Of
 def _assigned(
     options: Mapping[str, str], namespace: str, pools_file: Path | None
 ) -> tuple[str, str] | None:
-    """Return the pool and the name of the volume that stands for a Ceph image; None for none.
+    """Return the pool and the name of the volume that stands for a Ceph image.
 
-    In the pools' file, the node's operator assigns each image to a volume of one namespace. The
-    login for Ceph is the pool's, not that of the options.
+    In the pools' file, the node's operator assigns each image to a volume of one namespace. Return
+    None if no image of the options is assigned. The login for Ceph is the pool's.
     """
     if options.get("type") != CEPH or pools_file is None:
         return None
@@ -130,7 +130,7 @@ def _block_device(path: str) -> str:
 
 
 def _loop_device(path: str) -> str:
-    """Return the loop device of a file; empty for none.
+    """Return the loop device of a file; empty if the file has no loop device.
 
     If a local PersistentVolume is a file, kubelet attaches a loop device to the file. But kubelet's
     request names the file.
