@@ -134,6 +134,18 @@ async def test_two_names_of_one_file_are_one_image(fleet: Fleet, kubelet: Kubele
     assert (usage.used_bytes.value, usage.inodes_used.value) == (2000, 2)
 
 
+async def test_a_plain_name_is_not_the_image_that_was_pulled_by_its_digest(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    await kubelet.call("PullImage", image={"image": f"tiny@{DIGEST}"})
+    fleet.images["tiny"] = OTHER_DIGEST
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    image = (await kubelet.call("ImageStatus", image={"image": "tiny"})).image
+    assert (image.id, list(image.repo_tags)) == (OTHER_DIGEST, ["tiny:latest"])
+    image = (await kubelet.call("ImageStatus", image={"image": f"tiny@{DIGEST}"})).image
+    assert (image.id, list(image.repo_tags)) == (DIGEST, [])
+
+
 async def test_a_removal_by_one_name_removes_all_names_of_the_image(
     fleet: Fleet, kubelet: Kubelet
 ) -> None:

@@ -11,6 +11,8 @@ from grpc import StatusCode
 from services.cri.tests.stream_clients import SpdyClient, Tunnel, websocket
 from services.cri.tests.world import Fleet, Kubelet
 
+from virtbus.cri.edge import stream_server
+
 V4 = "v4.channel.k8s.io"
 FORWARD = "portforward.k8s.io"
 
@@ -111,6 +113,15 @@ async def test_a_url_is_good_for_one_connection(kubelet: Kubelet) -> None:
     async with SpdyClient(await attach(kubelet, container_id), "other") as client:
         assert "403 Forbidden" in client.head
         assert f"X-Accepted-Stream-Protocol-Versions: {V4}" in client.head
+
+
+async def test_a_url_ends_with_its_time(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, container_id = await kubelet.running()
+    monkeypatch.setattr(stream_server, "TICKET_S", 0.0)
+    url = await attach(kubelet, container_id)
+    await asyncio.sleep(0.01)
+    async with SpdyClient(url, V4) as client:
+        assert "404 Not Found" in client.head
 
 
 async def test_sessions_that_cannot_be_are_refused_by_the_call(kubelet: Kubelet) -> None:

@@ -57,6 +57,13 @@ def test_a_redirect_may_not_leave_https_nor_enter_this_machine() -> None:
             redirect_target(first, first, location)
 
 
+def test_a_malformed_address_in_a_redirect_or_a_file_url_is_refused() -> None:
+    with pytest.raises(VirtbusError, match="no URL that can be fetched"):
+        redirect_target("https://h/a", "https://h/a", "https://[")
+    with pytest.raises(VirtbusError, match="outside the directories"):
+        beneath("file://[", ("/srv/images",))
+
+
 @given(st.text(max_size=60), st.integers(0, 1 << 40))
 def test_only_an_exact_continuation_resumes(text: str, offset: int) -> None:
     assert resumed_total(text, offset) is None

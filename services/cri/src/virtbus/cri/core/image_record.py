@@ -32,6 +32,8 @@ class PulledImage(StoredRecord):
 def find(images: Iterable[PulledImage], text: str) -> Iterator[PulledImage]:
     """Yield the images that match `text`: a name, a `name@digest`, a digest, or an id.
 
+    A name without a digest does not match an image that was pulled with one.
+
     Raises:
         VirtbusError: 400 `image_invalid`.
     """
@@ -39,9 +41,15 @@ def find(images: Iterable[PulledImage], text: str) -> Iterator[PulledImage]:
     for image in images:
         if wanted.digest and wanted.digest not in {image.digest, image.pinned}:
             continue
-        if wanted.name and wanted.plain != image_refs.parse(image.name).plain:
+        if wanted.name and not _has_name(image, wanted):
             continue
         yield image
+
+
+def _has_name(image: PulledImage, wanted: image_refs.ImageName) -> bool:
+    if not image.name or (image.pinned and not wanted.digest):
+        return False
+    return image_refs.parse(image.name).plain == wanted.plain
 
 
 def known(images: Iterable[PulledImage], text: str) -> PulledImage:

@@ -1,8 +1,8 @@
 """Serves exec, attach and port-forward to kubelet and crictl, on a port of the loopback.
 
-A call of CRI returns a URL for one connection. A URL that is not used within a minute is dropped by
-a later call. The client connects to the URL, and requests SPDY or a websocket. The memory of each
-connection is limited, and so is the number of connections.
+A call of CRI returns a URL for one connection, which must begin within a minute. The client
+connects to the URL, and requests SPDY or a websocket. The memory of each connection is limited, and
+so is the number of connections.
 """
 
 import asyncio
@@ -133,8 +133,8 @@ class StreamServer:
         except asyncio.LimitOverrunError:
             raise _RefusedError("431 Request Header Fields Too Large") from None
         path, headers = _parsed(head)
-        _, ticket = self._tickets.pop(path.removeprefix("/"), (0.0, None))
-        if ticket is None:
+        until_s, ticket = self._tickets.pop(path.removeprefix("/"), (0.0, None))
+        if ticket is None or until_s < asyncio.get_running_loop().time():
             raise _RefusedError("404 Not Found")
         raw = Raw(reader, writer)
         match headers.get("upgrade", [""])[0].lower():

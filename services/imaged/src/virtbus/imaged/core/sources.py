@@ -86,7 +86,10 @@ def redirect_target(start: str, current: str, location: str) -> str:
             from https to http. Or it leads to this machine, and the URL `start` has another host or
             port. The errors of `check_url`.
     """
-    target = urljoin(current, location)
+    try:
+        target = urljoin(current, location)
+    except ValueError:  # such as `http://[`
+        raise url_invalid(location) from None
     scheme = target.partition(":")[0].lower()
     if scheme not in {"http", "https"}:
         raise _redirect_refused(current, f"leads to a {scheme[:16]!r} URL")
@@ -126,7 +129,10 @@ def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, is
             outside of all roots, or has `.`, `..`, NUL or empty parts, plain or percent-encoded.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as `file://[`
+        parts = SplitResult("file", url, "", "", "")
     path = unquote(parts.path)
     local = parts.netloc in {"", "localhost"} and not parts.query and not parts.fragment
     for root in roots:
