@@ -62,7 +62,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> CliError:
 
 
 def _meant(arguments: list[str]) -> tuple[str, click.Command]:
-    """Return the words and the command that a command line names, as far as it is valid."""
+    """Return the words and the command in the valid beginning of a command line."""
     path = "virtbus"
     found: click.Command = virtbus
     for word in arguments:

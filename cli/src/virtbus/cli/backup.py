@@ -98,9 +98,9 @@ def create(
 ) -> None:
     """Copy all disks of the VM to the backup directory of its node. The VM may be running.
 
-    By default the backup is an increment: it has only what was written since an earlier one. If
+    By default the backup is an increment: it has only the data written since an earlier backup. If
     an increment is impossible, the backup is full, and MESSAGE says why. If the guest has a guest
-    agent, its file systems are frozen for the instant of the backup.
+    agent, the guest's file systems are frozen for the instant of the backup.
     """
     asked = {"vm": vm, "namespace": namespace, "id": id_ or uuid7()}
     asked |= {key: value for key, value in flags.items() if value}
@@ -269,7 +269,7 @@ def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str
 @_node
 @verb
 def delete(invocation: Invocation, *, ids: tuple[str, ...], node: str | None) -> None:
-    """Remove backups. This cannot be undone. A backup on which another rests is refused."""
+    """Remove backups. This cannot be undone. A backup on which another rests cannot be removed."""
     views = [invocation.call("backup", "delete", _ask(id_, node)) for id_ in dict.fromkeys(ids)]
     items = [{"id": view.get("id"), "deleted": True} for view in views]
     lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)

@@ -37,8 +37,8 @@ def command() -> None:
     """Manage schedules of backups.
 
     `virtbus status` shows an alarm after a run that failed or was missed. After each successful
-    run, old backups of the schedule are removed. A backup on which another rests stays, and so do
-    damaged backups and the last verified one.
+    run, old backups of the schedule are removed. Damaged backups, the last verified backup, and
+    backups on which others rest are kept.
     """
 
 

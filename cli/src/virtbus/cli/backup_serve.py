@@ -29,7 +29,7 @@ SERVED = "serve"
 VARIABLE = "VIRTBUS_NBD_SOCKET"
 POLL_S = 1.0
 AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
-"""Exit codes that mean that a controller or the bus is away. Such a request may be repeated."""
+"""Exit codes of requests that may be repeated: a controller or the bus does not answer."""
 
 
 @click.command(
@@ -102,7 +102,7 @@ def serve(
 @click.argument("id_", metavar="ID")
 @verb
 def finish(invocation: Invocation, *, id_: str) -> None:
-    """Finish the reading ID, whose reader has all data. The next reading may rest on it."""
+    """Finish the reading ID, whose reader has all data. The next reading may name it by --since."""
     view = operation.until_ended(invocation, invocation.call("backup", "finish", {"id": id_}))
     invocation.show(view, lambda: operation.table([view]))
     operation.refuse_failed(view)
@@ -165,7 +165,9 @@ async def _forward(
     """Serve the socket until COMMAND or the reading ends; return the reading.
 
     Raises:
-        CliError: COMMAND failed; `local_socket`; as `_ask`.
+        CliError: COMMAND failed.
+        CliError: `local_socket`: this process cannot listen on `path`.
+        CliError: the errors of `_ask`.
     """
     from virtbus.bus.runtime.tasks import background
     from virtbus.cli.vm import forwarding  # imported here, because it loads slowly

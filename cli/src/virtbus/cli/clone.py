@@ -54,13 +54,14 @@ def command(
 ) -> None:
     """Make the VM NEW with the disks of the VM NAME, which may be running.
 
-    Nothing is copied: the disks of NEW rest on those of a snapshot. NEW has a uid, MAC addresses
-    and an instance id of its own, so cloud-init makes a new machine id and new host keys. Published
-    ports and static addresses stay with NAME. A new snapshot is called clone-NEW; delete it when
-    you like.
+    By default nothing is copied: the disks of NEW rest on the disks of a snapshot. NEW has a uid,
+    MAC addresses and an instance id of its own, so cloud-init makes a new machine id and new host
+    keys. Published ports and static addresses stay with NAME. A new snapshot is called clone-NEW;
+    delete it when you like.
 
-    With --full the disks are copied. If this command made the snapshot, it removes it afterwards.
-    NEW starts when the copies are complete. They continue if this command is interrupted.
+    With --full the disks are copied, and NEW starts when the copies are complete. The copies
+    continue if this command is interrupted. A snapshot that this command made is removed after the
+    copies.
     """
     source = invocation.call("vm", "get", ref(name, namespace))
     spec, taken = _spec_of(source, full=full), snapshot or f"clone-{new}"
@@ -81,7 +82,7 @@ def command(
 
 
 def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
-    """Return the spec in which each disk of the snapshot is a volume that copies it."""
+    """Return the spec with each disk of the snapshot replaced by a volume that copies it."""
     disks = []
     for one in spec.get("volumes") or ():
         if not any(one.get(kind) for kind in _FROZEN):
@@ -105,7 +106,7 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return a clone's spec, with `copied_nics`. Raise CliError for volumes, unless `full`."""
+    """Return a clone's spec, with `copied_nics`; raise CliError for volumes, unless `full`."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

@@ -23,7 +23,7 @@ from virtbus.cli.lazy import examples
 def command(shell: str) -> None:
     """Print the completion script for SHELL.
 
-    It also completes names that are on the bus, such as those of VMs, volumes, images and nodes.
+    The script also completes the names of objects on the bus, such as VMs, volumes and nodes.
     """
     completer = get_completion_class(shell)
     if completer is None:

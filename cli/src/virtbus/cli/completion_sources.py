@@ -1,4 +1,4 @@
-"""Reads names from the bus for shell completion; without a bus it quickly returns none."""
+"""Reads names from the bus for shell completion; without a bus it quickly returns no names."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Reads the value of an option that is a time."""
+"""Parses durations in option values."""
 
 import math
 

@@ -48,7 +48,7 @@ def download(invocation: Invocation, *, id_: str, file: str | None) -> None:
 
 
 def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
-    """Return an export that has succeeded; raises CliError for any other."""
+    """Return an export that has succeeded; raise CliError if it runs, failed or was cancelled."""
     view = invocation.call("operation", "get", {"id": id_})
     if view.get("phase") not in operation.ENDED:
         raise CliError(
@@ -75,7 +75,7 @@ def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
 )
 @verb
 def link(invocation: Invocation, *, id_: str, expires: int) -> None:
-    """Print a link to the file of the export ID. With it, anybody can read the file.
+    """Print a link to the file of the export ID. Anybody who has the link can read the file.
 
     The node serves the link if its imaged has the setting download_address. `virtbus operation
     delete` ends the link.
@@ -174,7 +174,7 @@ def _export(
 
 
 def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> None:
-    """Download the file of an export; show where it is."""
+    """Download the file of an export, check its digest, and show the file's path."""
     result = view.get("result") or {}
     path = Path(file or f"{Path(str(view.get('name'))).name}.{view.get('format', 'qcow2')}")
     part = path.with_name(f"{path.name}.part")

@@ -36,7 +36,7 @@ def _options(function: Any) -> Any:
 @target.namespace_option
 @verb
 def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the disks of the VM NAME into the disks. Its guest may run.
+    """Copy the layers below the disks of the VM NAME into the disks. The guest may run.
 
     Afterwards a clone depends on no snapshot, and reads are faster. Disks still rest on their
     images.
@@ -50,7 +50,7 @@ def of_vm(invocation: Invocation, *, name: str, namespace: str, **flags: Any) ->
 @target.namespace_option
 @verb
 def of_volume(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Copy the layers below the volume NAME into it. A VM that holds the volume must be off."""
+    """Copy the layers below the volume NAME into the volume. A VM that holds it must be off."""
     _flatten(invocation, {"volume": name, "namespace": namespace}, **flags)
 
 

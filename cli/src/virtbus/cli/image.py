@@ -92,7 +92,7 @@ def pull(
 
 
 def fetched(invocation: Invocation, query: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Return the answer to `image.pull`, with a progress bar meanwhile."""
+    """Request `image.pull` and return the answer; show a progress bar meanwhile."""
     job = uuid7()
     steps = Steps(shown=invocation.for_eyes)
     reports = _Reports(steps)
@@ -124,7 +124,7 @@ def fetched(invocation: Invocation, query: dict[str, Any], timeout_s: float) -> 
 def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
     """Remove the image REF (a name, URL or digest) from the nodes' stores.
 
-    VMs that use the image keep running. A node removes the file with the last disk that uses it.
+    VMs that use the image keep running. A node removes the file once no disk uses it any more.
     """
     query = {"ref": ref} | ({"node": node} if node else {})
     answer = invocation.call("image", "delete", query)

@@ -1,4 +1,4 @@
-"""Fetches an image onto many nodes at once, with one request and one progress for each node."""
+"""Fetches an image onto many nodes at once, and reports the progress of each node."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,9 +16,11 @@ from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.wire import validate
 
 AT_ONCE = 32
-"""Number of nodes that fetch at one time. A controller handles 256 such requests of all clients."""
+"""Number of nodes that fetch at one time. A controller handles 256 such requests at one time, of
+all clients together."""
 ANSWER_S = 30.0
-"""Time limit for one answer. A node that needs longer says so after 20 s, and is asked again."""
+"""Time limit for one answer. A node that needs longer answers so after 20 s, and the request is
+repeated."""
 _CONTINUES = "not there in time; the node continues, repeat the command to wait for it"
 WAITING, FETCHING, READY, FAILED = "waiting", "fetching", "ready", "failed"
 
@@ -35,7 +37,7 @@ class NodePull:
     image: ImageInfo | None = None
     message: str = ""
     job: str = field(default_factory=uuid7)
-    """The uid in the subject of the pull's progress messages."""
+    """The id in the subject of the pull's progress messages."""
 
 
 class Fetching:
@@ -91,7 +93,7 @@ class Fetching:
             return await self._answer(pull)
 
     async def _answer(self, pull: NodePull) -> ImageInfo:
-        """Request the image until the node has it; raise an error that a repeat cannot change."""
+        """Request the image until the node has it; raise an error that a retry cannot change."""
         want = ImagePull(ref=self._ref, node=pull.node, job=pull.job)
         while True:
             try:

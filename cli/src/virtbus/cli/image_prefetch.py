@@ -90,7 +90,7 @@ async def _fetch(
 
 
 _MOVING = ("fetching", "failed")
-"""Nodes in these states are first in the table, because a small screen cuts its end."""
+"""Nodes in these states come first, because a small screen cuts off the end of the table."""
 
 
 def _row(pull: "NodePull") -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _row(pull: "NodePull") -> tuple[str, ...]:
 
 
 def _fetched(pull: "NodePull") -> str:
-    """Return `12MiB of 30MiB (40 %)`, or less if not all of this is known."""
+    """Return `12MiB of 30MiB (40 %)`; `12MiB` at the end or without a total; `-` without bytes."""
     done = units.size(pull.done_bytes)
     if pull.image is not None or not pull.total_bytes:
         return done if pull.done_bytes else "-"

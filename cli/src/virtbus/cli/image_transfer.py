@@ -17,11 +17,12 @@ from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
 from virtbus.schemas.wire import validate
 
 PATIENCE_S = 60.0
-"""Time without a new byte after which an upload is given up; imaged may restart meanwhile."""
+"""An upload is given up after this time without a new byte. A restart of imaged is shorter."""
 PIECE_S = 10.0
-"""Time for the first answer, and for the answer to each piece. A killed imaged sends none."""
+"""Time limit of the first answer, and of the answer to each piece. A killed imaged never answers.
+"""
 ANSWER_S = 30.0
-"""Time for the answer to a request without a piece; imaged waits up to 20 s for its checks."""
+"""Time limit of the answer to a later request without a piece; imaged's checks may take 20 s."""
 _PAUSE_S = 0.5
 
 
@@ -40,7 +41,7 @@ async def send_to(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Upload an image to each node in turn; return images and errors by node.
 
-    `moved` is called with a node and the number of bytes that it has.
+    `moved` is called with a node and the number of bytes that the node has.
     """
     images: dict[str, Any] = {}
     errors: dict[str, str] = {}
@@ -76,8 +77,8 @@ class _Upload:
         """Return the image once the node has it.
 
         Raises:
-            VirtbusError: imaged refused the upload, also after retries for PATIENCE_S;
-                `file_changed`.
+            VirtbusError: imaged refused the upload for good, or for PATIENCE_S despite retries.
+            VirtbusError: 409 `file_changed`: the file became shorter during the upload.
             BusError: no first answer came in PIECE_S, or no byte was stored for PATIENCE_S.
         """
         clock = asyncio.get_running_loop().time
@@ -98,7 +99,7 @@ class _Upload:
             await asyncio.sleep(pause_s)
 
     async def _attempt(self) -> ImageInfo | None:
-        """Send all that is missing; return None if a piece was lost on the way."""
+        """Send the missing bytes and return the image; None if a piece was lost on the way."""
         size_bytes = self._image.size_bytes
         state = await self._ask(0)
         if state.image is not None:

@@ -73,7 +73,7 @@ def command(
 def uploaded(
     invocation: Invocation, file: Path, name_of: Callable[[str], str], node: str
 ) -> "LocalImage":
-    """Upload a file to one node, as an image with the name that `name_of` makes of its digest.
+    """Upload a file to one node as an image. `name_of` makes the image's name from its digest.
 
     Raises:
         CliError: the file cannot be used, or the node refused it.

@@ -100,7 +100,7 @@ def set_name(
     """Let NAME stand for URL (https://, http://, docker:// or file://) from now on.
 
     The command may be repeated. It replaces all fields of an existing name. Existing VMs keep their
-    disks. A URL must have no query, because a query may be a secret.
+    disks. A URL must have no query, because a query may contain a secret.
     """
     spec = {"url": url, "pull_policy": flags["pull_policy"]}
     spec |= {word: flags[word] for word in ("digest", "transport") if flags[word]}
@@ -152,7 +152,7 @@ def get(invocation: Invocation, *, name: str, namespace: str, fleet: bool) -> No
 def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str, fleet: bool) -> None:
     """Remove image names. VMs, their disks and stored images stay.
 
-    Afterwards the name may have another meaning, which the fleet or images.d of a node gives it.
+    Afterwards the fleet, or images.d of a node, may still give the name another meaning.
     """
     gone = [
         invocation.call("imagename", "delete", _asked(name, namespace, fleet=fleet))

@@ -45,7 +45,7 @@ class Invocation:
     def admin(self) -> "BusSettings":
         """Return settings for a connection as the bus's admin.
 
-        They use --creds, or the admin's file that `virtbus up` wrote.
+        The settings name the file of --creds, or the admin's file that `virtbus up` wrote.
         """
         from virtbus.bus.runtime.bus_settings import (
             BusSettings,  # few verbs need the services' own client

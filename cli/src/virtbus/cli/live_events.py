@@ -1,4 +1,4 @@
-"""Reports the stored events and then new ones, each once."""
+"""Reports the stored events and then the new events, each event once."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,8 @@ Tell = Callable[[Mapping[str, Any]], None]
 class LiveEvents:
     """Subscribes to new events when it is made.
 
-    Make it before you read the history, so that no event between the two is missed.
+    Make the object before you read the history. Otherwise, events between the reading and the
+    subscription are missed.
     """
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
@@ -27,7 +28,7 @@ class LiveEvents:
         self._session.subscribe(subject, self._receive)
 
     def follow(self, stored: Iterable[Mapping[str, Any]]) -> None:
-        """Pass the stored events, those received meanwhile, and all new ones to `tell`.
+        """Pass the stored events, events received meanwhile, and all new events to `tell`.
 
         It runs until interrupted.
         """

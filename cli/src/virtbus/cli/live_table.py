@@ -15,7 +15,7 @@ _SCREEN = (80, 24)
 
 
 class LiveTable:
-    """Draws rows of (name, state, …) to stderr. Without a terminal, it prints a row once."""
+    """Draws rows of (name, state, …) to stderr. Without a terminal, it prints final rows once."""
 
     def __init__(self, header: Sequence[str], *, shown: bool, stream: TextIO | None = None) -> None:
         self._header = header
@@ -28,7 +28,7 @@ class LiveTable:
         self._printed: set[str] = set()
 
     def show(self, rows: Iterable[Sequence[str]]) -> None:
-        """Show the current rows; on a terminal those that fit, at most five times a second."""
+        """Show the current rows; on a terminal the rows that fit, at most five times a second."""
         if self._live and time.monotonic() - self._drawn_s >= _REDRAW_S:
             self._draw([*rows])
         elif self._shown and not self._live:

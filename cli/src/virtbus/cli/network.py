@@ -320,7 +320,7 @@ def delete(
     namespace: str,
     all_namespaces: bool,
 ) -> None:
-    """Remove networks. A network that VMs use, or that is protected, is refused.
+    """Remove networks. The command refuses a network that VMs use, or that is protected.
 
     A network is removed some seconds later, so that creates of VMs in progress can end first.
     """

@@ -18,7 +18,7 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between two requests for the state: a snapshot by layers takes no longer."""
+"""The first pause between two requests for the state. A layered snapshot ends within it."""
 
 
 @click.group(
@@ -43,10 +43,10 @@ SOON_S = 0.05
 def command() -> None:
     """Manage operations: long work on VMs and volumes, such as exports.
 
-    An operation runs on the node of its VM or volume, which has one running operation at a time.
-    An operation needs no client: it continues when this command is interrupted. After its end it is
-    kept for a day, or less: the controllers' settings operation_keep_s and operations_per_namespace
-    limit this.
+    An operation runs on the node of its VM or volume. A VM or volume has one running operation at a
+    time. An operation needs no client: it continues when this command is interrupted. After its end
+    it is kept for a day, or less: the controllers' settings operation_keep_s and
+    operations_per_namespace limit this.
     """
 
 
@@ -119,8 +119,8 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
     """Return the operation after its end; show its progress meanwhile.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts the wait. The operation
-        then continues.
+        CliError: the errors of `Invocation.call`.
+        CliError: `unknown`: a person interrupted the wait. The operation continues.
     """
     steps = Steps(shown=invocation.for_eyes)
     id_, pause_s = str(view.get("id")), pauses_s()
@@ -138,7 +138,7 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield the pauses between requests for a state: SOON_S, then longer ones up to POLL_S."""
+    """Yield the pauses between requests for a state: SOON_S, then longer pauses up to POLL_S."""
     pause_s = SOON_S
     while True:
         yield pause_s

@@ -113,5 +113,5 @@ def flush(stream: TextIO | None = None) -> None:
 
 
 def picked(view: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the named fields of a map; omit absent ones."""
+    """Return the named fields of a map, without absent fields."""
     return {name: view[name] for name in names if name in view}

@@ -48,7 +48,7 @@ def command() -> None:
 )
 @verb
 def listing(invocation: Invocation) -> None:
-    """List pools. PROMISED is the total size of their volumes, with its limit after the slash."""
+    """List pools. PROMISED is the total size of a pool's volumes, then after a slash its limit."""
     items = _pools(invocation)
     if not items:
         invocation.note("no node has reported a pool")
@@ -121,7 +121,7 @@ def _size(item: Mapping[str, Any]) -> str:
 
 
 def _free(item: Mapping[str, Any]) -> str:
-    """Return the free space: `unknown` for a server, which does not report it; `-` for devices."""
+    """Return the free space; `unknown` on a server, `-` for devices or if the size is unknown."""
     abilities = item.get("abilities", {})
     if abilities.get("shared"):
         return UNKNOWN

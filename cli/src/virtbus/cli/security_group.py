@@ -44,8 +44,9 @@ def command() -> None:
 
     A VM without a group is open, except on networks with --default-deny. A VM in a group with
     ingress rules accepts only the connections that some rule allows. Egress rules limit the
-    connections that it opens. Answers in an allowed connection always pass. Rules apply to running
-    VMs within a second. The removal of a rule ends the connections that only this rule allowed.
+    connections that a VM opens. Answers in an allowed connection always pass. Rules apply to
+    running VMs within a second. The removal of a rule ends the connections that only this rule
+    allowed.
     """
 
 
@@ -219,9 +220,9 @@ def _shown(invocation: Invocation, view: Mapping[str, Any]) -> None:
 def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
     """Change the security group NAME.
 
-    A given option replaces all its former values. So --ingress replaces the rules of that direction
-    only, and those of --egress stay. To remove the rules of one direction, give the other ones in
-    a --file.
+    A given option replaces all its former values. So --ingress replaces the ingress rules only, and
+    the egress rules stay. To remove all rules of one direction, give a spec without them in a
+    --file.
     """
     asked = {"name": name, "namespace": namespace}
     given = _spec(flags)

@@ -47,8 +47,8 @@ def command() -> None:
     """Manage snapshots: frozen copies of the disks of a VM or of a volume.
 
     A snapshot outlives its VM or volume. Its data is on the node of that VM or volume. Disks of a
-    running guest are not copied: they continue in new files. Disks of a VM that is off are copied;
-    on file systems with reflinks (XFS, btrfs), the copy shares their space.
+    running guest are not copied: the guest continues to write in new files. Disks of a VM that is
+    off are copied; on file systems with reflinks (XFS, btrfs), the copy shares their space.
     """
 
 
@@ -86,7 +86,7 @@ def _wait(function: Any) -> Any:
 def create(invocation: Invocation, *, name: str, namespace: str, wait: bool, **flags: Any) -> None:
     """Make the snapshot NAME of all disks of a VM, or of a volume, at one instant.
 
-    A running guest continues. If it has a guest agent, its file systems are frozen for that
+    A running guest continues. If the guest has a guest agent, its file systems are frozen for that
     instant. A VM that is off can start again after the copy; an earlier start waits.
     """
     if (flags["vm"] is None) == (flags["volume"] is None):
@@ -145,7 +145,7 @@ def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wai
 
 
 def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a snapshot after its operation. Wait up to STORED_S until the end is stored in it.
+    """Wait for a snapshot's operation, then up to STORED_S until the snapshot has its result.
 
     Raises:
         CliError: the operation failed.

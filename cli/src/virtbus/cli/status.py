@@ -73,7 +73,7 @@ def command(invocation: Invocation) -> None:
 
 
 def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each service in the nodes' reports with its state, also those that do not answer."""
+    """Return each service in the nodes' reports with its state, even if it does not answer."""
     listed = value.get("nodes") or ()
     answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
     found: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         for service, report in sorted((node.get("services") or {}).items()):
             name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
             where = str(node.get("node"))
-            # an answer without a node belongs to this node if there is only one
+            # an answer without a node comes from this node if the bus has no other node
             here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
             missing = _is_missing(report) and not here
             found.append(
@@ -202,7 +202,8 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 known["message"] or "",
             )
         )
-    # a service that answers without its node may be any of the reported ones, so none is "silent"
+    # An answer without a node may come from any reported service of that name. So none of these
+    # services is "silent".
     unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
     for one in reported.values():
         silent = one["state"] == "ready" and one["name"] not in unplaced

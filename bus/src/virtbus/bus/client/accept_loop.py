@@ -1,4 +1,4 @@
-"""Accepts the connections to a socket, with a share of the limit for each source."""
+"""Accepts connections to a listening socket. Each source address gets a share of the limit."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from virtbus.bus.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""Delay after a failed accept: the process is out of descriptors until some are closed."""
+"""Seconds until a failed accept is retried. It fails while the process has no free descriptor."""
 Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
 """Serves a connection from an address, closes it, and then releases the address's share."""
 
@@ -23,7 +23,10 @@ async def accept(
     serve: Serve,
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Accept connections until cancelled; call `before` for each, before it takes its share."""
+    """Accept connections until cancelled. Close a connection whose source has no share left.
+
+    `before` is called for each connection, before the connection takes its share.
+    """
     async with background() as tasks:
         while True:
             connection, address = await accepted(listener)

@@ -80,7 +80,11 @@ def _no_room(error: FullError) -> VirtbusError:
 
 
 class Answers:
-    """Sends the answers to one request, in the format (JSON or msgpack) of that request."""
+    """Sends the answers to one request, in the format (JSON or msgpack) of that request.
+
+    Each method that sends raises VirtbusError 413 if the answer is too large, and UnavailableError
+    without a connection.
+    """
 
     def __init__(self, link: Link, raw: Raw) -> None:
         self._link = link
@@ -94,7 +98,7 @@ class Answers:
         await self._send(render(value, as_json=self.as_json), {})
 
     async def last(self, value: Any) -> None:
-        """Send the final answer; send nothing if it is None and others were streamed."""
+        """Send the final answer; send nothing if it is None and `stream` sent an answer before."""
         if value is not None or not self.streamed:
             await self._send(render(value, as_json=self.as_json), {})
 

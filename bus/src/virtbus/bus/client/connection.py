@@ -1,7 +1,7 @@
 """Keeps one connection to NATS. Only this module and `nats_client` import `nats`.
 
-nats-py's own reconnect is off. Its pending buffer keeps requests that have already failed, and its
-watches and closed clients never recover (docs/explanation/architecture.md). After a lost
+nats-py's own reconnect is off: nats-py's buffer would send requests that have already failed, and
+its watches and closed clients never recover (docs/explanation/architecture.md). After a lost
 connection, this module makes a new client and subscribes again.
 """
 
@@ -30,10 +30,11 @@ with lean_import():
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 2.0
-"""Time limit of one new client. nats-py tries its servers repeatedly within this time."""
+"""Time limit for connecting one new client. nats-py tries the servers repeatedly within it."""
 FLUSH_S = 5
 CLOSE_S, GIVE_UP_S = 2.0, 0.3
-"""Time to send pending data while closing: a client that was connected, and one that was not."""
+"""Seconds in which a closing client sends pending data: one that was connected, and one that never
+was."""
 LOOK_S = 1.0
 """Interval of checks for a closed client: nats-py does not always call closed_cb."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
@@ -68,7 +69,7 @@ class NatsLink:
         self._lost = asyncio.Event()
         self._refused: set[str] = set()
         self.fault = ""
-        """The reason of the last failure, for messages to people."""
+        """The reason for the last failure, as text for errors and logs."""
         self._mux = ""
         self._prefix = settings.inbox_prefix
         self._servers = settings.servers
@@ -302,7 +303,7 @@ class NatsLink:
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
-        # If it was closed meanwhile, it must end here: it would take messages of its queue group.
+        # Closed meanwhile: on the server it would still take messages of its queue group.
         if one not in self._subscribed:
             await self.forget(one)
 
@@ -310,7 +311,7 @@ class NatsLink:
         self._replies.came(raw.subject.rpartition(".")[2], raw)
 
     def _heard(self, error: Exception) -> None:
-        """Handle an error from nats-py; must not raise, because that would end its read loop."""
+        """Handle an error from nats-py. An exception here would end nats-py's read loop."""
         self.fault = str(error) or type(error).__name__
         found = _VIOLATION.search(self.fault)
         if found is None:

@@ -1,4 +1,4 @@
-"""Creates or rewinds the JetStream consumer of a watch: ephemeral, or a node's durable one."""
+"""Rewinds a watch's JetStream consumer: an ephemeral one, made here, or a node's durable one."""
 
 import secrets
 from collections.abc import Awaitable
@@ -98,8 +98,11 @@ class NodeConsumer:
     async def rewind(self) -> int:
         """Reset the consumer to sequence 1, so that it delivers the node's keys again.
 
-        Return the number of messages of the new list: those still pending, and those that an open
-        pull has received since the reset.
+        Return the number of messages in the new list: the messages still pending, and the messages
+        that an open pull has received since the reset.
+
+        Raises:
+            BusError: the consumer does not exist yet, or the call fails.
         """
         try:
             await self._call(

@@ -40,7 +40,7 @@ ASKED_BYTES = 1024
 
 
 def open_request(body: bytes, most_values: int) -> Envelope:
-    """Return the envelope of a request; raise VirtbusError 400 if it is malformed."""
+    """Return the envelope of a request; raise VirtbusError 400 if malformed, 413 if too large."""
     try:
         return open_envelope(body, most_values)
     except VirtbusError:
@@ -59,10 +59,10 @@ def refuse_late(deadline_s: float) -> None:
 
 @asynccontextmanager
 async def in_time(deadline_s: float) -> AsyncIterator[None]:
-    """Cancel the body at a request's deadline, and raise VirtbusError 504 instead.
+    """Cancel the body of the context at a request's deadline, and raise VirtbusError 504.
 
-    Use it for work that must not complete late, because another instance may refuse the request
-    after the deadline.
+    Use it for work that must not complete late: after the deadline, another instance may refuse the
+    repeated request, and the requester then believes that nothing was done.
     """
     limit = asyncio.timeout_at(deadline_s)
     try:
@@ -81,7 +81,7 @@ def _late() -> VirtbusError:
 
 
 def _given_up() -> VirtbusError:
-    """Return the error for shared work that was cancelled, for example with its VM."""
+    """Return the error for a request that waited for shared work which was then cancelled."""
     message = "the work that the request waited for was abandoned; repeat it"
     return VirtbusError(Code.UNAVAILABLE, "given_up", message)
 
@@ -101,7 +101,7 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    `raw` is emptied after decoding, because a parked request may wait for hours.
+    `raw` is emptied after decoding: a parked request may wait for hours, and would hold its body.
     """
 
     raw: Raw
@@ -113,8 +113,8 @@ class _Asked:
 class EndpointServer:
     """Serves one endpoint: `limit` requests have a slot, `backlog` wait, further ones get 429.
 
-    Slots, places in the queue and bytes are shared fairly among accounts. A handler may return a
-    Future. Its request is then parked: it keeps its slot until the Future is done, without a task.
+    Slots, places in the queue and bytes are shared fairly among accounts. If a handler returns a
+    Future, the request is parked: it keeps its slot until the Future is done, but uses no task.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process this request, then waiting requests, as long as one of them may run."""
+        """Process `first`, and then waiting requests until none of them may run."""
         asked: _Asked | None = first
         try:
             while asked is not None:
@@ -288,7 +288,7 @@ class EndpointServer:
 
 
 def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
-    """Return the decoded request; raise VirtbusError 400 if it is malformed, 504 if it is late."""
+    """Return the decoded request; raise the errors of `open_request`, or 504 if it is late."""
     raw = asked.raw
     frame = open_request(raw.body, most_values)
     deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
@@ -311,7 +311,7 @@ def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
 async def serving(
     link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
 ) -> AsyncIterator[None]:
-    """Answer requests while the context is open; at its end, running ones get STOP_S to finish."""
+    """Answer requests while the context is open. At its end, running requests may take STOP_S."""
     async with background() as tasks:
         held = FairShares(HELD_BYTES)
         served = [EndpointServer(link, endpoint, tasks, held) for endpoint in endpoints]

@@ -17,12 +17,12 @@ class EventRecorder:
         self._node = node
 
     def event(self, kind: EventKind, **fields: Any) -> Event:
-        """Return an event of this service; `fields` override its node and the current time."""
+        """Return an event; `fields` override the defaults: this service, its node, the time."""
         own = {"service": self.service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM. A service without a node takes the node of the record."""
+        """Return an event about a VM. If the service has no node, the record's node is used."""
         return self.event(
             kind,
             uid=record.uid,
@@ -36,7 +36,7 @@ class EventRecorder:
     def emit(self, event: Event, message_id: str = "") -> None:
         """Emit an event, unless a recent one has the same subject and message id.
 
-        The default id consists of uid, epoch, generation, kind and reason.
+        The default of `message_id` consists of uid, epoch, generation, kind and reason.
         """
         own = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
         subject = subjects.event(event.node, event.uid, event.kind)

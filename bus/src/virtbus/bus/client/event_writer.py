@@ -1,8 +1,8 @@
 """Stores events in the background, in order of emission. No request waits for a stored event.
 
-The event stream takes messages of all nodes and drops a message id that it has seen. So the writer
-sends a random message id, which no other sender can have used. The writer's retries repeat that id,
-so they are harmless. Emitters and readers compare the event's own id, which is in its body.
+The event stream drops a message whose id it has already seen, from any node. So the writer chooses
+a random message id, which no other sender can have used. A retry repeats the random id, so the
+event is stored once. Emitters and readers compare the event's own id, which is in its body.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ class QueuedEvent:
 def stored_id(subject: str, message_id: str) -> str:
     """Return the id by which the stream recognises a retry.
 
-    The id is random if nodes write to the stream, too. Only controllers write dead letters; these
-    keep `message_id`, so a dead letter that several controllers report is stored once.
+    The id is random if nodes write to the stream, too. Only controllers write dead letters. A dead
+    letter keeps `message_id`, so it is stored once even if several controllers report it.
     """
     return random_token().hex() if shared(subject) else message_id
 
@@ -62,7 +62,7 @@ class RecentEvents:
         self._at_s: Recent[tuple[str, str], float] = Recent(REMEMBERED)
 
     def again(self, subject: str, message_id: str, now_s: float) -> bool:
-        """Return True if the same event was emitted within SAME_S."""
+        """Return True if the event was emitted within the last SAME_S; otherwise remember it."""
         key = subject, message_id
         if now_s - self._at_s.get(key, -SAME_S) < SAME_S:
             return True
@@ -71,7 +71,7 @@ class RecentEvents:
 
 
 class EventWriter:
-    """A bounded queue of events and the task that stores them. A full queue drops its oldest."""
+    """A bounded queue of events, and the tasks that store them. A full queue drops the oldest."""
 
     def __init__(self, records: Records) -> None:
         self._records = records

@@ -16,7 +16,7 @@ A caller that is alone gets three quarters of all units.
 class FairShares:
     """`total` units, which callers take and release.
 
-    A caller with many units is refused earlier than one with few, so some remain for later callers.
+    A caller with many units is refused earlier than one with few. So later callers find free units.
     A caller with an empty name is one of our own services; only `total` limits it.
     """
 
@@ -39,7 +39,7 @@ class FairShares:
         return True
 
     def exceed(self, caller: str) -> None:
-        """Take a unit in place of one that the caller is about to release."""
+        """Take one unit beyond the limits: the caller is about to release another unit."""
         self.held += 1
         if caller:
             self._held[caller] = self._held.get(caller, 0) + 1
@@ -56,7 +56,7 @@ class FairShares:
 
 
 class FairQueue(Generic[T]):
-    """A queue: first come, first served for each caller, with callers in turn."""
+    """A queue that serves callers in turn, and each caller's items in order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}
@@ -77,7 +77,7 @@ class FairQueue(Generic[T]):
         return self.take(next(iter(self._waiting))) if self._waiting else None
 
     def take(self, caller: str) -> T:
-        """Remove and return a caller's oldest item; the caller's next turn is after all others'."""
+        """Remove and return a caller's oldest item; the caller then goes behind all others."""
         items = self._waiting.pop(caller)
         item = items.popleft()
         if items:

@@ -1,4 +1,4 @@
-"""Matches subjects with NATS filters: `*` is one token, `>` at the end is one or more."""
+"""Matches subjects with NATS filters: `*` is one token, a final `>` is one or more tokens."""
 
 
 def matches(subject_filter: str, subject: str) -> bool:

@@ -57,10 +57,11 @@ class FlowControl:
         return self._announced
 
     def came(self, at: int, size: int, *, may_miss: bool = False) -> None:
-        """Count a received piece. With `may_miss`, as for datagrams, earlier ones may be missing.
+        """Count a received piece. With `may_miss` (datagrams), earlier pieces may be missing.
 
         Raises:
-            BrokenStreamError: an earlier piece is missing, or the window is exceeded.
+            BrokenStreamError: an earlier piece is missing, the position is in an earlier piece, or
+                the window is exceeded.
         """
         if not size:
             return

@@ -50,10 +50,11 @@ def _stale(path: Path) -> str:
 
 
 def _unserved(path: Path) -> str:
-    """Return the reason if no process listens on the socket; empty if one does.
+    """Return the reason if no process listens on the socket; empty if a process listens.
 
     It does not connect, because the service would log a peer that sends nothing. The kernel lists a
-    socket by the path to which it was bound. netd binds `wrapper.part`, and then renames it.
+    socket by the path to which it was bound. netd binds `wrapper.part` and then renames it, so the
+    suffix is not compared.
     """
     for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines():
         fields = line.split()

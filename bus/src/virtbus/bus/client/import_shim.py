@@ -1,7 +1,7 @@
 """Imports nats-py without the parts that the bus does not use.
 
-nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. They take 280
-of 330 ms of the import, in every `virtbus` command. The bus does not need them: it calls
+nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. These two
+take 280 of 330 ms of the import, in every `virtbus` command. The bus needs neither: it calls
 JetStream's API itself, over plain TCP. nats-py's client needs only three header names of `nats.js`.
 """
 

@@ -14,14 +14,15 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
 CONSUMER_DIFFERS = 10012
-"""A consumer cannot be created; the text says if an existing one has another storage."""
+"""A consumer cannot be created. The error's text says if the cause is an existing consumer with
+another storage."""
 NO_PEERS = 10005
-"""The cluster has fewer servers than the stream's replicas."""
+"""The cluster has fewer servers than the stream needs for its replicas."""
 _FULL = frozenset({10023, 10028, 10047, 10054, 10122})
 """Codes of: no resources, no memory, no storage, message over max_msg_size, stream over the
 account's limit."""
 _IN_FLIGHT = frozenset({10158, 10164})
-"""The cluster has not committed this message id yet, or another write of the same subject."""
+"""The cluster has not committed an earlier write yet: of this message id, or of this subject."""
 _NOBODY = "nobody answers for this stream: its servers elect a leader, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
 
@@ -37,7 +38,7 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """The stream already has its one message of this subject; for the sender that is a success."""
+    """The stream keeps one message of this subject, and has it: a success for the sender."""
 
 
 def why_again(raw: Raw) -> str:
@@ -45,8 +46,8 @@ def why_again(raw: Raw) -> str:
 
     The reason is empty for a conclusive answer.
 
-    It recognises an error by the first bytes of JetStream's JSON. Stored values are msgpack maps
-    and never begin like that.
+    An error is recognised by the first bytes of JetStream's JSON. Stored values are msgpack maps
+    and never begin with these bytes.
     """
     if raw.status == "503":
         return _NOBODY
@@ -63,8 +64,9 @@ def answer_of(raw: Raw) -> dict[str, Any]:
     """Return the JSON answer of a JetStream call.
 
     Raises:
-        UnavailableError: no responder (503: election, or no such stream).
-        ConflictError, DeniedError, FullError, ApiError: the call was refused.
+        UnavailableError: no server answers for the stream (during an election, or because the
+            stream does not exist), or JetStream answers 503.
+        ConflictError, DeniedError, FullError, ApiError: JetStream refused the call.
         BusError: the answer cannot be read.
     """
     if raw.status == "503":

@@ -1,8 +1,8 @@
 """Notes records that a requester has, but that the watch has not delivered yet.
 
-The bus may have an older record of a VM than its host, for example after a restore, or one that
-this version cannot read. Then the watch never delivers the host's record. Only a list that begins
-later proves that.
+The bus may have an older record of a VM than the requester, for example after a restore, or a
+record that this version cannot read. Then the watch never delivers the requester's record. Only a
+list that begins after the request proves this.
 """
 
 from collections.abc import Callable, Container
@@ -34,7 +34,7 @@ class LateRecords:
         self._listing = True
 
     def complete(self, listed: Container[str]) -> None:
-        """Note that a list is complete. Request another one if a record was noted while it ran."""
+        """Note that a list is complete. Request another list if a record was noted meanwhile."""
         self._listing = False
         self._late = {
             uid: late
@@ -45,7 +45,10 @@ class LateRecords:
             self.relist()
 
     def note(self, uid: str, age: Age) -> None:
-        """Note a record that is late; request a list, unless this was done for it already."""
+        """Note a late record and request a list, unless the record is noted already.
+
+        While a list runs, `complete` makes the request.
+        """
         known = self._late.get(uid)
         if known is not None and known.age >= age:
             return

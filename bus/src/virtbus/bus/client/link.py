@@ -39,7 +39,7 @@ class Subscription(Protocol):
 class Link(Protocol):
     """A supervised connection: a lost one is rebuilt, with every subscription.
 
-    `generation` counts connections, so that a watch notices a new one.
+    `generation` counts the connections made, so that a watch notices a new connection.
     """
 
     @property
@@ -91,7 +91,7 @@ class Link(Protocol):
         """Subscribe; if connected, the subscription is effective on return.
 
         Raises:
-            DeniedError: the credentials do not allow it.
+            DeniedError: the credentials do not allow a subscription to `subject`.
         """
 
     def inbox(self) -> str:

@@ -2,7 +2,7 @@
 
 Their credentials open the node's consumers from any host. So both services wait for the local
 agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file with the
-node's instance key on the bus. A service that guests depend on runs on while the bus is away.
+node's instance key on the bus. A service that guests depend on keeps running without the bus.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ SETTLES_S = 2.0
 
 
 def holds(text: str) -> bool:
-    """Return True if the agent's file says that the agent holds the node, as far as it knows."""
+    """Return True if `text`, from the agent's file, says that the agent holds the node."""
     return _words(text)[:1] == ["held"]
 
 
@@ -79,8 +79,8 @@ class LocalAgent:
     async def gate(self) -> None:
         """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After REPORT_AFTER_S it reports the service as started. Otherwise systemd's start timeout
-        would end a service that still waits for the agent.
+        After REPORT_AFTER_S it tells systemd that the service has started. Otherwise systemd's
+        start timeout would end a service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
         begun_s, reported = loop.time(), False
@@ -105,7 +105,8 @@ class LocalAgent:
         """Check the agent's file and the instance key periodically; never returns.
 
         Raises:
-            VirtbusError: 409 `second_instance`: another host holds the node.
+            VirtbusError: 409 `second_instance`: the agent's file says `refused`, or the instance
+                key names another instance than the file.
         """
         loop = asyncio.get_running_loop()
         proved_s = loop.time()
@@ -140,9 +141,9 @@ class LocalAgent:
         return _words(self._read_file())
 
     async def _holder(self) -> str:
-        """Return the instance id in the node's key; empty if the key is missing or unreadable.
+        """Return the instance id in the node's key; empty if the key is missing or not valid.
 
-        The agent that holds the node rewrites an unreadable key.
+        The agent that holds the node rewrites a key that is not valid.
         """
         entry = await self._bus.get(self._key)
         if entry is None or entry.kind is not EntryKind.PUT:
@@ -166,7 +167,7 @@ async def serve_with_agent(
 ) -> None:
     """Connect to the bus and run `serve` while this host's agent holds the node.
 
-    While `stays` returns True, wait for a bus that does not answer or refuses the login.
+    While `stays` returns True, keep trying to connect instead of raising the errors below.
 
     Raises:
         UnavailableError: no server of the bus answers.
@@ -184,7 +185,7 @@ async def serve_with_agent(
 
 @asynccontextmanager
 async def _connected(settings: ServiceSettings, stays: Callable[[], bool]) -> AsyncIterator[Bus]:
-    """Connect to the bus. A service that stays reports itself as started, as `gate` does."""
+    """Connect to the bus. Before it retries, it tells systemd that the service has started."""
     bus: Bus | None = None
     said = ""
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Queues items of callbacks for one task, with a limit. Cancelling the task loses no item."""
+"""Queues items from callbacks for one task, with a limit. Cancelling the task loses no item."""
 
 import asyncio
 from collections import deque
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue of at most `capacity` items, and `capacity_bytes` if not 0.
+    """A queue of at most `capacity` items, and of at most `capacity_bytes` unless that is 0.
 
-    Beyond that it drops the oldest items and sets `overflowed`. `size_of` returns an item's bytes.
+    A full queue drops its oldest items and sets `overflowed`. `size_of` returns an item's bytes.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Fault(StrEnum):
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`. A start, a reconnect and `relist` each give RESET, list, SYNCED."""
+    """Implements `ports.Watch`. A start, a reconnect and `relist` yield RESET, the list, SYNCED."""
 
     def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link

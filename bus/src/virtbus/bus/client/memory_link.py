@@ -32,7 +32,7 @@ class _Subscribed:
 class MemoryServer:
     """The state of a fake NATS server.
 
-    TTLs end by `clock_ns`. A test advances this clock and then calls `expire()`.
+    `clock_ns` is the clock of all TTLs. A test advances this clock and then calls `expire()`.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -52,7 +52,7 @@ class MemoryServer:
         return self.shelves[stream]
 
     def expire(self) -> None:
-        """Remove the entries whose TTL has ended by `clock_ns`."""
+        """Remove the entries whose TTL has ended."""
         for shelf in self.shelves.values():
             shelf.expire()
 

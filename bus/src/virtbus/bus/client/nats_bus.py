@@ -46,7 +46,7 @@ class NatsBus(CoreMessages):
 
     @property
     def generation(self) -> int:
-        """Return how many connections were made. After a new one, the server may have restarted."""
+        """Return how many connections were made. The server may restart between connections."""
         return self._link.generation
 
     async def renewed(self, generation: int) -> int:
@@ -89,7 +89,7 @@ class NatsBus(CoreMessages):
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call JetStream's API, for example `STREAM.CREATE.KV_vm`, and return its answer.
 
-        The call is repeated until an answer is conclusive, so it may have an effect twice.
+        The call is repeated until an answer is conclusive, so it may take effect twice.
 
         Raises:
             ApiError: the call was refused, with JetStream's code.

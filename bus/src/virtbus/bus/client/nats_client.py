@@ -46,7 +46,7 @@ class DirectClient(Client):
         except BaseException:
             self._receivers.pop(sid, None)
             raise
-        # frees 3 KiB: the receiver gets the messages; a service has up to a hundred subscriptions
+        # frees 3 KiB for each of up to a hundred subscriptions; the receiver gets the messages
         subscription._pending_queue, subscription._message_iterator = _UNUSED, None
         return subscription
 

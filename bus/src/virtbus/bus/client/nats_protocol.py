@@ -25,11 +25,11 @@ class MalformedError(ValueError):
 def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
     """Deliver the complete messages at the beginning of `block`.
 
-    Return the size of the delivered messages, and that of the incomplete message after them. The
-    second size is 0 if no message follows, or its line is incomplete.
+    Return the size of the delivered messages, and the size of the incomplete message after them.
+    The second size is 0 if no message follows, or if its MSG or HMSG line is incomplete.
 
     Raises:
-        MalformedError: a MSG or HMSG line is invalid.
+        MalformedError: a MSG or HMSG line is invalid, or its message does not end with CRLF.
     """
     at = 0
     while block.startswith((b"MSG ", b"HMSG "), at):
@@ -69,7 +69,8 @@ def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message; `Status` and `Description` are the server's own status.
 
     A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name keeps its
-    blanks: the server replaces a forged `Nats-Request-Info`, but not one with a blank before it.
+    blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank precedes the name;
+    without the blank, that forged header would count.
     """
     if not block:
         return {}
@@ -95,7 +96,7 @@ def publication(
     """Return the PUB or HPUB command of a message.
 
     Raises:
-        MalformedError: a subject is empty, or has a blank or line break.
+        MalformedError: `subject` is empty, or `subject` or `reply` has a blank or line break.
         FullError: header block and body have more than `most_bytes`.
     """
     if not subject or _NO_SUBJECT.search(subject + reply):

@@ -22,7 +22,7 @@ _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 
 
 def account_of(headers: Mapping[str, str]) -> str:
-    """Return the requester's account; empty if it is the service's own account."""
+    """Return the requester's account; empty for the service's own, `unknown` if unreadable."""
     info = headers.get(REQUEST_INFO)
     if info is None:
         return ""

@@ -1,4 +1,4 @@
-"""Defines `Bus`, the services' interface of the bus. `NatsBus` and `MemoryBus` implement it.
+"""Defines `Bus`, through which services use the bus. `NatsBus` and `MemoryBus` implement it.
 
 Keys are full subjects (`$KV.vm.n1.<uid>`). `virtbus.schemas.subjects` builds them.
 """
@@ -43,7 +43,7 @@ class WatchMark(StrEnum):
     """The marks that a watch yields between entries."""
 
     RESET = "reset"
-    """A full list follows, for example after a reconnect. Keys that it lacks no longer exist."""
+    """A full list follows, for example after a reconnect. Keys not in the list no longer exist."""
     SYNCED = "synced"
     """The list is complete."""
 
@@ -152,7 +152,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 Gate = Callable[[], Awaitable[None]]
 """An async function that returns once a watch may list.
 
-After a BusError, except DeniedError, the watch calls it again. Any other exception ends the watch.
+If it raises a BusError other than DeniedError, the watch calls it again. Any other exception ends
+the watch.
 """
 
 
@@ -235,6 +236,8 @@ class Bus(Protocol):
             VirtbusError: the service's error.
             UnavailableError: no service received the request (no responder, no connection).
             OutcomeUnknownError: the request was sent, but no answer came in time.
+            DeniedError, FullError: as `Link.ask`.
+            BusError: the answer cannot be read.
         """
 
     def request_stream(
@@ -246,6 +249,8 @@ class Bus(Protocol):
             VirtbusError: the service's error.
             UnavailableError: there is no responder, the connection was lost, too many replies are
                 unread, or nothing arrived for `idle_timeout_s`.
+            DeniedError, FullError: as `Link.ask`.
+            BusError: a reply cannot be read.
         """
 
     def serve(
@@ -261,8 +266,8 @@ class Bus(Protocol):
     async def get(self, key: str) -> Entry | None:
         """Return the last message of `key` (it may contain `*`); None if there is no message.
 
-        A purge marker is an Entry of kind PURGE. The stream's leader answers, except to a node's
-        users: any replica answers them, and may lack the last writes.
+        A purge marker is an Entry of kind PURGE. A node's users get the answer of any replica,
+        which may lack the last writes. All other users get the answer of the stream's leader.
         """
 
     async def put(
@@ -316,8 +321,8 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Watch]:
         """Watch `$KV.vm.<node>.>` like `watch`, through the node's durable consumer.
 
-        Every process with the node's credentials shares this consumer, and each list rewinds it. So
-        the watch awaits `gate` before each list.
+        Every process with the node's credentials shares this consumer, and a list of one process
+        rewinds it for all. So the watch awaits `gate` before each list.
         """
 
     async def fill(self, bucket: str) -> float:
@@ -334,7 +339,7 @@ class Bus(Protocol):
 
     # --- events ------------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store an event in the background: queued, bounded, retried.
+        """Store an event in the background, with retries. The queue of events is bounded.
 
         Within ten minutes, this connection stores an event with the same subject and `message_id`
         only once. Two processes may store the same event, so readers compare the ids. Texts and

@@ -1,4 +1,4 @@
-"""Checks if a TCP port is free, and if its NATS server answers, takes a login, has a responder."""
+"""Checks if a port is free, or if a NATS server there answers, takes a login, has a responder."""
 
 import asyncio
 import errno
@@ -62,7 +62,7 @@ def is_free(host: str, port: int) -> bool:
     """Return False if another server listens on this port.
 
     Raises:
-        OSError: no server can listen there, for example because the host lacks the address.
+        OSError: no server can listen on `host`, for example because this host lacks the address.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

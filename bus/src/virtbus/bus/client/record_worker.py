@@ -46,7 +46,7 @@ class Step(Protocol[Ready]):
     span: str
     first_retry_s: float
     interrupts: bool
-    """True: a newer record cancels a running attempt. False: it waits for the attempt's end."""
+    """True: a newer record cancels a running attempt. False: the record waits until it ends."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
@@ -65,7 +65,7 @@ class Step(Protocol[Ready]):
 class _Job(Generic[Ready]):
     """The work for one VM. `outcome` gets the result of the current or next attempt.
 
-    `failed` is the result of the previous attempt until the next one begins.
+    `failed` is the result of a failed attempt, until the next attempt begins.
     """
 
     record: VmRecord
@@ -107,10 +107,11 @@ class RecordWorker(Generic[Ready]):
         self._news = asyncio.Event()
         self._listing = False
         self._found: dict[str, VmRecord] = {}
-        """Records of a list that is not complete yet. The keys that they need may follow later."""
+        """Records that a list has delivered so far. Their steps start once it is complete, because
+        a step may need keys that come later in the list."""
         self._late = LateRecords()
         self.listed: set[str] = set()
-        """The uids that have a record on the bus, except VMs that are being deleted."""
+        """The uids of the VMs with a record on the bus, except VMs that are being deleted."""
         self.synced = False
         """True once a list was complete. Before that, `listed` may lack VMs."""
 
@@ -232,7 +233,7 @@ class RecordWorker(Generic[Ready]):
         job.task = self._group.create_task(self._run(job))
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
-        """Return the outcome for this record: of the current attempt, or of the last failed one.
+        """Return the outcome of the record's current attempt, or of a failed one before its retry.
 
         After a permanent failure it tries again, because the cause may have been repaired. A
         VirtbusError is not raised but returned in the outcome.

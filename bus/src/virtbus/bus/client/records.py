@@ -50,7 +50,7 @@ _PURGE = {OPERATION: "PURGE"}
 """Headers of a purge marker.
 
 They need no `Nats-Rollup`, because a bucket keeps one message per key. Buckets that nodes write do
-not allow rollups, because `Nats-Rollup: all` would empty them.
+not allow rollups, because a node could empty the bucket with `Nats-Rollup: all`.
 """
 
 
@@ -100,7 +100,7 @@ class _Sent:
 
 
 class Records:
-    """Reads and writes over one connection. `ports.Bus` documents methods without one here."""
+    """Reads and writes over one connection. `ports.Bus` documents methods without a docstring."""
 
     def __init__(self, link: Link, settings: BusSettings) -> None:
         self._link = link
@@ -276,7 +276,7 @@ class Records:
         return entry_of(subject, headers, raw.body, int(sequence), at_ns), headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """Store a batch (ADR-50): the last message commits all, and nothing is stored before."""
+        """Store a batch (ADR-50): nothing is stored until the last message commits all of it."""
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)

@@ -8,7 +8,7 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.ids import random_token
 
 _Answer = asyncio.Future[Raw | Exception]
-"""An error is set as a result. asyncio would log an exception that no task awaits any more."""
+"""An error is set as the result, because asyncio would log an exception that no task awaits."""
 
 
 class Replies:
@@ -26,7 +26,7 @@ class Replies:
             TimeoutError: no answer arrived within `timeout_s`.
             BusError: `fail` was called for this request.
         """
-        # a service that sees one reply subject cannot guess the token of another request
+        # random: a service that sees one reply subject cannot guess the token of another request
         token = random_token().hex()
         loop = asyncio.get_running_loop()
         answer: _Answer = loop.create_future()
@@ -50,7 +50,7 @@ class Replies:
             waiting[0].set_result(raw)
 
     def fail(self, kind: type[BusError], why: str, subject: str = "") -> None:
-        """Fail all waiting requests, or only those on `subject` (in lower case)."""
+        """Fail all waiting requests, or only the requests on `subject`, given in lower case."""
         for answer, asked in self._waiting.values():
             if (not subject or asked == subject) and not answer.done():
                 answer.set_result(kind(why))

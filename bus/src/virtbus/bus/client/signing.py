@@ -1,9 +1,9 @@
 """Signs each VM record that a controller writes (ADR 0032).
 
-The signature is an HMAC-SHA-256 of node, uid and all other bytes of the record, including its
-epoch. A host stores the signature with its copy of the record. So a rebuild can verify that a
-controller wrote the copy. The keys are in `$KV.sec._signing`, which only controllers can read, and
-in backups with secrets.
+The signature is an HMAC-SHA-256 of node, uid and the encoded record (with its epoch, without the
+signature). A host stores the signature with its copy of the record. So a rebuild can verify that a
+controller wrote the copy. The keys are stored in `$KV.sec._signing`, which only controllers can
+read. Backups with secrets contain the keys, too.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class _Kept(NamedTuple):
 
 
 class RecordKeys:
-    """The signing keys of all controllers. The first controller creates one; the others read it."""
+    """The signing keys of all controllers. The first one creates a key, and the others read it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -179,7 +179,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Buffer bytes. Join small pieces to save memory; drop the oldest of many datagrams."""
+        """Buffer bytes: join small pieces to save memory, but keep at most MAX_DATAGRAMS."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -206,7 +206,7 @@ async def carry(
 ) -> None:
     """Copy bytes between a stream and a local connection, in both directions.
 
-    It returns when both directions have ended or one breaks. It closes neither.
+    It returns when both directions have ended or one breaks. It leaves `stream` and `writer` open.
     """
 
     async def out() -> None:
@@ -228,7 +228,7 @@ async def carry(
 async def accepting(
     bus: Bus, request: Request, want: StreamOpen, *, datagrams: bool = False
 ) -> AsyncIterator[ByteStream]:
-    """Open the service's end of the stream that `request` asks for; close it with the context.
+    """Open the service's end of the stream that `request` asks for. The context's exit closes it.
 
     The client sends its bytes to a random subject that only this client learns.
     """
@@ -271,7 +271,7 @@ async def opening(
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
 ) -> AsyncIterator[ByteStream]:
-    """Open the client's end of a stream that a service serves on `subject`; close it at the end.
+    """Open the client's end of a stream that a service serves on `subject`. The exit closes it.
 
     Example: a console, whose reader may be slow::
 
@@ -309,7 +309,7 @@ async def opening(
             yield stream
         finally:
             stream.end(DETACHED)
-            # has no effect if the other end closed first
+            # no effect if the other end closed the stream first
             await tell(StreamData(closed=stream.closed))
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 UID = "virtbus.uid"
 """The span attribute that names the VM; spans without it are not stored."""
 SERVICE = "virtbus.service"
-"""The span attribute that names a process other than this one."""
+"""The span attribute with the service's name, if the span is recorded for another process."""
 TOGETHER_S = 0.2
 """Time for which spans of a VM are collected into one event, to save the CPU time of messages."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -56,7 +56,7 @@ def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractC
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, otherwise that of the request, or None."""
+    """Return the traceparent of the running span, otherwise the request's; None without both."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()
@@ -83,7 +83,7 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
     Args:
         name: `virtbus <verb> <noun>`.
         uid: the VM; a span without a VM is exported, but not stored as an event.
-        parent: the parent's traceparent; by default that of the running span or the request.
+        parent: the parent's traceparent; by default that of the running span, or the request's.
         more: further attributes; never secrets.
     """
     if not _tracers:
@@ -118,7 +118,7 @@ def record_span(
     end_ns: int,
     **more: str,
 ) -> None:
-    """Record a span for another process, `service`, from `start_ns` to `end_ns` (Unix time)."""
+    """Record a span for the process `service`, from `start_ns` to `end_ns` (Unix nanoseconds)."""
     if _tracers:
         attributes = {UID: uid, SERVICE: service, **more}
         _tracers[0].start_span(
@@ -145,7 +145,7 @@ def _context(parent: str | None) -> "Context | None":
 def span_fields(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     """Return a finished span as a dict with the fields of `schemas.events.Span`.
 
-    It builds no model, because it runs for every span.
+    It builds no model, because that takes CPU time for every span.
     """
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}

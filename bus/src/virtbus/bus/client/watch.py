@@ -28,7 +28,7 @@ BRIEF_EXPIRES_S = 5.0
 """Expiry of a pull that could receive messages of a later list (`WatchSource.stays`)."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
-"""Two heartbeats and a margin: after this silence the consumer or the connection is gone."""
+"""Two heartbeats and a margin: after this silence the consumer or the connection counts as gone."""
 SILENT_PARTS = 2
 """Number of waits into which SILENCE_S is divided. Each is longer than HEARTBEAT_S, so that an idle
 watch wakes its process for heartbeats only.
@@ -158,8 +158,8 @@ class PullWatch:
     async def _listen(self, why: _Doubt) -> None:
         """Drop received messages and subscribe to an inbox.
 
-        A durable consumer's watch keeps its inbox on one connection, because earlier pulls still
-        deliver to it.
+        For a durable consumer, the inbox stays the same while the connection lasts, because earlier
+        pulls still deliver to this inbox.
         """
         if why is _Doubt.LINK or not self._source.stays:
             await self.close()
@@ -280,7 +280,7 @@ class PullWatch:
 async def watching(
     link: Link, source: WatchSource, name: str, gate: Gate | None = None
 ) -> AsyncIterator[PullWatch]:
-    """Open a watch that lists again after a reconnect; at the end, close its consumer."""
+    """Open a watch that lists again after a reconnect; at the end, delete an ephemeral consumer."""
     watch = PullWatch(link, source, name, gate)
     forget = link.on_change(watch.changed)
     try:

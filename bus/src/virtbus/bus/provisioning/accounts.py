@@ -1,4 +1,4 @@
-"""Builds the NATS accounts of a bus: the controllers', one per node, one per kind of client.
+"""Builds the NATS accounts of a bus: for the controllers, each node, client role, bridge and CRI.
 
 The controllers' account owns the streams. A subject crosses accounts only if one account exports
 it and the other imports it. The server rewrites every reply subject that crosses. So a reply or
@@ -94,7 +94,7 @@ def accounts(
     cris: Sequence[str] = (),
     system: bool = False,
 ) -> list[Account]:
-    """Return every account of a bus with these nodes, further bridges, and nodes with a CRI.
+    """Return all accounts of a bus. `bridges` are further bridges, `cris` the nodes with a CRI.
 
     `system` adds the user that may reload the servers' configuration.
     """
@@ -130,11 +130,11 @@ def _offered(clients: Iterable[Account]) -> list[Export]:
 
 
 def _local(subject: str) -> str:
-    """Return the local name in a node's account for a JetStream call; empty if it keeps its name.
+    """Return the subject of a JetStream call inside a node's account; empty if it is not renamed.
 
     Even in an account without streams, the server answers `$JS.API.>` with "not enabled", and the
-    requester takes the first answer. It does not answer pulls and direct gets, so those keep their
-    names.
+    requester takes the first answer. The server does not give this answer to pulls and direct gets,
+    so they are not renamed.
     """
     head = "$JS.API.CONSUMER."
     verb = subject.removeprefix(head).partition(".")[0]

@@ -2,14 +2,15 @@
 
 A backup has records, claims, purge markers of deleted VMs, node specs and secrets. It has the
 objects with a name: volumes, snapshots, image names, networks, security groups and backup
-schedules. It also has the keys by which controllers sign records, and each node's host record. So
-nodes trust the restored records, and no other host can take a node's name.
+schedules. With the secrets it has the keys by which controllers sign records, so that nodes trust
+the restored records. It has each node's host record, so that no other host can take a node's name.
 
-It excludes observed state (statuses, liveness), join records, tombstones, operations and events.
+It excludes observed state (statuses, liveness), join records, tombstones, operations, events and
+other keys that concern only this bus (`_lasts`).
 Values are copied as bytes, so a backup depends on key names only.
 
-The bus works during the copy: each key has its value at some moment between begin and end. This can
-cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.
+The bus is in use during the copy: each key has its value at some moment between begin and end. This
+can cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.
 """
 
 import asyncio
@@ -135,10 +136,10 @@ async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
 
 
 async def put_back(bus: Bus, backup: Backup) -> Restored:
-    """Write a backup into a bus that has no VMs except those of the backup; safe to repeat.
+    """Write a backup into a bus without VMs and named objects of its own; safe to repeat.
 
-    Purge markers come first, then secrets, claims and node specs. Records come last, because nodes
-    act on them.
+    Purge markers come first, then secrets, then claims, node specs and named objects. Records come
+    last, because nodes act on them.
 
     Raises:
         BackupError: the bus has VMs or named objects that the backup lacks, or whose value differs
@@ -175,7 +176,8 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
 def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
     """Return the uids of the backup's named objects that this bus has deleted, by key.
 
-    The purge marker has the uid of the deleted object. The backup may have another object there.
+    The purge marker has the uid of the deleted object. If the backup has another object of the same
+    name, that object is not in the result.
     """
     return {
         key: entry.why.decode(errors="replace")
@@ -309,10 +311,10 @@ def _signs(key: str) -> bool:
 
 
 def _lasts(entry: Entry) -> bool:
-    """Return False for purge markers and for keys that only concern this bus.
+    """Return False for purge markers and for keys that concern only this bus.
 
-    These are join records, tombstones, addresses of hosts, peers of overlays, operations and
-    groups of nodes.
+    Such keys are join records, tombstones, addresses of hosts, peers of overlay networks,
+    operations and groups of nodes.
     """
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
         return False

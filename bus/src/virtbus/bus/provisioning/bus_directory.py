@@ -1,7 +1,8 @@
 """Writes the directory of a production bus: CA, keys, accounts, server folders, credentials.
 
-`bus.json` describes the bus and has no secret. The other files follow from it, so a second write
-changes nothing. The nkey seeds are only in `creds/`; the servers get the public keys.
+`bus.json` describes the bus and has no secret. A write makes the other files from it and keeps
+existing keys, so a second write changes nothing. The nkey seeds are only in `creds/`; the servers
+get the public keys.
 """
 
 import json
@@ -79,7 +80,8 @@ http: "127.0.0.1:{port}"
 class BusPlan:
     """The content of `bus.json`.
 
-    `servers` has the host names of each server; the first is its address for clients.
+    `servers` has the host names of each server. The first name of a server is its address for
+    clients and for the other servers.
     """
 
     servers: list[list[str]]
@@ -155,7 +157,11 @@ class BusDirectory:
             raise BusError(msg) from error
 
     def write(self, plan: BusPlan) -> list[Path]:
-        """Write all files that are missing or outdated; return those that changed."""
+        """Write all files that are missing or outdated; return the files that changed.
+
+        Raises:
+            BusError: `plan` has a user's public key, but the user's credentials file is missing.
+        """
         changed: list[Path] = []
         for folder in (self.base, self.base / "creds"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -312,7 +318,7 @@ class BusDirectory:
 
 
 def _changed(path: Path, text: str) -> list[Path]:
-    """Write a file; return its path in a list if it changed."""
+    """Write a file if its content differs; return a list with its path, empty if unchanged."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return []
     write_secret(path, text)
@@ -320,7 +326,7 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Yield settings that open other ways to log in, expose monitoring, or lack protection."""
+    """Yield a configuration's problems: other ways to log in, open monitoring, lost protection."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -352,7 +358,7 @@ def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
     A single server gets all values. With three servers, each gets one value.
 
     Raises:
-        ValueError: the number of hosts does not match.
+        ValueError: several servers, and the number of values is not `count` or a value is empty.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:

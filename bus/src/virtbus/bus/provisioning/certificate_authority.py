@@ -74,7 +74,7 @@ def ensure_ca(path: Path) -> None:
 def ensure_server(ca: Path, path: Path, names: Sequence[str], days: int = SERVER_DAYS) -> bool:
     """Create a server's `<path>.key` and `.crt` for these host names and addresses.
 
-    Return False if a certificate of this CA with these names exists and does not expire soon.
+    Return False if a certificate of this CA with these names is valid for RENEW_DAYS or longer.
     """
     issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
     if path.with_suffix(".crt").exists() and not problems(ca, path, names, RENEW_DAYS):

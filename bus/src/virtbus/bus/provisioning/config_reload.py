@@ -25,7 +25,8 @@ async def reload_servers(settings: BusSettings) -> list[str]:
 
     Raises:
         UnavailableError, DeniedError: as `connection.connect`.
-        BusError: a server rejects its configuration; the message has its reason.
+        BusError: a server rejects its configuration; the message has the server's reason.
+        TimeoutError: a server does not answer within RELOAD_S.
     """
     link = NatsLink(settings, "reload")
     await link.first()

@@ -15,7 +15,7 @@ GROUP = "virtbus"
 
 
 def write_secret(path: Path, text: str, *, mode: int = 0o600, group: str = "") -> None:
-    """Replace a file atomically. It gets `mode`, or 0640 if `group` exists and we are root."""
+    """Replace a file atomically. Its mode is `mode`, or 0640 if root can give it to `group`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()
@@ -35,7 +35,7 @@ def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -
     """Write a role's credentials file; return False if it is unchanged.
 
     `identity` has `user` and `password`, or `nkey_seed` and `ca` (the PEM text of the servers' CA).
-    Group `virtbus` may read the file of the user `client`.
+    If root writes it, the group `virtbus` may read the file of the user `client`.
     """
     content: dict[str, Any] = {"url": url, **identity, "inbox_prefix": role.inbox_prefix}
     if role.node:
@@ -49,7 +49,7 @@ def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -
 
 
 def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
-    """Return the passwords in a file by user; first add new ones for users that have none."""
+    """Return the passwords in a file by user; first add new passwords for users that have none."""
     known: dict[str, str] = {}
     with suppress(FileNotFoundError):
         known = json.loads(path.read_text(encoding="utf-8"))

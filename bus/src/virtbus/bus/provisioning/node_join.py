@@ -1,8 +1,8 @@
 """Creates the consumers and the join record of each node that appears on the bus.
 
 Only a process with a node's credentials can write the node's heartbeat, so a heartbeat is a request
-to join. If the join record was purged, the node was removed, and its consumers are deleted. Several
-processes may do this at the same time, because every step is idempotent.
+to join. A node without heartbeat whose join record was purged has been removed, and its consumers
+are deleted. Several processes may run this module at once, because every step is idempotent.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
 
 
 async def _join_missing(admin: stream_setup.Admin, nodes: set[str]) -> set[str]:
-    """Join the nodes that lack a consumer; return all nodes, which now have theirs.
+    """Join the nodes that lack a consumer; return `nodes`, which all have their consumers now.
 
     Also delete the consumers of removed nodes.
     """
@@ -81,7 +81,7 @@ async def _forget(admin: stream_setup.Admin, node: str, there: set[tuple[str, st
     for stream, config in stream_setup.node_consumers(node):
         name = config["durable_name"]
         if (stream, name) in there:
-            with contextlib.suppress(ApiError):  # another controller was first
+            with contextlib.suppress(ApiError):  # another controller has deleted it
                 await admin.js_api(f"CONSUMER.DELETE.{stream}.{name}")
     log.info("node %s is forgotten", node, extra={"code": "node_forgotten"})
 

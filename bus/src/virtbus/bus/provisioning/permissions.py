@@ -28,7 +28,7 @@ READS = frozenset({"get", "list", "offers", "watch", "events", "status"})
 SERVER_ANSWERS = "_R_.>"
 """The reply subjects of requests across accounts; the server generates them at random."""
 ANSWER_HOURS = 24
-"""Time within which a helper may answer a request; an image pull may take hours."""
+"""Hours within which imaged or netd may answer a request; an image pull may take hours."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
     "netd": ("network.ready", "network.failed", "network.released", "trace.span"),
@@ -71,9 +71,9 @@ def sys() -> Role:
 def controller() -> Role:
     """Return the user that writes records and leases; the only stream it may create is KV_node.
 
-    It may update the two buckets that nodes write. Older controllers configure them differently,
-    and must be able to run next to this version. It may purge events and statuses of a node that
-    fills the stream.
+    It may update the two buckets that nodes write, because controllers of another version, which
+    may run at the same time, configure them differently. It may purge events and statuses of a node
+    that fills the stream.
     """
     return Role(
         CONTROLLER,
@@ -129,12 +129,12 @@ BRIDGE_VERBS = {
     "node": ("list",),
     "security-group": ("create", "list", "update", "delete"),
 }
-"""API verbs of a bridge. Controllers apply them only to VMs and groups that the bridge created."""
+"""API verbs of a bridge. Controllers accept them only for VMs and groups that it created."""
 BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 
 def bridge(cluster: str = "") -> Role:
-    """Return the user of a Kubernetes cluster's bridge. `owners` limits it to its own VMs."""
+    """Return the user of a cluster's bridge. The module `owners` limits it to its own VMs."""
     user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -165,7 +165,7 @@ CRI_CALLS = frozenset({"console", "port", "exec"})
 
 
 def cri(node: str) -> Role:
-    """Return the user of a node's container runtime. `owners` limits it to its own VMs."""
+    """Return the user of a node's container runtime. Module `owners` limits it to its own VMs."""
     user = f"{CRI}{node}"
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -293,9 +293,10 @@ def agent(node: str) -> Role:
 def helper(node: str, service: str) -> Role:
     """Return the user of a node's imaged or netd, with rights for its own watch and events.
 
-    It has no access to secrets, commands, or statuses except the instance key. It may answer
-    requests, because the server remembers the reply subject of each message. It may also publish
-    its watch's `$JS.ACK` subjects, so the server need not remember those.
+    It has no access to secrets or commands, and of the statuses it may read only the instance key.
+    It may answer requests: the server remembers the reply subject of each received message. The
+    messages of its watch have `$JS.ACK` reply subjects. These are allowed by name, so the server
+    does not need to remember them.
     """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
@@ -324,7 +325,7 @@ def helper(node: str, service: str) -> Role:
 
 
 def _answers(node: str) -> tuple[str, ...]:
-    """Return the subjects to which an agent may reply: inboxes of other accounts and its node."""
+    """Return the inboxes to which an agent may reply: of other accounts, and of its own node."""
     return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
 
 

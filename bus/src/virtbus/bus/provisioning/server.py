@@ -109,7 +109,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running nats-server. This class never restarts it by itself."""
+    """A running nats-server. This class does not restart the server if it ends."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Server:
         Later starts keep the port, which clients know.
 
         Raises:
-            BusError: it did not start, or its port is taken.
+            BusError: the server did not start, its port is taken, or the host lacks the address.
         """
         may_move = self.port < 0 and port == DEFAULT_PORT and self._cluster is None
         self.port = port if port > 0 else probes.any_port(self._host)
@@ -377,11 +377,13 @@ async def running(
 ) -> AsyncIterator[Server]:
     """Run a nats-server while the context is open; its store and passwords remain afterwards.
 
-    `port` -1 means any free port; a single server also uses one if DEFAULT_PORT is taken. With
-    `cluster` the server is one of three, all with the same `port`.
+    `port` -1 means any free port. A single server also uses any free port if DEFAULT_PORT is taken.
+    With `cluster` the server is one of three, all with the same `port`.
 
     Raises:
-        BusError: it did not start; the message ends with the last fatal line of its log.
+        BusError: the server did not start; the message ends with the last fatal line of its log.
+        BusError: nats-server is not installed, or the store is refused by `keep_kind`.
+        TimeoutError: as `end_orphan`.
     """
     for directory in (files.state_dir, files.run_dir, files.store):
         directory.mkdir(parents=True, exist_ok=True)

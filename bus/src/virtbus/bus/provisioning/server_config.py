@@ -44,7 +44,7 @@ def _user(role: Role, login: ServerLogin, renamed: Mapping[str, str]) -> str:
 def _answers(role: Role) -> str:
     """Return the permission to answer requests; empty if the role has none.
 
-    The server then remembers each request's reply subject and accepts one answer to it.
+    With it, the server remembers each request's reply subject and accepts one answer to it.
     """
     expires = f'"{ANSWER_HOURS}h"'
     return f", allow_responses: {{ max: 1, expires: {expires} }}" if role.answers else ""

@@ -162,7 +162,8 @@ async def ensure(
     Raises:
         VirtbusError: 422 `older_bus` or `newer_bus`: the bus has values of another version.
         UnavailableError: the cluster has fewer than three servers online.
-        BusError: a stream cannot be changed as needed; the message names it.
+        DeniedError: the credentials may not change a stream, and `may_lack` is False.
+        BusError: a stream cannot be changed as needed; the message names the stream.
     """
     copies = replicas or (HA_REPLICAS if admin.clustered else 1)
     await check_schema(admin)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from virtbus.bus.runtime.sources import REAL, Sources
 
 LEAST_S = 0.02
-"""No further attempt starts with less time than this: it could only end without an answer."""
+"""Seconds that must be left for a further attempt; with less, it would end without an answer."""
 
 
 def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:

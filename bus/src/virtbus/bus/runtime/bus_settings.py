@@ -30,7 +30,7 @@ class BusSettings:
     """PEM text of the CA that signs the servers' certificates. If set, connections require TLS."""
     creds: Path | None = None
     inbox_prefix: str = "_INBOX"
-    """Prefix of reply subjects. Each user has its own, because permissions allow only that one."""
+    """Prefix of reply subjects. Each user has its own prefix; its permissions allow no other."""
     node: str = ""
     """Node id, set only for a node's users. They may read records only by DIRECT.GET."""
     connect_timeout_s: float = 10.0
@@ -42,7 +42,7 @@ class BusSettings:
     def found(
         cls, run_dir: Path, user: str, *, server: str = "", creds: Path | None = None
     ) -> "BusSettings":
-        """Return the settings of a user, with the file `creds` or that of `virtbus up`.
+        """Return the settings of a user, with `creds` or the credentials file of `virtbus up`.
 
         `user` is `admin`, `controller`, `client` or `node-<id>`. If `server` is given and there is
         no file, the connection is tried without credentials.

@@ -1,4 +1,4 @@
-"""Asks the agent of the host for an open device, over `devices.sock` in its run folder."""
+"""Asks the host's agent for open devices and logical volumes, over the socket `devices.sock`."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ MAX_BYTES = 1024
 ANSWER_MAX = 256 * 1024
 TIMEOUT_S = 10.0
 GROUP_S = 60.0
-"""Greatest time that the agent needs for the commands of LVM."""
+"""Time limit of a request about a logical volume: the agent runs LVM's commands meanwhile."""
 
 _ID = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 VolumeFolder = Annotated[str, StringConstraints(pattern=rf"^{_ID}\.{_ID}\.[0-9a-f-]{{36}}$")]
@@ -31,7 +31,8 @@ class LogicalRequest(StrictModel):
     """A request for the logical volume (LV) of a volume. Each request may be repeated.
 
     - `open`: open the LV, if it exists.
-    - `make`: make and open the LV. An LV with complete content is refused, another one replaced.
+    - `make`: make and open the LV. If it exists, refuse if its content is complete, otherwise
+      replace it.
     - `grow`: make the LV at least `size_bytes` large, and open it.
     - `mark`: note that the first `size_bytes` are complete and that `operation` wrote them.
     - `unmark`: note that the content is not complete.
@@ -53,7 +54,7 @@ class LogicalAnswer(LenientModel):
     filled_bytes: int = 0
     """Number of bytes from the start that are complete; 0: the content is not complete."""
     operation: str = ""
-    """The operation that wrote its content."""
+    """The operation that wrote the volume's content."""
     thin: bool = False
     """True: parts that were never written read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
@@ -74,16 +75,16 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 def open_host_device(path: Path, device: str) -> int:
     """Return an open device of the host, for the root disk of a VM. Raises as `open_device`.
 
-    The agent opens it only if a VM of this node has it with an image, and the agent's setting
-    `devices_allowed` permits it.
+    The agent opens the device only if a VM of this node has it as a disk with an image, and the
+    agent's setting `devices_allowed` permits the device.
     """
     return _opened(path, {"device": device})
 
 
 def refuse_used(path: Path, pool: str, folder: str) -> None:
-    """Raise OSError if a VM of this node has the volume `folder` of `pool`, or as `open_device`.
+    """Raise OSError if a VM of this node has the volume `folder` of `pool`.
 
-    It blocks.
+    It blocks, and also raises as `open_device`.
     """
     _asked(path, json.dumps({"pool": pool, "clear": folder}).encode(), TIMEOUT_S)
 
@@ -91,7 +92,7 @@ def refuse_used(path: Path, pool: str, folder: str) -> None:
 def ask_logical(path: Path, request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
     """Return the state of a logical volume, and its open device if the agent opened it.
 
-    It blocks, and raises as `open_device`; ENOSPC if the volume group has no room.
+    It blocks, and raises as `open_device`. The OSError is ENOSPC if the volume group has no room.
     """
     answer, device = _asked(path, encode_json(request), GROUP_S)
     try:

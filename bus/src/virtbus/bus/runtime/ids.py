@@ -6,10 +6,10 @@ import time
 _TOKEN_BYTES = 12
 _TOKENS_AT_ONCE = 256
 _tokens: list[bytes] = []
-"""The kernel's random bytes; each token is used once.
+"""Random bytes, drawn from the kernel for 256 tokens at once; each token is used once.
 
-Each call to the kernel releases the interpreter's lock. If other threads are busy, that takes 30
-us.
+Each call to the kernel releases the interpreter's lock. With other busy threads, it takes 30 us to
+get the lock back.
 """
 os.register_at_fork(after_in_child=_tokens.clear)
 

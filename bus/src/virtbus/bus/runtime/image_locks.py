@@ -1,7 +1,7 @@
 """Reads and takes QEMU's locks of a disk's file (QEMU: block/file-posix.c; Linux: fcntl).
 
-Each QEMU that has a disk open locks bytes of its file, one for each permission. So the kernel shows
-that a disk is open, even in a QEMU that libvirt has lost.
+Each QEMU that has a disk open locks bytes of the disk's file, one for each permission. So the
+kernel shows that a disk is open, even in a QEMU that libvirt has lost.
 """
 
 import fcntl

@@ -10,10 +10,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 @contextmanager
 def own_path(path: Path) -> Iterator[None]:
-    """Keep `path` free for a socket, and remove the socket at the end.
+    """Make `path` free for the caller's socket, and remove the socket at the end.
 
-    At first, remove the socket of an earlier process. That process has ended, because the caller
-    holds the lock of the state folder.
+    A socket at `path` is removed: its process has ended, because the caller holds the lock of the
+    state folder.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket.

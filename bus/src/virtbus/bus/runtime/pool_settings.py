@@ -19,7 +19,7 @@ from virtbus.schemas.wire import validate
 _NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _UNSTABLE = re.compile(r"^/dev/(sd|vd|hd|xvd|nvme)[^/]*$")
 PROBE_S = 4.0
-"""Interval of the probes of each pool."""
+"""Interval of the checks whether each pool is usable."""
 OVERCOMMIT = 10.0
 """Default of `overcommit`. Guests' disks are mostly empty, but a full pool pauses its guests."""
 
@@ -79,7 +79,7 @@ class BlockPool(StrictModel):
 
     kind: Literal[PoolKind.BLOCK]
     volumes: dict[VolumeKey, DevicePath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The device of each volume, by `namespace.name`. virtbus overwrites it."""
+    """The device of each volume, by `namespace.name`. virtbus overwrites these devices."""
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:
@@ -97,10 +97,10 @@ class LvmPool(StrictModel):
     group: LvmName
     """The name of the volume group."""
     thin_pool: LvmName | None = None
-    """The group's thin pool in which volumes are made; default: each has extents of its own."""
+    """The group's thin pool in which volumes are made. Default: none; a volume has own extents."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
-    """With a thin pool: the sum of the sizes that guests see, as a multiple of its size; 0: no
-    limit."""
+    """With a thin pool: the sum of the sizes that guests see, as a multiple of the thin pool's
+    size; 0: no limit."""
     reserve: Bytes = Field(0, ge=0)
     """Bytes that new data leaves free."""
 
@@ -112,10 +112,10 @@ SecretPath = Annotated[str, StringConstraints(pattern=r"^((/[0-9A-Za-z._@+-]{1,2
 
 
 class _OnServer(StrictModel):
-    """A pool whose data is on a server. QEMU connects to it; the host needs no driver."""
+    """A pool whose data is on a server. QEMU itself connects to it, so the host needs no driver."""
 
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The place of each volume, by `namespace.name`. No other volume may use it."""
+    """The place of each volume, by `namespace.name`. No two volumes may have the same place."""
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:
@@ -146,8 +146,8 @@ class NbdPool(_OnServer):
     host: Host
     port: Port = 10809
     tls: bool = False
-    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf. No service of
-    virtbus reads a key."""
+    """True: QEMU connects by TLS, with the certificates of `nbd_tls_x509_cert_dir` in libvirt's
+    qemu.conf. No service of virtbus reads a key."""
 
 
 class IscsiPool(_WithLogin):

@@ -29,14 +29,14 @@ STOP_AGAIN_S = 2.0
 ALIVE_INTERVAL_S = 3.0
 TRIM_INTERVAL_S = 30.0
 TRIM_AFTER_CPU_S = 0.3
-"""CPU time since the last trim, below which an idle service has no pages to return."""
+"""CPU time that a service must have used since its last trim; with less it has no free pages."""
 _READY: ContextVar[asyncio.Event] = ContextVar("ready")
 """Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
 """Number of new objects that trigger a garbage collection.
 
-With Python's default of 700, a burst of requests has its objects scanned many times. That took 6 %
-of a controller's CPU time; this value takes 4 %.
+With Python's default of 700, the objects of a burst of requests are scanned many times. The scans
+took 6 % of a controller's CPU time; with this value they take 4 %.
 """
 
 _MALLOC = {-1: 1024 * 1024, -3: 320 * 1024, -8: 2}

@@ -1,7 +1,7 @@
 """Provides the sources of nondeterminism: wall time, random numbers, new ids.
 
 Each connection to the bus has its sources, so all users of a bus share them. The simulation passes
-its own. Timeouts use the clock of the event loop, which the simulation controls as well.
+sources of its own. Timeouts use the clock of the event loop, which the simulation controls as well.
 """
 
 import random

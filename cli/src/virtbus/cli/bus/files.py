@@ -75,9 +75,10 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
 def restore(invocation: Invocation, *, file: Path) -> None:
     """Write FILE into an empty bus.
 
-    Run it on the host with the bus's admin credentials; it may be repeated. Hosts that had joined
-    the lost bus hold their VMs until `virtbus bus rebuild`. That command uses a host's copy of a
-    record if it is newer than the backup, because the VM was moved, changed or deleted since then.
+    Run it on the host with the bus's admin credentials; it may be repeated. The agents of hosts
+    that had joined the lost bus do nothing to VMs until `virtbus bus rebuild`. A VM may have been
+    moved, changed or deleted after the backup. Then a host's copy of the VM's record is newer, and
+    `virtbus bus rebuild` uses it.
     """
     from virtbus.bus.provisioning.backup import parse, put_back
 

@@ -19,7 +19,7 @@ from virtbus.schemas.ids import check_id
 
 
 def reload(prepared: BusDirectory) -> list[str]:
-    """Reload the servers; return the names of those that reloaded, empty if none answers."""
+    """Reload the servers; return the names of the reloaded servers, empty if no server answers."""
     settings = BusSettings(creds=prepared.creds("sys"), connect_timeout_s=WAIT_S)
     try:
         return asyncio.run(reload_servers(settings))
@@ -41,8 +41,8 @@ def reload(prepared: BusDirectory) -> list[str]:
 def add_node(invocation: Invocation, name: str, place: str) -> None:
     """Create an account and credentials for a host of VMs, and reload the servers.
 
-    Servers that run from DIR reload at once. If they run from a copy, copy accounts.conf to them
-    and repeat this command: it lists the servers that do not know the node yet.
+    Servers that run from DIR reload at once. If servers run from a copy of DIR, copy accounts.conf
+    to them and repeat this command. It lists the servers that do not know the node yet.
     """
     prepared = BusDirectory(Path(place))
     with refusals():
@@ -188,7 +188,7 @@ def _end(
 async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> list[str]:
     """Return the servers that did not refuse the withdrawn credentials.
 
-    They include servers that do not answer: other hosts may still reach those.
+    A server that does not answer is included, because other hosts may still reach it.
     """
     if not prepared.withdrawn(name).exists():
         return []

@@ -50,7 +50,7 @@ async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, s
 
 
 async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:
-    """Log in to each server as a user; return its error, or None if it accepts the user."""
+    """Log in to each server as a user; return each server's error, None if it accepts the user."""
     servers = [names[0] for names in plan.servers]
 
     async def answer(server: str) -> BusError | None:

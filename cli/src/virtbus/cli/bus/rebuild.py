@@ -52,8 +52,8 @@ def command(
 
     Use it if a bus was created again, was restored from a backup, or lost records. Every host keeps
     a copy of its VMs' records. The newest copy of each VM is used. No guest is restarted. Hosts
-    that hold their VMs because they had joined another bus follow this bus afterwards. Start all
-    hosts first; the command may be repeated.
+    that had joined another bus do nothing to their VMs before this command; afterwards they follow
+    this bus. Start all hosts first; the command may be repeated.
 
     Secrets (cloud-init user data) exist on hosts only inside the seed disks, so they are not
     restored: a VM keeps its seed, and cannot move to another host.
@@ -119,7 +119,7 @@ def table(answer: Mapping[str, Any]) -> str:
 
 
 def _group(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row with all rules of a group, because a person decides about them."""
+    """Return a row with all rules of a group, because a person decides if they are right."""
     spec = one.get("spec") or {}
     return (
         str(one.get("name")),

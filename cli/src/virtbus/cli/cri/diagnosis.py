@@ -53,7 +53,7 @@ def diag(invocation: Invocation, folder: Path, state_dir: Path) -> None:
     """Collect the state of this node's VM pods in a new FOLDER, without secrets.
 
     FOLDER has the stored pods, the definitions of this host's VMs, the logs, and the host's
-    network. If a source fails, the file NAME.error has the reason, and the others are still
+    network. If a source fails, the file NAME.error has the reason, and the other sources are still
     collected.
     """
     try:

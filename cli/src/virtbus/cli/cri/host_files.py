@@ -179,7 +179,7 @@ def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
 
 
 def _part(path: Path) -> Path:
-    """Return the path of a file that is being written. A repeat replaces it."""
+    """Return the path under which a file is written before it gets its final name."""
     return path.with_name(f".{path.name}.part")
 
 

@@ -63,7 +63,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
 
 
 def _look(check: Check) -> CheckResult:
-    """Run a check; if it raises OSError, return that as a warning, so that others still run."""
+    """Run a check; turn an OSError into a warning, so that the other checks still run."""
     try:
         return check()
     except OSError as error:
@@ -86,7 +86,7 @@ def command(invocation: Invocation, state_dir: str | None) -> None:
     """Report missing requirements of this host, and the commands that repair them.
 
     It changes nothing. The exit code is 1 if a check fails. With a warning, VMs can run, but with a
-    drawback. A check that is not possible from here, for example in a container, is unknown.
+    drawback. The result of a check that is impossible here, for example in a container, is unknown.
     """
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
     findings = [container.judged(_look(check)) for check in checks(place)]

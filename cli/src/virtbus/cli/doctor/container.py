@@ -1,4 +1,4 @@
-"""Adapts findings in a container of compose, which hides the resources of the host and others."""
+"""Adapts findings in a Docker Compose container, which hides resources of the other containers."""
 
 import os
 from collections.abc import Mapping

@@ -37,12 +37,13 @@ def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bo
     that the bus has lost (kind record: `virtbus bus rebuild` restores them), data of volumes and
     snapshots without a record, and missing parts of networks (kind fault: bridge, nftables, links).
     Hosts repair findings by themselves after 10 minutes (the setting orphan_grace_s), or at once if
-    the VM's record was deleted. --repair does it now. No repair ends a running guest or removes a
-    volume. Disks are moved to the quarantine (`virtbus node quarantine`). Resources that virtbus
-    did not make are ignored.
+    the VM's record was deleted. --repair repairs them now. No repair ends a running guest or
+    removes a volume. Disks are moved to the quarantine (`virtbus node quarantine`). Resources that
+    virtbus did not make are ignored.
 
     --adopt writes a record for the data of each volume and snapshot without one, as the host
-    describes it. `virtbus volume adopt` and `virtbus snapshot adopt` write the record of one.
+    describes the data. For a single volume or snapshot, use `virtbus volume adopt` or `virtbus
+    snapshot adopt`.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

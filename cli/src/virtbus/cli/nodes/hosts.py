@@ -58,8 +58,9 @@ def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str |
 def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> None:
     """Approve the labels, CPUs, memory and disk that the node NAME reports now.
 
-    The first report of a node is approved automatically. Anything beyond it attracts no VM until a
-    person approves it, because a node's credentials may be stolen.
+    The first report of a node is approved automatically. Labels and sizes beyond the approved
+    values attract no VM until a person approves them, because a thief of the node's credentials
+    could report anything.
     """
     asked: dict[str, object] = {"node": name}
     if labels:
@@ -99,8 +100,8 @@ def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disk
 
     Do so only when no guest can run there any more: its power, not only its network, is off. The
     VMs that a drain would evacuate (`virtbus node drain --help`) start on other hosts from their
-    images. The others wait for the host. When the host is back, it starts nothing and removes VMs
-    that were moved to other hosts; then unfence it.
+    images. The other VMs wait for the host. When the host is back, it starts nothing and removes
+    VMs that were moved to other hosts; then unfence it.
     """
     asked = {"node": name, "confirm": confirm, "discard_local_disks": discard_local_disks}
     show(invocation, invocation.call("node", "fence", asked))

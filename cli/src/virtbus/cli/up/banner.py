@@ -14,7 +14,7 @@ _FRAME = len("│  │")
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
     """Return the lines of the box for `virtbus up`.
 
-    One line contains the client's password, so that it can be copied.
+    One line is a command with the client's password, so that a person can copy the command.
     """
     urls = str(creds["url"]).split(",")
     scheme, _, address = urls[0].partition("://")

@@ -140,9 +140,10 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """Run a bus with its streams while the context is open; a node of this `up` has joined it.
+    """Run a bus with its streams while the context is open. This host's node, if any, has joined.
 
-    In a cluster, `keep` creates the streams later, because they need the other members.
+    In a cluster, `keep` creates the streams and joins the node later, because streams need the
+    other members.
 
     Raises:
         CliError: the server does not start, or its streams cannot be created.

@@ -110,7 +110,8 @@ def _cluster(listen: str | None, routes: str | None, port: int) -> "ClusterMembe
     """Return this server's membership from --cluster and --routes; None if neither is given.
 
     Raises:
-        CliError: one option is missing, an address has no port, or there are not three servers.
+        CliError: one option is missing, an address has no port, `listen` is not in `routes`, there
+            are not three servers, or `port` is not a fixed port.
     """
     if listen is None and routes is None:
         return None

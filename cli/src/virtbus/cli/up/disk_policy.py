@@ -21,9 +21,9 @@ class Room:
     def reserve_bytes(self) -> int:
         """Return the size of the reserve file, which is deleted when the disk is full.
 
-        That space lets the server restart and store deletes of VMs. On a single host, guests'
-        disks share the disk with the bus. Without the reserve, the bus could not store the deletes
-        that would free their space.
+        The space of the reserve lets the server restart and store deletes of VMs. On a single host,
+        guests' disks are on the same disk as the bus. Without the reserve, the bus could not store
+        the deletes of VMs that would free space.
         """
         return min(64 * _MIB, self.total_bytes // 20)
 
@@ -57,8 +57,8 @@ class DiskAction(StrEnum):
 def step(room: Room, *, stalled: bool) -> DiskAction:
     """Return the next action.
 
-    Restart a stalled server if there is space for it; otherwise delete the reserve. Create the
-    reserve again when there is space for that.
+    If the server is stalled, restart it if there is space for it, otherwise delete the reserve.
+    Create the reserve again when the server works and there is enough space.
     """
     if stalled:
         if room.free_bytes >= room.needed_bytes:

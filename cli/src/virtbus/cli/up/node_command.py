@@ -70,7 +70,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 ) -> None:
     """Run this host's services on a remote bus, whose controllers then place VMs here too.
 
-    A controller adds the node as soon as it reports itself. Ctrl-C stops the services and
+    A controller adds the node as soon as the node reports itself. Ctrl-C stops the services and
     leaves VMs running; the next `virtbus node up` adopts them. A service that dies is restarted.
     While the bus is unreachable, the services wait for it.
     """

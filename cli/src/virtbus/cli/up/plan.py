@@ -42,10 +42,10 @@ class Place:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Return the folders that exist before a service starts.
+        """Return the folders that must exist before a service starts.
 
         In image-names, virtbus-cri leaves files for imaged. On hosts with systemd,
-        deploy/systemd/tmpfiles.conf makes this folder.
+        deploy/systemd/tmpfiles.conf makes image-names.
         """
         names = (self.run_dir / "image-names",) if "imaged" in self.services else ()
         return (self.state_dir, self.run_dir, *names)
@@ -66,7 +66,8 @@ class Place:
     def wrapper_dir(self) -> Path | None:
         """Return the folder for a vmwrapper of this `up`; None means the default folder.
 
-        A vmwrapper contains the path of its netd's socket. So each `up` on a host needs its own.
+        A vmwrapper contains the path of its netd's socket, so each `up` on a host needs its own
+        vmwrapper.
         """
         return None if self.state_dir == DEFAULT_STATE_DIR else self.state_dir / "libexec"
 

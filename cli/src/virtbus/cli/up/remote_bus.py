@@ -67,7 +67,7 @@ def settle(place: Place) -> Place:
     """Return `place` with the node id and bus URL from its credentials file.
 
     Raises:
-        CliError: the file cannot be read or is not this node's, or there is no URL.
+        CliError: the file cannot be read or is not this node's, or there is no valid URL.
     """
     try:
         found = BusSettings(url=place.server, creds=place.node_creds).resolved()

@@ -51,7 +51,7 @@ class Terminal:
             self._line(at, service, "ERROR", f"  {trace}", "")
 
     def _traces(self, text: str) -> list[str]:
-        """Return the lines of a traceback: all at DEBUG, otherwise the last that names an error."""
+        """Return a traceback's lines: all at DEBUG, otherwise the last line that names an error."""
         lines = text.splitlines()
         if self._whole_traces:
             return lines

@@ -23,11 +23,11 @@ ORPHANED = "virtbus.io/orphaned"
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, namespace: str) -> None:
-    """Detach the VM NAME from the Kubernetes cluster that created it; virtbus keeps it.
+    """Detach the VM NAME from the Kubernetes cluster that created it; virtbus keeps the VM.
 
-    Use it for a VM that is shown as orphaned: its cluster no longer knows it, for example after a
-    restore of the API server. The cluster's bridge never touches the VM again. To end the VM
-    instead, delete it.
+    Use it for a VM that is shown as orphaned: its cluster no longer has an object for the VM, for
+    example after a restore of the API server. The cluster's bridge never touches the VM again. To
+    end the VM instead, delete it.
     """
     view = invocation.call("vm", "get", ref(name, namespace))
     if CLUSTER not in (view.get("labels") or {}):

@@ -1,4 +1,4 @@
-"""Describes the NICs of a new VM that is made like another one."""
+"""Describes the NICs of a new VM that is made like another VM."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -143,8 +143,8 @@ def command(
 ) -> None:
     """Create the VM NAME from an image.
 
-    It returns when the VM is accepted (stored durably), or with --wait when the VM runs or is
-    ready. While waiting, it shows each step with its time. An interrupted wait does not stop the
+    The command returns when the VM is accepted (stored durably), or with --wait when the VM runs or
+    is ready. While waiting, it shows each step with its time. An interrupted wait does not stop the
     create.
 
     If no node has enough free capacity, the VM is Pending until a node has it. A VM that would not

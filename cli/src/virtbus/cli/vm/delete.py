@@ -42,10 +42,10 @@ def command(
     timeout: float,
     namespace: str,
 ) -> None:
-    """Delete VMs: the guest is shut down, then its own disks, network and record are removed.
+    """Delete VMs: a guest is shut down, then its VM's own disks, network and record are removed.
 
-    Volumes stay, except those that the VM made with the retention Delete. All deletes are sent
-    first and then awaited together. A delete cannot be undone.
+    Volumes stay, except volumes that the VM's spec made with the retention Delete. All deletes are
+    sent first and then awaited together. A delete cannot be undone.
     """
     deletion = _Deletion(invocation, grace, namespace)
     results = [deletion.send(name) for name in dict.fromkeys(names)]

@@ -26,7 +26,8 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) -> None:
     """Show the events of the VM NAME.
 
-    Events are kept for 72 hours, including those of deleted VMs (by name or uid).
+    Events are kept for 72 hours, also after the delete of a VM. NAME may be a deleted VM's name or
+    uid.
     """
     uid = uid_of(invocation, name, namespace)
     if follow:

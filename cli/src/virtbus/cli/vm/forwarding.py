@@ -19,7 +19,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamOpen
 
 UDP_IDLE_S = 60.0
-"""The stream of a local UDP address ends after this time without a datagram from it."""
+"""The stream of a local UDP address ends after this time without a datagram from the address."""
 MAX_DATAGRAMS = 64
 
 Say = Callable[[str], None]
@@ -181,7 +181,7 @@ async def _close(transport: asyncio.BaseTransport) -> None:
 async def stdio(target: ForwardTarget, port: int) -> str:
     """Connect a guest's TCP port to stdin and stdout, for ssh's ProxyCommand.
 
-    Return the reason of the stream's end; empty if both ends finished.
+    Return the reason of the stream's end.
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()

@@ -1,4 +1,4 @@
-"""Reads stored events from the API verb `vm.events`, including those of deleted VMs."""
+"""Reads stored events from the API verb `vm.events`, including events of deleted VMs."""
 
 from collections.abc import Iterator
 from typing import Any

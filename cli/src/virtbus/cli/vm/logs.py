@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Print the serial console's log of the VM NAME.
 
-    A guest may print escape codes. They are shown as text, except with --raw.
+    A guest may print escape codes. Without --raw, escape codes are shown as text.
     """
     view = fetch(invocation, name, namespace)
     write = _writer(None if raw else visible)

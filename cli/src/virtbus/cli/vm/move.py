@@ -52,8 +52,8 @@ def command(  # noqa: PLR0913  one parameter for each option
 ) -> None:
     """Stop the VM NAME, and start it on another host from its images.
 
-    The guest is not migrated while it runs. A stopped VM stays stopped. A VM with volumes on its
-    host is refused.
+    The guest is not migrated while it runs. A stopped VM stays stopped. The command refuses a VM
+    with volumes on its host.
     """
     asked: dict[str, Any] = ref(name, namespace) | {"discard_local_disks": discard_local_disks}
     view: Mapping[str, Any] = invocation.call("vm", "move", asked | ({"to": to} if to else {}))
@@ -68,7 +68,7 @@ def _arrived(
     """Wait until the VM runs or has stopped on its next node; return its view.
 
     Raises:
-        CliError: it failed or was deleted, or has not arrived within `timeout_s`.
+        CliError: the VM failed or was deleted, or has not arrived within `timeout_s`.
     """
     epoch = int(view.get("epoch") or 0)
     waiting = WaitProgress(

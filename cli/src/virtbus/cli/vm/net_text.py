@@ -122,7 +122,7 @@ def _ips(addresses: Any) -> str:
 
 
 def _passt(nic: Map, link: object) -> Iterator[str]:
-    """Yield the step of the process between the guest and its network."""
+    """Yield the step of the process passt, which is between the guest and its network."""
     ports = ", ".join(map(str, nic.get("ports") or ())) or "all ports"
     yield (
         f"The process passt reads {link}. It is in a namespace of its own, with the guest's "
@@ -158,14 +158,14 @@ def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
 
 
 def _given(nic: Map, tap: object) -> str:
-    """Return who gives the guest its addresses."""
+    """Return the sentence that says who gives the guest its addresses."""
     if nic.get("leased"):
         return f"The DHCP server of the segment gives the address. netd reads it on {tap}."
     return f"netd answers DHCP on {tap}, and no such request goes further."
 
 
 def _versions(addresses: Any) -> str:
-    """Return the protocols that pass. Without an address, a guest may ask for one by IPv4."""
+    """Return the protocols that pass. Without an address, a guest may request one by IPv4."""
     six = [":" in str(one) for one in addresses]
     if six and all(six):
         return "IPv6"
@@ -173,7 +173,7 @@ def _versions(addresses: Any) -> str:
 
 
 def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
-    """Yield what follows the host's bridge, by the kind of the network."""
+    """Yield the steps after the host bridge, by the kind of the network."""
     if nic.get("kind") == ISOLATED:
         yield "Nothing leads further: the network is isolated, and the host has no address in it."
         return
@@ -199,7 +199,7 @@ def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
 
 
 def _ports(status: Map) -> Iterator[str]:
-    """Yield the ports of the host that lead to the guest."""
+    """Yield the sentence about the ports of the host that lead to the guest."""
     if published := status.get("published"):
         yield f"From outside, these ports of the host lead to the guest: {', '.join(published)}."
     else:

@@ -63,7 +63,7 @@ def switch(
 ) -> None:
     """Request `vm.<action>` and print the VM.
 
-    With `timeout_s`, first wait until its state is one of `goals`. With `goals` None, wait for
+    With `timeout_s`, first wait until the VM's state is one of `goals`. With `goals` None, wait for
     Running, or for Paused if the VM is to start paused.
     """
     view: Mapping[str, Any] = invocation.call("vm", action, query)
@@ -214,9 +214,9 @@ def restart(
 def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
     """Pause the CPUs of the VM NAME, and keep its memory.
 
-    It stays paused until `unpause`, `stop` or `restart`. If its host restarts meanwhile, the guest
-    boots there and is paused again. A paused guest cannot react to a shutdown request, so `stop` or
-    `delete` ends it at once.
+    The VM stays paused until `unpause`, `stop` or `restart`. If its host restarts meanwhile, the
+    guest boots on the host and is paused again. A paused guest cannot react to a shutdown request,
+    so `stop` or `delete` ends it at once.
     """
     switch(invocation, "pause", ref(name, namespace), frozenset({"Paused"}), timeout_s)
 
@@ -275,7 +275,7 @@ def reset(invocation: Invocation, *, name: str, namespace: str) -> None:
 def soft_reboot(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Ask the guest of the VM NAME to reboot, by its guest agent or ACPI.
 
-    It returns once the guest was asked; a guest that does not react keeps running. Use `restart` to
-    end such a guest after its grace, `reset` to end it at once.
+    The command returns once the guest was asked; a guest that does not react keeps running. Use
+    `restart` to end such a guest after its grace, `reset` to end it at once.
     """
     press(invocation, "soft-reboot", ref(name, namespace))

@@ -142,10 +142,10 @@ def labels(values: Sequence[str]) -> dict[str, str]:
 
 
 def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec with a disk for each volume of --volume and --new-volume; empty for none.
+    """Return a spec with a disk for each volume of --volume and --new-volume; empty without both.
 
     Raises:
-        CliError: a text has another form.
+        CliError: a text has another form, or --delete-volumes or --access lacks --new-volume.
     """
     for name in ("delete_volumes", "access"):
         if flags[name] and not flags["new_volumes"]:

@@ -51,8 +51,8 @@ def command(
     """Log in to the guest of the VM NAME with this system's ssh.
 
     The connection travels over the bus (`vm port-forward --stdio`). The guest's host key is stored
-    in ~/.ssh/virtbus_known_hosts under the VM's uid. So a new VM that has the
-    name of an old one has an entry of its own there.
+    in ~/.ssh/virtbus_known_hosts under the VM's uid. So a new VM with the name of an old VM has its
+    own entry in that file.
     """
     user, at, name = target.rpartition("@")
     view = fetch(invocation, name, namespace)
