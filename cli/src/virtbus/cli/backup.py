@@ -190,8 +190,9 @@ def restore(
 ) -> None:
     """Make the VM NAME from the backup ID, on the node whose directory has the backup.
 
-    Each disk becomes a volume NAME-DISK, which depends on no backup. The node verifies the content
-    before a guest uses it. The VM has a uid and MAC addresses of its own, and no first-boot data.
+    Each disk becomes a volume NAME-DISK, which depends on no backup. The node verifies the volume's
+    content before a guest uses it. The VM has a uid and MAC addresses of its own, and no first-boot
+    data such as cloud-init user data.
     """
     backup = invocation.call("backup", "get", _ask(id_, flags["node"]))
     spec = _spec_of(backup, name, stopped=flags["stopped"])

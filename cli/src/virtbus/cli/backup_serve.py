@@ -73,9 +73,9 @@ def serve(
     """Offer all disks of the running VM, as of one instant, to NBD clients on this computer.
 
     Each disk is a read-only NBD export with the disk's name. The bytes travel over the bus. COMMAND
-    finds the socket in VIRTBUS_NBD_SOCKET. If it exits with 0, the reading is finished; otherwise
-    it is cancelled. Without COMMAND, `virtbus backup finish ID` ends the reading, and Ctrl-C or
-    SIGTERM cancels it. In that case, -o json prints only the id and the socket.
+    finds the socket in VIRTBUS_NBD_SOCKET. If COMMAND exits with 0, the reading is finished;
+    otherwise the reading is cancelled. Without COMMAND, `virtbus backup finish ID` ends the
+    reading, Ctrl-C or SIGTERM cancels it, and -o json prints only the id and the socket.
 
     --since takes the ID of the last finished reading. Each export then also has the metadata
     context qemu:dirty-bitmap:changes. The guest keeps running during a reading, but its snapshots

@@ -96,7 +96,7 @@ def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
 
 
 def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
-    """Show the copies until they end; raises CliError if one fails or a person interrupts."""
+    """Show the copies' progress to the end; raise CliError if one fails or a person interrupts."""
     from virtbus.cli.volume_create import refuse_unfilled, until_filled  # loads slowly
 
     for one in view["spec"].get("volumes") or ():
@@ -106,7 +106,7 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return a clone's spec, with `copied_nics`; raise CliError for volumes, unless `full`."""
+    """Return a clone's spec, with `copied_nics`. Raise CliError for volumes, unless `full`."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

@@ -26,7 +26,7 @@ def command() -> None:
 @click.argument("services", nargs=-1, type=click.Choice(SERVICES))
 @click.option("--show", is_flag=True, help="Print the settings in force.")
 def check(services: tuple[str, ...], *, show: bool) -> None:
-    """Read the settings of all services, or of the named ones, and report errors."""
+    """Read the settings of all services, or of the named services, and report errors."""
     problems: list[dict[str, str]] = []
     for service in services or SERVICES:
         ok, printed, complaint = _checked(service)

@@ -43,7 +43,7 @@ def line(texts: tuple[str, ...]) -> str:
 
 
 class EventPrinter:
-    """Prints events as they arrive; SINCE counts from the first one."""
+    """Prints events as they arrive; SINCE counts from the first event."""
 
     def __init__(self, style: str) -> None:
         self._style = style

@@ -21,7 +21,7 @@ _HERE = "virtbus.cli.export"
 END = "end of file"
 """The agent's reason for closing the stream after the whole file was sent."""
 ATTEMPTS = 5
-"""Limit of streams for one file. Each continues where the previous one broke."""
+"""Limit of streams for one file. Each stream continues where the previous stream broke."""
 
 
 @click.group(
@@ -33,7 +33,7 @@ ATTEMPTS = 5
     epilog=examples("virtbus export download 0192f0c1-2d3e-7abc-8def-0123456789ab -f web.qcow2"),
 )
 def command() -> None:
-    """Fetch exported disks. `virtbus vm export` and `virtbus volume export` make them."""
+    """Fetch exported disks. `virtbus vm export` and `virtbus volume export` make exports."""
 
 
 @click.command(

@@ -13,7 +13,7 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     UNKNOWN = 4
-    """The wait ended, and the request may or may not have been applied; repeat it to be sure."""
+    """The wait ended, and the request may or may not have been applied. Repeat the request."""
     UNAVAILABLE = 5
 
 

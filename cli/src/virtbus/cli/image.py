@@ -166,7 +166,7 @@ class _Reports:
 
 
 def raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
-    """Raise CliError with the error of each node that failed, if there is one."""
+    """Raise CliError with the error of each failed node, if a node failed."""
     errors: Mapping[str, str] = answer.get("errors") or {}
     if errors:
         raise CliError(

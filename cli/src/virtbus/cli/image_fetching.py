@@ -19,7 +19,7 @@ AT_ONCE = 32
 """Number of nodes that fetch at one time. A controller handles 256 such requests at one time, of
 all clients together."""
 ANSWER_S = 30.0
-"""Time limit for one answer. A node that needs longer answers so after 20 s, and the request is
+"""Time limit for one answer. A node that needs longer says this after 20 s. Then the request is
 repeated."""
 _CONTINUES = "not there in time; the node continues, repeat the command to wait for it"
 WAITING, FETCHING, READY, FAILED = "waiting", "fetching", "ready", "failed"
@@ -41,7 +41,7 @@ class NodePull:
 
 
 class Fetching:
-    """The pulls of one image. `changed` is called with all of them after each change."""
+    """The pulls of one image. `changed` is called with all pulls after each change."""
 
     def __init__(
         self,

@@ -17,10 +17,9 @@ from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
 from virtbus.schemas.wire import validate
 
 PATIENCE_S = 60.0
-"""An upload is given up after this time without a new byte. A restart of imaged is shorter."""
+"""An upload is given up after this time without a new byte. A restart of imaged takes less."""
 PIECE_S = 10.0
-"""Time limit of the first answer, and of the answer to each piece. A killed imaged never answers.
-"""
+"""Time limit of the first answer and of each piece's answer. A killed imaged never answers."""
 ANSWER_S = 30.0
 """Time limit of the answer to a later request without a piece; imaged's checks may take 20 s."""
 _PAUSE_S = 0.5
@@ -28,7 +27,7 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LocalImage:
-    """A local file, with the digest and size that one reading found."""
+    """A local file, with its digest and size at the time when it was read."""
 
     path: Path
     name: str

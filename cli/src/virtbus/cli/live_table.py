@@ -1,4 +1,4 @@
-"""Shows a table that changes: on a terminal it is redrawn, elsewhere finished rows are printed."""
+"""Shows a table that changes. A terminal shows it redrawn; otherwise finished rows are printed."""
 
 import os
 import sys

@@ -44,7 +44,7 @@ def _wait(
     until: float,
     check: Callable[[View], None],
 ) -> None:
-    """Return once the object is gone, or another one has its name."""
+    """Return once the object is gone, or another object has its name."""
     asked = output.picked(view, "name", "namespace")
     while True:
         try:

@@ -176,11 +176,11 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 def create(
     invocation: Invocation, *, name: str, namespace: str, all_namespaces: bool, **flags: Any
 ) -> None:
-    """Make the network NAME. Hosts set it up when a VM first uses it.
+    """Make the network NAME. A host sets it up when a VM on the host first uses it.
 
     With nat, guests reach each other on their host, and the outside under the host's address. With
-    routed, they reach the outside under their own addresses; `virtbus network get` shows the routes
-    that routers outside need. With isolated, they reach each other on their host, and nothing else.
+    routed, guests reach the outside under their own addresses; `virtbus network get` shows the
+    routes that routers outside need. With isolated, guests reach only each other on their host.
     With overlay, guests of all hosts reach each other, and the outside as with nat.
 
     With bridge, guests are on the segment of a bridge of their host. The segment's DHCP server

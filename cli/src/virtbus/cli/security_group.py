@@ -150,7 +150,7 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rule(direction: str, text: str) -> dict[str, Any]:
-    """Return a rule from its text; the server checks the parts."""
+    """Return a rule from its text; the controller checks the parts."""
     what, at, peers = text.partition("@")
     protocol, _, ports = what.partition(":")
     if not protocol or (at and not peers):
@@ -177,7 +177,7 @@ def _rule(direction: str, text: str) -> dict[str, Any]:
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @verb
 def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...]) -> None:
-    """List the security groups with the number of VMs that each selects."""
+    """List the security groups with the number of VMs that each group selects."""
     query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": PAGE}
     if namespace:
         query["namespace"] = namespace
@@ -221,8 +221,8 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
     """Change the security group NAME.
 
     A given option replaces all its former values. So --ingress replaces the ingress rules only, and
-    the egress rules stay. To remove all rules of one direction, give a spec without them in a
-    --file.
+    the egress rules stay. To remove all rules of one direction, give a spec without these rules in
+    a --file.
     """
     asked = {"name": name, "namespace": namespace}
     given = _spec(flags)

@@ -17,7 +17,7 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.snapshot"
 HEADER = ("NAMESPACE", "NAME", "OF", "STATE", "SIZE", "NODE", "AGE", "MESSAGE")
 STORED_S = 30.0
-"""Time within which a controller stores the end of an operation in its snapshot."""
+"""Time within which a controller stores an operation's end in the operation's snapshot."""
 
 
 @click.group(
@@ -124,9 +124,10 @@ def restore(
     wait: bool,
     **flags: str | None,
 ) -> None:
-    """Replace the disks of a VM that is off, or a volume, with those of the snapshot NAME.
+    """Replace a volume, or the disks of a VM that is off, with the disks of the snapshot NAME.
 
-    The replaced disks become a new snapshot, which is shown. Restore it to undo this command.
+    The replaced disks become a new snapshot, which is shown. Restore that snapshot to undo this
+    command.
     """
     asked = {"name": name, "namespace": namespace, "keep_uid": uid or uuid7()}
     asked |= {key: value for key, value in flags.items() if value}
@@ -145,7 +146,7 @@ def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wai
 
 
 def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]:
-    """Wait for a snapshot's operation, then up to STORED_S until the snapshot has its result.
+    """Return a snapshot after its operation. Wait up to STORED_S until the snapshot is updated.
 
     Raises:
         CliError: the operation failed.

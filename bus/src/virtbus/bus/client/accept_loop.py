@@ -12,7 +12,7 @@ from virtbus.bus.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""Seconds until a failed accept is retried. It fails while the process has no free descriptor."""
+"""Pause after a failed accept. An accept fails while the process has no free file descriptor."""
 Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
 """Serves a connection from an address, closes it, and then releases the address's share."""
 

@@ -33,8 +33,7 @@ ATTEMPT_S = 2.0
 """Time limit for connecting one new client. nats-py tries the servers repeatedly within it."""
 FLUSH_S = 5
 CLOSE_S, GIVE_UP_S = 2.0, 0.3
-"""Seconds in which a closing client sends pending data: one that was connected, and one that never
-was."""
+"""Time limits for closing a client: one that was connected, and one that never connected."""
 LOOK_S = 1.0
 """Interval of checks for a closed client: nats-py does not always call closed_cb."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
@@ -303,7 +302,7 @@ class NatsLink:
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
-        # Closed meanwhile: on the server it would still take messages of its queue group.
+        # A subscription that was closed meanwhile must not take messages of its queue group.
         if one not in self._subscribed:
             await self.forget(one)
 

@@ -27,7 +27,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""Timeout of a request that states none."""
+"""Timeout of a request that states no timeout."""
 STOP_S = 1.0
 """Time that running requests have to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
@@ -111,7 +111,7 @@ class _Asked:
 
 
 class EndpointServer:
-    """Serves one endpoint: `limit` requests have a slot, `backlog` wait, further ones get 429.
+    """Serves one endpoint: `limit` requests have a slot, `backlog` wait, further requests get 429.
 
     Slots, places in the queue and bytes are shared fairly among accounts. If a handler returns a
     Future, the request is parked: it keeps its slot until the Future is done, but uses no task.

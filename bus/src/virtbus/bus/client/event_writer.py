@@ -1,8 +1,8 @@
 """Stores events in the background, in order of emission. No request waits for a stored event.
 
-The event stream drops a message whose id it has already seen, from any node. So the writer chooses
-a random message id, which no other sender can have used. A retry repeats the random id, so the
-event is stored once. Emitters and readers compare the event's own id, which is in its body.
+The event stream drops a message whose id it has already seen from any node. So the writer chooses a
+random message id, which no other sender can have used. A retry repeats the random id, so the event
+is stored once. Emitters and readers compare the event's own id, which is in its body.
 """
 
 import asyncio
@@ -141,7 +141,7 @@ class EventWriter:
             await asyncio.sleep(delay_s)
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until all events are stored; log the number of those left."""
+        """Wait up to `timeout_s` until all events are stored; log the number of events left."""
         if not await wait_for_event(self._idle, timeout_s):
             left = len(self._queue) + self._under_way
             log.warning("%d events not stored at exit", left, extra={"code": "facts_left"})

@@ -38,7 +38,7 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """The stream keeps one message of this subject, and has it: a success for the sender."""
+    """The stream stores one message per subject, and already has it. The sender has succeeded."""
 
 
 def why_again(raw: Raw) -> str:

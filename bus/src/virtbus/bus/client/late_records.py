@@ -19,7 +19,7 @@ class _Late(NamedTuple):
 
 
 class LateRecords:
-    """Notes late records, and requests one list for them."""
+    """Notes late records, and requests the lists that decide about them."""
 
     def __init__(self) -> None:
         self.relist: Callable[[], None] = lambda: None

@@ -1,8 +1,9 @@
 """Lets imaged and netd work only while this host's agent acts for the node.
 
-Their credentials open the node's consumers from any host. So both services wait for the local
-agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file with the
-node's instance key on the bus. A service that guests depend on keeps running without the bus.
+The credentials of imaged and netd open the node's consumers from any host. So both services wait
+for the local agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file
+with the node's instance key on the bus. A service that guests depend on keeps running without the
+bus.
 """
 
 import asyncio

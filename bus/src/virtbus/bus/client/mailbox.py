@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue of at most `capacity` items, and of at most `capacity_bytes` unless that is 0.
+    """A queue of at most `capacity` items and `capacity_bytes` bytes (0: any number of bytes).
 
     A full queue drops its oldest items and sets `overflowed`. `size_of` returns an item's bytes.
     """

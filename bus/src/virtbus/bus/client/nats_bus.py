@@ -46,7 +46,7 @@ class NatsBus(CoreMessages):
 
     @property
     def generation(self) -> int:
-        """Return how many connections were made. The server may restart between connections."""
+        """Return how many connections were made. A new one may mean that the server restarted."""
         return self._link.generation
 
     async def renewed(self, generation: int) -> int:

@@ -69,7 +69,7 @@ class DirectClient(Client):
             await self._flush_pending()
 
     async def _enqueue(self, command: bytes) -> None:
-        """Queue a command. Join it to the last unsent one, so that both share a TLS record."""
+        """Queue a command. Join it to the last unsent command if both fit into one TLS record."""
         last = self._pending[-1] if self._pending else b""
         if last and len(last) + len(command) <= RECORD_BYTES:
             self._pending[-1] = last + command

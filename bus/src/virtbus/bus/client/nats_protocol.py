@@ -69,8 +69,8 @@ def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message; `Status` and `Description` are the server's own status.
 
     A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name keeps its
-    blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank precedes the name;
-    without the blank, that forged header would count.
+    blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank precedes the name.
+    If this function removed the blank, the forged header would be valid.
     """
     if not block:
         return {}

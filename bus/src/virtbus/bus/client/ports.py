@@ -168,11 +168,11 @@ class Endpoint:
 
     `limit` requests have a slot. At most `running` of their handlers run at once (None: all); a
     parked request has no running handler. Up to `backlog` more requests wait for a slot; further
-    ones get 429 with `after_ms`. One account gets at most three quarters of the slots, and of the
-    backlog (`fair_shares`).
+    requests get 429 with `after_ms`. One account gets at most three quarters of the slots, and of
+    the backlog (`fair_shares`).
 
     `displace` is called with an account that can get no slot. It may end a parked request of that
-    account, so that the new request takes its slot. It returns False if it ended none.
+    account, so that the new request takes its slot. It returns False if it ended no request.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Step(Protocol[Ready]):
     span: str
     first_retry_s: float
     interrupts: bool
-    """True: a newer record cancels a running attempt. False: the record waits until it ends."""
+    """True: a newer record cancels a running attempt. False: it waits until the attempt ends."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
@@ -233,7 +233,7 @@ class RecordWorker(Generic[Ready]):
         job.task = self._group.create_task(self._run(job))
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
-        """Return the outcome of the record's current attempt, or of a failed one before its retry.
+        """Return the outcome of the current attempt, or of a failed attempt whose retry is pending.
 
         After a permanent failure it tries again, because the cause may have been repaired. A
         VirtbusError is not raised but returned in the outcome.

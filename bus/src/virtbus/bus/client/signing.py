@@ -63,7 +63,7 @@ class _Kept(NamedTuple):
 
 
 class RecordKeys:
-    """The signing keys of all controllers. The first one creates a key, and the others read it."""
+    """The signing keys of all controllers. The first controller makes a key; the others read it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

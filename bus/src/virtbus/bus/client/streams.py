@@ -179,7 +179,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Buffer bytes: join small pieces to save memory, but keep at most MAX_DATAGRAMS."""
+        """Buffer bytes: join small pieces to save memory, or keep the newest MAX_DATAGRAMS."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -271,7 +271,7 @@ async def opening(
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
 ) -> AsyncIterator[ByteStream]:
-    """Open the client's end of a stream that a service serves on `subject`. The exit closes it.
+    """Open the client's end of a stream served on `subject`. The context's exit closes it.
 
     Example: a console, whose reader may be slow::
 

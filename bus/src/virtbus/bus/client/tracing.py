@@ -56,7 +56,7 @@ def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractC
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, otherwise the request's; None without both."""
+    """Return the traceparent of the running span, otherwise of the request, otherwise None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()

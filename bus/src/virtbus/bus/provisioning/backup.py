@@ -7,7 +7,7 @@ the restored records. It has each node's host record, so that no other host can 
 
 It excludes observed state (statuses, liveness), join records, tombstones, operations, events and
 other keys that concern only this bus (`_lasts`).
-Values are copied as bytes, so a backup depends on key names only.
+Values are copied as bytes, without conversion.
 
 The bus is in use during the copy: each key has its value at some moment between begin and end. This
 can cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.

@@ -326,7 +326,7 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Yield a configuration's problems: other ways to log in, open monitoring, lost protection."""
+    """Yield a configuration's problems: other ways to log in, open monitoring, missing settings."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -35,7 +35,7 @@ def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -
     """Write a role's credentials file; return False if it is unchanged.
 
     `identity` has `user` and `password`, or `nkey_seed` and `ca` (the PEM text of the servers' CA).
-    If root writes it, the group `virtbus` may read the file of the user `client`.
+    If root writes the file of the user `client`, the group `virtbus` may read it.
     """
     content: dict[str, Any] = {"url": url, **identity, "inbox_prefix": role.inbox_prefix}
     if role.node:

@@ -29,7 +29,7 @@ READY_S = 60.0
 """Time limit for a start: nats-server first recovers its store, which may be large."""
 STOP_S = 8.0
 RELOAD_S = 60.0
-"""Time limit for a reload. It takes seconds with 200 nodes, which have 40 imports each."""
+"""Time limit for a reload. A reload takes seconds with 200 nodes, which have 40 imports each."""
 _POLL_S = 0.02
 
 _CONFIG = """\
@@ -128,7 +128,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Return the URL for clients: this server first, then the others of its cluster."""
+        """Return the URL for clients: this server first, then the other servers of its cluster."""
         own = f"nats://{self._near}:{self.port}"
         peers = self._cluster.peers(self.port) if self._cluster is not None else []
         return ",".join([own, *peers])
@@ -153,7 +153,7 @@ class Server:
     async def add_node(self, node: str) -> BusSettings:
         """Create a node's users, so that its services can log in; return the agent's settings.
 
-        Other connections stay. Idempotent.
+        Existing connections stay open. Idempotent.
         """
         if node not in self._nodes:
             self._nodes.append(node)
@@ -257,7 +257,7 @@ class Server:
     async def start(self, program: Path, port: int) -> None:
         """Start the server and wait until it accepts connections.
 
-        If DEFAULT_PORT is taken at its first start, a server outside a cluster uses another port.
+        A server outside a cluster uses another port if DEFAULT_PORT is taken at its first start.
         Later starts keep the port, which clients know.
 
         Raises:

@@ -1,7 +1,7 @@
 """Creates and updates the streams and consumers of the bus.
 
-Each step is idempotent and deletes nothing, so it may run at any time. Admin credentials allow
-all steps, those of a controller only some (`permissions.controller`).
+Each step is idempotent and deletes nothing, so it may run at any time. Admin credentials allow all
+steps, a controller's credentials only some (`permissions.controller`).
 """
 
 import asyncio
@@ -50,7 +50,7 @@ AUTO = 0
 
 
 _SCHEMA = "virtbus.schema"
-"""Metadata key of each stream for the version of its values. A stream of virtbus 0.1 has none."""
+"""Metadata key of each stream for the version of its values. In virtbus 0.1, streams lack it."""
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
 """Writes are acknowledged before they are on disk, despite the `sync_interval` (ADR 0019)."""

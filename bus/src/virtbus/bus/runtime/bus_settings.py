@@ -32,7 +32,7 @@ class BusSettings:
     inbox_prefix: str = "_INBOX"
     """Prefix of reply subjects. Each user has its own prefix; its permissions allow no other."""
     node: str = ""
-    """Node id, set only for a node's users. They may read records only by DIRECT.GET."""
+    """Node id, set only for a node's users. These users may read records only by DIRECT.GET."""
     connect_timeout_s: float = 10.0
     """Time that `connect` waits for the server."""
     write_timeout_s: float = 5.0

@@ -66,7 +66,7 @@ class LocalPool(StrictModel):
 
     kind: Literal[PoolKind.LOCAL]
     mount: bool = True
-    """The directory must be a mount point. Otherwise a missing disk would look like an empty one.
+    """The directory must be a mount point. Otherwise a missing disk would look like an empty disk.
     The pool `local` needs no mount point."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """The sum of the sizes that guests see, as a multiple of the pool's size; 0: no limit."""
@@ -90,7 +90,7 @@ class BlockPool(StrictModel):
 class LvmPool(StrictModel):
     """A volume group of the host.
 
-    virtbus makes, grows and removes its own logical volumes there, and touches no others.
+    virtbus makes, grows and removes its own logical volumes in this group, and touches no others.
     """
 
     kind: Literal[PoolKind.LVM]
@@ -112,7 +112,7 @@ SecretPath = Annotated[str, StringConstraints(pattern=r"^((/[0-9A-Za-z._@+-]{1,2
 
 
 class _OnServer(StrictModel):
-    """A pool whose data is on a server. QEMU itself connects to it, so the host needs no driver."""
+    """A pool whose data is on a server. QEMU connects to the server: the host needs no driver."""
 
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
     """The place of each volume, by `namespace.name`. No two volumes may have the same place."""
@@ -180,9 +180,9 @@ class NfsPool(_OnServer):
     kind: Literal[PoolKind.NFS]
     host: Host
     user: int | None = Field(None, ge=0, le=2**31)
-    """The id that the server sees as the user; default: that of QEMU's process."""
+    """The user id that the server sees; default: the user id of QEMU's process."""
     group: int | None = Field(None, ge=0, le=2**31)
-    """The id that the server sees as the group; default: that of QEMU's process."""
+    """The group id that the server sees; default: the group id of QEMU's process."""
     volumes: dict[VolumeKey, NfsPath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
 
     @model_validator(mode="after")

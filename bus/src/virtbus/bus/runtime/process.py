@@ -77,7 +77,7 @@ async def _trim_memory() -> None:
 def notify(state: str) -> None:
     """Send `state` to systemd (sd_notify(3)), if NOTIFY_SOCKET is set.
 
-    READY=1 without a STATUS also creates the file that VIRTBUS_ALIVE_FILE names.
+    READY=1 without a STATUS also creates the file whose path is in VIRTBUS_ALIVE_FILE.
     """
     alive = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     if alive and state == "READY=1":
@@ -128,7 +128,7 @@ async def _build_models() -> None:
 
 
 async def _parent_ended() -> None:
-    """Return when `virtbus up` has ended: the kernel then closes its end of VIRTBUS_PARENT_FD.
+    """Return when `virtbus up` has ended: the kernel then closes the pipe of VIRTBUS_PARENT_FD.
 
     Without that variable, never return.
     """

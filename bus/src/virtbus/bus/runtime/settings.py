@@ -82,7 +82,7 @@ class ServiceSettings(BaseSettings):
     def bus(self) -> BusSettings:
         """Return the settings of the connection to the bus.
 
-        Without `creds`, they name the credentials file that `virtbus up` writes into `run_dir`.
+        The default of `creds` is the credentials file that `virtbus up` writes into `run_dir`.
         """
         creds = self.creds or self.run_dir / f"{self.bus_user}.creds"
         return BusSettings(url=self.server, creds=creds)
@@ -117,7 +117,7 @@ S = TypeVar("S", bound=ServiceSettings)
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Return the settings of this process.
 
-    If some are invalid, it prints each problem with its field and exits with 2. `--check-config`
+    For invalid settings, it prints each problem with its field and exits with 2. `--check-config`
     prints the effective settings and exits with 0.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""Provides an event that takes little memory, for objects of which a process has thousands."""
+"""Provides an event that takes little memory, for processes with thousands of events."""
 
 import asyncio
 

@@ -33,7 +33,7 @@ class Background:
         try:
             task = self._group.create_task(work)
         except RuntimeError:
-            work.close()  # it warns otherwise that nobody awaited it
+            work.close()  # otherwise Python warns that it was never awaited
             raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

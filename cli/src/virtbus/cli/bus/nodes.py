@@ -75,7 +75,7 @@ def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
 def add_cri(invocation: Invocation, node: str, place: str) -> None:
     """Create an account for the container runtime of a node that is a Kubernetes node, too.
 
-    The runtime sees and changes only the VMs that it created: those of the pods on its node.
+    The runtime sees and changes only the VMs that it created: the VMs of the pods on its node.
     """
     prepared = BusDirectory(Path(place))
     with refusals():
@@ -147,7 +147,7 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
 @directory
 @local
 def revoke_node(invocation: Invocation, name: str, place: str) -> None:
-    """Replace a host's credentials: the old ones are refused and their connections end.
+    """Replace a host's credentials: the old credentials are refused and their connections end.
 
     Use it for credentials that were stolen or are old. The host's VMs keep running. The host is
     silent until the new files are on it. If a server was not reached, repeat the command.
@@ -165,7 +165,8 @@ def _end(
 ) -> None:
     """Reload the servers, and check that each refuses a host's old credentials.
 
-    The old credentials are kept until all servers refuse them, so that a repeat can check again.
+    The old credentials are kept until all servers refuse them, so that a repeated command can check
+    again.
     """
     with refusals():
         reloaded = reload(prepared)

@@ -58,15 +58,16 @@ def command(
     Secrets (cloud-init user data) exist on hosts only inside the seed disks, so they are not
     restored: a VM keeps its seed, and cannot move to another host.
 
-    STEP is add (the bus had lost the VM), raise or move (its host had a newer record), end (its
-    host had released it, so it was deleted), unsigned or conflict. With unsigned, a host's copy is
-    newer, but no controller of this bus has signed it. The host may be lying, or the key was lost
-    with the bus (a backup has it); see --accept-unsigned. With conflict, you decide: WHY names the
-    two copies.
+    STEP is add (the bus had lost the VM), raise or move (the VM's host had a newer record), end
+    (the host had released the VM, which had been deleted), unsigned or conflict. With unsigned, a
+    host's copy is newer, but no controller of this bus has signed it. The host may be lying, or the
+    key was lost with the bus (a backup has it); see --accept-unsigned. With conflict, you decide:
+    WHY names the two copies.
 
-    Security groups that only hosts have are listed with their rules, which stay in force there. A
-    group is restored after you have accepted a host's copy, because a host could invent one. WHY
-    names the copy with a digest of its rules. A copy that has changed since is a conflict.
+    Security groups that only hosts have are listed with their rules, which stay in force on these
+    hosts. A group is restored after you have accepted a host's copy, because a host could invent a
+    group. WHY names the copy with a digest of its rules. A copy that changed after that is a
+    conflict.
     """
     asked: dict[str, object] = {"dry_run": dry_run}
     if accepted:

@@ -48,7 +48,7 @@ def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> Che
 
 
 def container() -> CheckResult:
-    """Report if doctor runs in a container of compose."""
+    """Report if doctor runs in a Docker Compose container."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")
     return ok("container", "not of compose: it is checked like a host")

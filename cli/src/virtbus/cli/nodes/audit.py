@@ -41,7 +41,7 @@ def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bo
     removes a volume. Disks are moved to the quarantine (`virtbus node quarantine`). Resources that
     virtbus did not make are ignored.
 
-    --adopt writes a record for the data of each volume and snapshot without one, as the host
+    --adopt writes a record for each volume and snapshot that has data but no record, as the host
     describes the data. For a single volume or snapshot, use `virtbus volume adopt` or `virtbus
     snapshot adopt`.
     """

@@ -30,8 +30,8 @@ def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str |
 
     Use it for a host that was replaced, reinstalled or restored from a backup. Do so only when no
     guest can run on the previous host: its power, not only its network, is off. The node's VMs
-    start on the new host with the disks that exist there. This is refused while the node has a
-    heartbeat.
+    start on the new host with the disks that exist on it. The command is refused while the node has
+    a heartbeat.
     """
     asked = {"node": name, "confirm": confirm, "instance": instance}
     show(invocation, invocation.call("node", "takeover", asked))
@@ -119,8 +119,9 @@ def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disk
 def unfence(invocation: Invocation, *, name: str) -> None:
     """End the fence of the host NAME, which is back, so that it runs VMs again.
 
-    This is refused until the host answers, has compared itself with its records, and has released
-    the VMs that were moved while it was off. The VMs that waited for the host start there again.
+    The command is refused until the host answers, has compared itself with its records, and has
+    released the VMs that were moved while it was off. VMs that waited for the host start on it
+    again.
     """
     show(invocation, invocation.call("node", "unfence", {"node": name}))
 
@@ -154,9 +155,9 @@ def unfence(invocation: Invocation, *, name: str) -> None:
 def forget(invocation: Invocation, *, name: str, **lost: tuple[str, ...]) -> None:
     """Remove all data of the host NAME, which is gone for good, from the bus.
 
-    This is refused while the host has a heartbeat, or VMs, or volumes and snapshots that
-    --lose-volume and --lose-snapshot do not name. If the host comes back, it holds its VMs until
-    `virtbus bus rebuild`; remove its credentials (`virtbus bus remove-node`).
+    The command is refused while the host has a heartbeat, or VMs, or volumes and snapshots that
+    --lose-volume and --lose-snapshot do not name. If the host comes back, it does nothing to its
+    VMs until `virtbus bus rebuild`. So also remove its credentials (`virtbus bus remove-node`).
     """
     more = {key: list(names) for key, names in lost.items() if names}
     answer = invocation.call("node", "forget", {"node": name, **more})

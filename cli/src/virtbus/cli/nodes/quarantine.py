@@ -123,7 +123,7 @@ def keep(invocation: Invocation, *, name: str, entry: str) -> None:
 @_entry
 @verb
 def purge(invocation: Invocation, *, name: str, entry: str) -> None:
-    """Remove the disks of the entry UID on the host NAME. They cannot be brought back."""
+    """Remove the disks of the entry UID on the host NAME. This cannot be undone."""
     answer = _do(invocation, "purge", name, entry)
     invocation.show(answer, lambda: f"{entry} is removed from {name}")
 

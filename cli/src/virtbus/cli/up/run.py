@@ -21,7 +21,7 @@ from virtbus.cli.up.terminal import Terminal
 from virtbus.schemas.errors import VirtbusError
 
 READY_S = 60.0
-"""Time after which `up` reports the services that are not ready; it continues to wait."""
+"""Time after which `up` reports the services that are not ready. Then `up` continues to wait."""
 
 
 class Keeper(Protocol):
@@ -57,7 +57,7 @@ async def up(
         stop_signal = stack.enter_context(stop_signals())
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
-        # Open while this process lives. When it ends, the services read EOF and stop.
+        # `writer` is open while this process lives. When it ends, the services read EOF and stop.
         stack.callback(os.close, writer)
         what = "bus and controller" if place.runs == BUS_ONLY else f"node {place.node}"
         terminal.say(f"starting {what} in {place.state_dir}")

@@ -65,7 +65,7 @@ def command(
     """Open the serial console of the VM NAME.
 
     Keys go to the guest unchanged, except ^], which closes the console. Any number of people can
-    see a console at once. Of those without --view, only the person who opened it last can type.
+    see a console at once. Of the clients without --view, only the last to open it can type.
     """
     vm = fetch(invocation, name, namespace)
     subject = node_subject(vm, "console")

@@ -134,7 +134,7 @@ def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
 
 
 def _worst(failed: list[CliError]) -> CliError:
-    """Return the error with the highest exit code; the others become its details."""
+    """Return the error with the highest exit code; the other errors become its details."""
     worst = max(failed, key=lambda error: error.exit_code)
     for other in failed:
         if other is not worst:

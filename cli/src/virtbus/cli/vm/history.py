@@ -13,7 +13,7 @@ PAGE = 200
 def stored(
     invocation: Invocation, *, uid: str | None = None, spans: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the stored events (`EventItem` maps) of one VM or all, in order of arrival.
+    """Yield the stored events (`EventItem` maps) in order of arrival: of one VM, or all events.
 
     With `spans`, trace spans are included.
     """

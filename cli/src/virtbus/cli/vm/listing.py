@@ -71,7 +71,7 @@ def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
 
 
 class _Lines(WatchObserver):
-    """Prints a line for each VM that is new or has changed."""
+    """Prints a line for each VM that is new, has changed, or was deleted."""
 
     def __init__(self, invocation: Invocation) -> None:
         self._style = invocation.style

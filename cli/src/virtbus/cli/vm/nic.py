@@ -78,7 +78,7 @@ def add(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> N
     """Add an interface on NETWORK to the VM NAME.
 
     A running guest gets the interface by hot-plug. Until then the VM shows NicChangePending or,
-    without a free slot, RestartRequired.
+    without a free PCI slot, RestartRequired.
     """
     view = fetch(invocation, name, namespace)
     spec = _spec(view)
@@ -110,7 +110,8 @@ def add(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> N
 def remove(invocation: Invocation, *, name: str, nic: str, namespace: str) -> None:
     """Remove the interface NIC of the VM NAME.
 
-    A running guest is asked to release the device. Until it has, the VM shows NicChangePending.
+    A running guest is asked to release the device. Until the guest has released it, the VM shows
+    NicChangePending.
     """
     view = fetch(invocation, name, namespace)
     spec = _spec(view)
