@@ -22,8 +22,8 @@ def chosen(invocation: Invocation, names: Sequence[str], label_texts: Sequence[s
     """Return the named nodes, or the ready nodes with the labels; without both, all ready nodes.
 
     Raises:
-        CliError: there are both names and labels, a named node is unknown, or no ready node has
-            the labels.
+        CliError: there are both names and labels, a named node is unknown, no node is ready, or no
+            ready node has the labels.
     """
     if names and label_texts:
         raise usage("--node and --label exclude each other", "name nodes, or select them by label")

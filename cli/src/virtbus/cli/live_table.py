@@ -1,4 +1,4 @@
-"""Shows a table that changes. A terminal shows it redrawn; otherwise finished rows are printed."""
+"""Shows a table that changes: redrawn on a terminal, elsewhere as one line per finished row."""
 
 import os
 import sys

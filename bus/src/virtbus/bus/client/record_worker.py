@@ -107,8 +107,8 @@ class RecordWorker(Generic[Ready]):
         self._news = asyncio.Event()
         self._listing = False
         self._found: dict[str, VmRecord] = {}
-        """Records that a list has delivered so far. Their steps start once it is complete, because
-        a step may need keys that come later in the list."""
+        """Records that a list has delivered so far. Their steps start when the list is complete,
+        because a step may need keys that come later in the list."""
         self._late = LateRecords()
         self.listed: set[str] = set()
         """The uids of the VMs with a record on the bus, except VMs that are being deleted."""

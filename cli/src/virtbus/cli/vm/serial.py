@@ -96,7 +96,7 @@ class SerialStream:
                 self.pump()
 
     def read_to_end(self, query: Mapping[str, Any]) -> str:
-        """Open the stream, read it to its end, and return the reason for it. Raises as `open`."""
+        """Open the stream, read it to the end, and return the end's reason. Raises as `open`."""
         try:
             self.open(query)
             while not self.closed:

@@ -14,7 +14,7 @@ SUBJECT = "virtbus.report.client.span"
 
 
 class RootSpan:
-    """The root span of a trace. A request with `headers` makes the services' spans its children."""
+    """The root span of a trace. With `headers`, a request's spans become children of this span."""
 
     def __init__(self, name: str) -> None:
         self.trace_id = os.urandom(16).hex()
