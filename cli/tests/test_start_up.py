@@ -191,7 +191,11 @@ def test_full_output_is_one_error_and_a_closed_pipe_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(("--port", "99999"), 2), (("--data", "/proc/nowhere"), 5)],
+    [
+        (("--port", "99999"), 2),
+        (("--data", "/proc/nowhere"), 5),
+        (("--listen", "0.0.0.0", "--nodes", "n2"), 2),
+    ],
 )
 def test_an_impossible_up_fails_without_a_traceback(arguments: tuple[str, ...], code: int) -> None:
     ended = command("up", "--simulate", *arguments)

@@ -97,6 +97,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     preflight.check_name(place.node)
     for name in more:
         preflight.check_name(name, "--nodes")
+    if more and listen in _EVERY_ADDRESS:
+        raise usage(
+            f"--listen {listen} names no host, and the credentials of {', '.join(more)} need one",
+            "the address by which they reach this host, such as --listen 10.0.0.1",
+        )
     place_in_cluster = _cluster(cluster, routes, port)
     if not simulate and not no_node:
         preflight.preflight(place, force=force)
@@ -104,6 +109,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 
     wanted = Wanted(port, listen, more, place_in_cluster)
     preflight.run(place, lambda terminal: bus(place, wanted, terminal))
+
+
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, not bound
 
 
 def _cluster(listen: str | None, routes: str | None, port: int) -> "ClusterMember | None":
