@@ -36,7 +36,7 @@ from virtbus.simulator.test_driver import hypervisor
 
 ACCELERATORS = ("tcg",)
 JOINING_AT_ONCE = 20
-"""A hundred concurrent connects would delay each other beyond their time limit."""
+"""The limit of concurrent connects. A hundred would delay each other beyond their time limit."""
 
 
 async def serve(settings: SimulatorSettings) -> None:
@@ -119,7 +119,7 @@ def _ports(
 
 
 class Fleet:
-    """Runs many nodes on one loop. systemd is notified once all are up."""
+    """Runs many nodes on one loop. systemd is notified once all nodes are up."""
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""Wraps the bus of a node in a fleet: paces its work, and calls its own services directly."""
+"""Wraps a node's bus in a fleet: paces the node's work, and calls its imaged and netd directly."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -43,7 +43,7 @@ class SimulatedImages:
         self._exports: dict[str, bool] = {}
         """By operation: True if the export is published."""
         self._backups: dict[str, BackupManifest | None] = {}
-        """By id; None while it is being made."""
+        """The manifests of backups by id; None while a backup is being made."""
         self._fills: set[str] = set()
         """The operations of fills that have begun."""
 
@@ -52,7 +52,7 @@ class SimulatedImages:
         return self._info(self._add(ref, target))
 
     def upload(self, want: UploadImage) -> UploadedImage:
-        """Drop a piece of an image; the last one adds the image under its name."""
+        """Drop a piece of an image; the last piece adds the image under its name."""
         offset_bytes = want.at + len(want.data)
         if offset_bytes < want.size_bytes:
             return UploadedImage(offset_bytes=offset_bytes)
@@ -165,7 +165,7 @@ class SimulatedImages:
         """Remove a name, or all names of a digest; return them, and the VMs that use the image.
 
         Raises:
-            VirtbusError: 404 `image_unknown`.
+            VirtbusError: 404 `image_unknown`: no image has this name or digest.
         """
         names = [
             name

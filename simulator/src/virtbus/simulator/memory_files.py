@@ -16,7 +16,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 class MemoryFiles:
     """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
 
-    Its guests end, too. After a restart, the node is like a reinstalled one (F26).
+    The node's guests end, too. After a restart, the node is like a reinstalled node (F26).
     """
 
     def __init__(self) -> None:

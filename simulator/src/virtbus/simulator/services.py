@@ -59,7 +59,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Seconds between reports: first four short ones, because the agent may not listen yet."""
+"""Seconds between reports: the first four delays are short, as the agent may not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]

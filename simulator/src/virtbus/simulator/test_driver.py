@@ -36,7 +36,7 @@ class InlineCalls(Threads):
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or its exception. `settled` and `ended` run after it."""
+        """Return the result of `work`, or raise its exception. Then run `settled` and `ended`."""
         del timeout_s
         try:
             return work()

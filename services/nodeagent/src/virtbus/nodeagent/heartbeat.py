@@ -74,7 +74,7 @@ class Heartbeat:
         """Send heartbeats; never returns by itself.
 
         If the agent ends by itself, also after an error, the last heartbeat has the state LEFT.
-        Silence without it means that the agent was killed, or that its host or network failed.
+        Silence without LEFT means that the agent was killed, or that its host or network failed.
         """
         try:
             async with asyncio.TaskGroup() as group:

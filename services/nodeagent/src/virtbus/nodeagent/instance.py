@@ -24,7 +24,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
-"""The interval of renewals, each a synced write. The key is also verified before each list."""
+"""The interval of renewals. Each is a synced write. The key is also verified before each list."""
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
 WAIT_REPORTED_S = 20.0
@@ -47,7 +47,7 @@ class Lives(Protocol):
         """Store durably that a later instance may replace `instance`."""
 
     def disown(self) -> None:
-        """Store durably that later instances of this folder may replace no earlier one."""
+        """Store durably that later instances of this folder may replace no earlier instance."""
 
     def tell(self, instance: str, why: str) -> None:
         """Write for local services which instance holds the node, or why this one does not."""
@@ -135,9 +135,9 @@ class Ownership:
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Return the key's value, None without one.
+        """Return the key's value; None if the key has no value.
 
-        Its `instance` is empty if the value is unreadable or names another node.
+        The `instance` is empty if the value is unreadable or names another node.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
@@ -229,11 +229,11 @@ class Ownership:
                 log.info("cannot renew the node's key: %s", error, extra={"code": "instance_waits"})
 
     async def prove(self) -> None:
-        """Write the key over this instance's last write, to prove that it still holds the key.
+        """Write the key over this instance's last write, which proves that it still holds the key.
 
         Raises:
             VirtbusError: 409 `second_instance`: another instance has the key.
-            BusError: the result is unknown; call it again.
+            BusError: the result is unknown; the caller calls again.
         """
         while True:
             try:

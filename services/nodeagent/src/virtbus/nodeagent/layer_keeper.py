@@ -18,12 +18,12 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
-"""Interval of the search for layers without a user, while there are layers."""
+"""Interval of the search for layers that nothing needs, while there are layers."""
 ASK_S = 30.0
 
 
 class LayerKeeper:
-    """The layers of a node."""
+    """Protects and removes the layers of a node."""
 
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools

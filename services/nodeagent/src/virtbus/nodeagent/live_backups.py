@@ -1,7 +1,8 @@
 """Makes backups of running guests: imaged keeps the files, libvirt controls the guest (ADR 0068).
 
-The agent stores nothing on disk. It alone knows if QEMU has written all files, so an agent that
-restarts lets imaged stage them again. If imaged has stored the backup, its next answer says so.
+Only the agent's memory knows if QEMU has written all files. A restart of the agent loses this, so
+the next agent lets imaged stage the files again. If imaged has stored the backup already, imaged's
+next answer says so.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ Ask = Callable[[BackupWork], Awaitable[WorkState]]
 
 @dataclass
 class _Push:
-    """Files that QEMU writes."""
+    """A push that this agent has begun, and its progress."""
 
     uid: str
     attempt: str
@@ -57,9 +58,12 @@ class LiveBackups:
         """Do the next step; return imaged's state. `guest` is None once it has ended.
 
         Raises:
-            VirtbusError: 409 `guest_ended`, `push_failed`, `disk_not_switchable`, `layers_differ`;
-                those of imaged and libvirt. The work is then cancelled. 503 `guest_unknown` and
-                `recovering`: the work stays, and the step has to be repeated.
+            VirtbusError: 409 `guest_ended`: the guest ended before QEMU had written all files. 409
+                `push_failed`: QEMU failed to write them. 409 `disk_not_switchable`: the guest lacks
+                a disk, or libvirt does not know it. 409 `layers_differ`: libvirt names other files
+                than the guest uses. The errors of imaged and libvirt. After all these, the work is
+                cancelled. 503 `guest_unknown`, `recovering`: the work stays, and the caller repeats
+                the step.
         """
         live = work.model_copy(update={"live": True})
         push = self._pushes.get(work.id)
@@ -84,10 +88,10 @@ class LiveBackups:
         return state
 
     async def cancel(self, work: BackupWork, ask: Ask) -> WorkState:
-        """End the work, unless imaged has stored the backup; raises VirtbusError as imaged.
+        """End the work, unless imaged has stored the backup; raises imaged's VirtbusError.
 
-        An agent before this one may have begun it. If libvirt does not answer, QEMU writes on to
-        files without names, until the guest ends or its next backup begins.
+        An earlier agent may have begun the work. If libvirt does not answer, QEMU keeps writing to
+        files that have no name any more, until the guest ends or its next backup begins.
         """
         push = self._pushes.get(work.id)
         if push is None or not push.written:
@@ -96,7 +100,7 @@ class LiveBackups:
             await self._tools.disks.unpin_backup(work.uid, work.id)
         state = await ask(work.model_copy(update={"do": "cancel"}))
         if state.state == "working":
-            return state  # it is being published
+            return state  # the backup is being published
         self._pushes.pop(work.id, None)
         if state.state == "none":
             with contextlib.suppress(VirtbusError):  # the next backup removes old bitmaps
@@ -115,7 +119,7 @@ class LiveBackups:
         if state.state != "working" or state.step != PUSH:
             return state
         with asked_again():
-            await backups.abort(uid)  # an agent before this one may have begun
+            await backups.abort(uid)  # an earlier agent may have begun this backup
             await backups.keep_only(uid, None, bitmap_name(work.id))
         await self._let_write(work, found, state.parent, attempt)
         return state
@@ -142,10 +146,11 @@ class LiveBackups:
                 await brief_freezes.thaw(self._tools.freezes, uid, "the backup has begun")
 
     async def _written(self, backup: str, push: _Push) -> bool:
-        """Return True once QEMU has written all files, which imaged can read then.
+        """Return True once QEMU has written all files, so that imaged can read them.
 
         Raises:
-            VirtbusError: 409 `push_failed`, `guest_ended`; 503 `guest_unknown`.
+            VirtbusError: 409 `push_failed`: QEMU failed to write them. 409 `guest_ended`: the guest
+                has ended. 503 `guest_unknown`: nobody knows if QEMU has written all files.
         """
         with asked_again():
             found = await self._tools.backups.progress(push.uid)
@@ -165,7 +170,7 @@ class LiveBackups:
         return push.written
 
     async def _progress(self, work: BackupWork, push: _Push, ask: Ask) -> WorkState:
-        """Return the progress of QEMU; imaged checks the free space."""
+        """Let imaged check the free space; return its state with QEMU's progress."""
         state = await ask(work)
         sizes = {"done_bytes": push.seen.done_bytes, "total_bytes": push.seen.total_bytes}
         return state.model_copy(update=sizes)

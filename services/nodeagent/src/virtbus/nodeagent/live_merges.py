@@ -1,7 +1,7 @@
 """Merges the layers below the disks of running guests, by QEMU's own copy (ADR 0080).
 
-QEMU knows which files are below a disk, and how far a copy is. So an agent that restarts continues,
-and nothing is stored.
+QEMU knows which files are below a disk, and how far a copy is. So the agent stores nothing, and can
+continue after its restart.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -29,15 +29,15 @@ class _Merge:
     """The merge of one VM, as far as this agent has carried it out."""
 
     begun: set[str] = field(default_factory=set)
-    """The targets whose copy it has begun."""
+    """The targets whose copies this agent has begun."""
     gone: set[str] = field(default_factory=set)
-    """The targets of `begun` that once had no copy although their layers were still there."""
+    """Those targets of `begun` that were seen once without a copy, but still with layers."""
     told: set[str] = field(default_factory=set)
-    """The disks that imaged knows as merged."""
+    """The names of the disks that imaged knows as merged."""
 
 
 class LiveMerges:
-    """The merges of running guests on a node, one at a time: each may fill the free space."""
+    """Merges running guests of a node, one at a time, because each merge may fill the disk."""
 
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
@@ -49,14 +49,15 @@ class LiveMerges:
             del self._merges[id_]
 
     async def do(self, work: FlattenWork, guest: ActorState, ask: Ask) -> WorkState:
-        """Let QEMU copy the layers below each disk into the disk, or end that; return the progress.
+        """Let QEMU copy each disk's layers into the disk, or end the copies; return the progress.
 
         The content that the guest sees never changes.
 
         Raises:
-            VirtbusError: 409 `layers_differ`, `disk_not_switchable`; 422 `copy_failed`; those of
-                imaged and libvirt. The copies are then ended. 503 `guest_unknown` and `recovering`:
-                the call has to be repeated.
+            VirtbusError: 409 `layers_differ`: libvirt names other files than the guest uses. 409
+                `disk_not_switchable`: a disk is on nvme. 422 `copy_failed`: a copy ended early. The
+                errors of imaged and libvirt. After all these, the copies are ended. 503
+                `guest_unknown`, `recovering`: the caller repeats the call.
         """
         if work.do == "cancel":
             return await self._cancel(work, guest, ask)
@@ -88,7 +89,7 @@ class LiveMerges:
         _refuse_nvme(work, guest)
         with asked_again():
             pulls = await self._tools.layers.pulls(guest.record.uid)
-        seen = await self._look(guest)  # after `pulls`: it has the result of those that ended
+        seen = await self._look(guest)  # after `pulls`: it shows the result of ended copies
         if self._merges and work.id not in self._merges and not pulls:
             message = "another running VM of this node is merged first"
             return WorkState(state="working", step=MERGE, message=message)
@@ -118,14 +119,14 @@ class LiveMerges:
         """Begin the copy of a disk that has none.
 
         Raises:
-            VirtbusError: 422 `copy_failed`: its copy ended early.
+            VirtbusError: 422 `copy_failed`: a copy of this disk was begun, and ended early.
         """
         if one not in merge.begun:
             with asked_again():
                 await self._tools.layers.pull(uid, one, seen.image(one))
             merge.begun.add(one)
         elif one not in merge.gone:
-            merge.gone.add(one)  # libvirt may not know its end yet
+            merge.gone.add(one)  # libvirt may not know yet that the copy has ended
         else:
             message = (
                 f"QEMU has ended the copy of the disk {name} before its end, and the disk still "
@@ -142,7 +143,7 @@ class LiveMerges:
         pulls: Collection[str],
         ask: Ask,
     ) -> None:
-        """Tell imaged which disks are merged: it cannot read their headers while a guest runs."""
+        """Tell imaged which disks are merged. It cannot read their headers while the guest runs."""
         merged = {}
         for name, one in _targets(work, guest, seen).items():
             file = seen.named[one]
@@ -163,13 +164,13 @@ class LiveMerges:
             seen = await self._tools.layers.look(guest.record.uid)
             if seen is not None and seen.differs:  # a disk may have been attached meanwhile
                 seen = await self._tools.layers.look(guest.record.uid)
-        if seen is None:  # the guest has just ended, or libvirt has lost it and QEMU copies on
+        if seen is None:  # the guest has just ended, or libvirt has lost it and QEMU still copies
             raise unknown("libvirt does not have it")
         return seen
 
 
 def _names(work: FlattenWork, guest: ActorState) -> dict[str, str]:
-    """Return libvirt's names of the work's disks, by name.
+    """Return the libvirt target of each disk of the work, by the disk's name.
 
     Disks on nvme, and disks without an address yet, are left out.
     """
@@ -182,7 +183,7 @@ def _names(work: FlattenWork, guest: ActorState) -> dict[str, str]:
 
 
 def _targets(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> dict[str, str]:
-    """Return libvirt's names of the disks that the guest has and can write to, by name."""
+    """Return the libvirt target of each disk that the guest has and can write to, by name."""
     return {name: one for name, one in _names(work, guest).items() if one in seen.named}
 
 
@@ -194,7 +195,7 @@ def _refuse_nvme(work: FlattenWork, guest: ActorState) -> None:
 
 
 def _left_out(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> str:
-    """Return a remark about disks that are not merged; empty if all are."""
+    """Return a remark about disks that are not merged; empty if all are merged."""
     names, merged = _names(work, guest), _targets(work, guest, seen)
     others = [
         disk.name

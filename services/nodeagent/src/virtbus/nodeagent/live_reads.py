@@ -1,7 +1,8 @@
-"""Lets readers have the disks of running guests at one instant, as NBD exports (ADR 0079).
+"""Serves the disks of running guests, as they were at one instant, as NBD exports (ADR 0079).
 
-libvirt and QEMU know if a guest serves its disks now, and the operation's step says if it ever did.
-So an agent that restarts continues. At its end, a reading leaves no server, file or name behind.
+One such service is a reading. libvirt and QEMU know if a guest serves its disks now, and the
+operation's step says if the guest ever served them. So an agent that restarts can continue. A
+reading that has ended leaves no server, no file and no pin behind.
 """
 
 import logging
@@ -37,9 +38,9 @@ class Read(NamedTuple):
     op: OperationRecord
     status: OperationStatus
     work: BackupWork
-    """The disks of the VM."""
+    """A backup's work, which names the disks of the VM."""
     guest: ActorState | None
-    """The running VM; None if it is off, or if that is unknown."""
+    """The running VM; None if the VM is off, or if nobody knows whether it runs."""
     off: bool
     """True: no guest of the VM runs."""
 
@@ -58,9 +59,13 @@ class LiveReads:
         """Do the next step, until QEMU serves the disks; return the state.
 
         Raises:
-            VirtbusError: 409 `guest_ended`, `read_timeout`, `no_parent`, `disk_not_switchable`,
-                `layers_differ`; those of imaged and libvirt. The reading is then ended, and nothing
-                of it is left. 503 `guest_unknown` and `recovering`: the call has to be repeated.
+            VirtbusError: 409 `guest_ended`: the guest serves its disks no longer. 409
+                `read_timeout`: the reader did not finish in time. 409 `no_parent`: the disks lack
+                the bitmap of the reading `since`. The disks cannot be served: 409
+                `disk_not_switchable`, because the guest lacks one or libvirt does not know it; 409
+                `layers_differ`, because libvirt names other files than the guest uses. The errors
+                of imaged and libvirt. After all these, the reading is ended, and nothing of it is
+                left. 503 `guest_unknown`, `recovering`: the caller repeats the call.
         """
         op = read.op
         try:
@@ -79,7 +84,7 @@ class LiveReads:
         return WorkState(state="working", step=SERVE)
 
     async def cancel(self, read: Read, ask: Ask) -> WorkState:
-        """End the reading, and remove its bitmap; raises VirtbusError, to be repeated if 503."""
+        """End the reading, and remove its bitmap; after a VirtbusError 503, the caller repeats."""
         state = await self._end(read, ask)
         with asked_again():
             await self._tools.backups.keep_only(read.op.uid, None, read_bitmap(read.op.id))
@@ -87,7 +92,7 @@ class LiveReads:
         return state
 
     async def end_unknown(self, known: Collection[str], busy: Collection[str]) -> bool:
-        """End the readings that no operation of `known` names; return False to repeat this.
+        """End the readings whose ids are not in `known`; return False if one has not ended.
 
         `busy` are the VMs that are not known to be off, by uid.
         """
@@ -155,7 +160,7 @@ class LiveReads:
         self._remarks[op.id] = remark
 
     async def _finish(self, read: Read, ask: Ask) -> WorkState:
-        """End the server; the bitmap of this instant replaces that of the reading before."""
+        """End the server, and remove the bitmaps of all other readings of this VM."""
         op = read.op
         await self._end(read, ask)
         with asked_again():
@@ -167,8 +172,8 @@ class LiveReads:
     async def _end(self, read: Read, ask: Ask) -> WorkState:
         """End the server, and remove the files.
 
-        Raises VirtbusError 503 `guest_unknown` while libvirt is away, or has lost the guest: the
-        server may run on.
+        Raises VirtbusError 503 `guest_unknown` while libvirt is away, or has lost the guest. QEMU
+        may then still serve the disks.
         """
         op = read.op
         with asked_again():

@@ -1,7 +1,7 @@
 """Takes snapshots of running guests: imaged keeps the files, libvirt controls the guest (ADR 0061).
 
-Each step can be repeated. The agent stores nothing: imaged has the journal, and QEMU says which
-files it uses.
+Each step can be repeated. The agent stores nothing: imaged has the journal of the snapshot, and
+QEMU says which files it uses.
 """
 
 import logging
@@ -30,14 +30,14 @@ Ask = Callable[[SnapshotWork], Awaitable[WorkState]]
 
 
 class _Switch(NamedTuple):
-    """The disks of a running guest that continue in new files."""
+    """A switch of the disks of a running guest to new files."""
 
     guest: ActorState
     work: SnapshotWork
     targets: Mapping[str, str]
     """libvirt's name of each disk, by the disk's name in the work."""
     pins: Mapping[str, str]
-    """The agent's names of the new files, by target."""
+    """The paths of the new files' pins, by target."""
 
 
 class LiveSnapshots:
@@ -52,9 +52,11 @@ class LiveSnapshots:
         """Do the next steps, up to the end if nothing waits; return imaged's state.
 
         Raises:
-            VirtbusError: 409 `disk_not_switchable`, `layers_differ`; those of imaged and libvirt.
-                The guest still uses its former files. 503 `guest_unknown`: nobody knows which files
-                it uses, so the call has to be repeated.
+            VirtbusError: 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not
+                know it. 409 `layers_differ`: libvirt names other files than the guest uses. The
+                errors of imaged and libvirt. After all these, the guest still uses its former
+                files. 503 `guest_unknown`: nobody knows which files the guest uses, so the caller
+                repeats the call.
         """
         one = self._switch(work, guest)
         seen = await self._look(guest)
@@ -111,7 +113,8 @@ class LiveSnapshots:
         """Let QEMU take the new files; return why the guest was not frozen, empty if it was.
 
         Raises:
-            VirtbusError: QEMU does not use them, and will not.
+            VirtbusError: libvirt's error: QEMU does not use the new files, and never will. 503
+                `guest_unknown`: nobody knows now which files QEMU uses.
         """
         uid = one.guest.record.uid
         error: VirtbusError | None = None
@@ -131,7 +134,9 @@ class LiveSnapshots:
         return words
 
     async def _switched(self, one: _Switch) -> bool:
-        """Return True if QEMU uses the new files. Otherwise it never will: their names are gone.
+        """Return True if QEMU uses the new files.
+
+        If it does not, it never will: their pins are removed before QEMU is asked.
 
         Raises:
             VirtbusError: 503 `guest_unknown`: nobody knows now which files QEMU uses.
@@ -159,7 +164,7 @@ class LiveSnapshots:
 
 
 def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
-    """Raise 409 if libvirt's XML is old, or does not have all disks."""
+    """Raise 409 if libvirt's XML names other files than QEMU uses, or lacks a disk."""
     if seen.differs:
         raise layers_differ()
     missing = sorted(set(one.pins) - seen.named.keys())
@@ -189,10 +194,11 @@ def _name(disk: SnapshotDisk, record: VmRecord) -> str:
 
 
 def targets_of(guest: ActorState, names: set[str]) -> dict[str, str]:
-    """Return libvirt's names of the disks of a running guest, by name.
+    """Return the libvirt targets of the disks `names` of a running guest, by name.
 
     Raises:
-        VirtbusError: 409 `disk_not_switchable`; 503 `guest_unknown` while a disk is being attached.
+        VirtbusError: 409 `disk_not_switchable`: a disk is on nvme, or the guest does not have it.
+            503 `guest_unknown`: a disk is being attached.
     """
     spec, known = guest.record.spec, guest.observed.disks
     found, attached_soon = {}, []

@@ -1,10 +1,11 @@
 """Ends guests for the node's own container runtime while the bus is away.
 
-The record keeps its desired state. So only VMs of the run strategy `Manual` are ended: the agent
-starts no such guest a second time. The runtime changes the record when the bus is back.
+While the bus is away, nobody can change the record, which still says that the VM runs. So only VMs
+of the run strategy `Manual` are ended, because the agent starts no such guest a second time. The
+runtime changes the record when the bus is back.
 
-An agent that was started while the bus is away has no actors. Then the copy of the record on disk
-names a VM's owner, and libvirt reports if the VM runs.
+An agent that was started while the bus is away has no actors. It then finds a VM's owner in the
+copy of the record on disk, and libvirt reports if the VM runs.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ class LocalEnds:
         """End a guest: ask it by ACPI, and destroy it after its grace. Repeatable.
 
         Raises:
-            VirtbusError: 404 `vm_not_here`; 403 `not_its_vm`; 504 `end_slow`; libvirt's refusal.
+            VirtbusError: 404 `vm_not_here`: the node has no such VM. 403 `not_its_vm`: the VM has
+                another owner, or another run strategy than `Manual`. 504 `end_slow`: the guest
+                still runs after its destroy. An error of libvirt.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(done)
@@ -82,7 +85,8 @@ class LocalEnds:
     async def _last_exit(self, uid: str) -> GuestExit | None:
         """Return how a guest ended; None if that is unknown.
 
-        Without an actor, libvirt says how. It does not know when, so the time is that of the call.
+        Without an actor, libvirt says how. libvirt does not know when, so the time is the time of
+        this call.
         """
         guest = self.guests.get(uid)
         if guest is not None:

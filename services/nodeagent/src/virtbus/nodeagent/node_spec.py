@@ -21,12 +21,12 @@ OTHER_BUS = (
 
 
 class JoinCheck:
-    """Decides if the listed bus is the joined one, by the nonce in its join record."""
+    """Decides if the bus is the one that the node joined, by the nonce in the bus' join record."""
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
         self.nonce = ""
-        """The nonce in the join record of the listed bus; empty without one."""
+        """The nonce in the join record of the listed bus; empty if it has no join record."""
         self.trusted = False
         """True if the bus is the joined one and was listed completely. Otherwise VMs are held."""
 
@@ -41,7 +41,7 @@ class JoinCheck:
     def synced(self) -> bool:
         """Decide at the end of a list if the bus is trusted; log an error if not.
 
-        A node that has joined no bus joins this one.
+        A node that has joined no bus joins this bus, if the list has a join record.
         """
         joined = self._files.nonce()
         if joined == "" and self.nonce:
@@ -64,7 +64,7 @@ class NodeSpecFollower:
 
     @property
     def fence(self) -> str:
-        """Return why nothing is started here, because the node is fenced (F25); otherwise empty."""
+        """Return why nothing is started here if the node is fenced (F25); otherwise empty."""
         node_spec = self._node_spec
         if node_spec is None or node_spec.fenced is None:
             return ""
@@ -72,7 +72,10 @@ class NodeSpecFollower:
 
     @property
     def closed(self) -> str:
-        """Return why no new VM is started on a cordoned or drained node; otherwise empty."""
+        """Return why no new VM is started on a cordoned or drained node; otherwise empty.
+
+        Empty also for a fenced node.
+        """
         return (
             self._node_spec.closed
             if self._node_spec is not None and self._node_spec.fenced is None
@@ -84,7 +87,7 @@ class NodeSpecFollower:
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """Read the bus' value. An unreadable value changes nothing, so a fence stays.
+        """Take the bus' value. If it is unreadable, the last known value stays, so a fence stays.
 
         Raises:
             VirtbusError: the value is unreadable.

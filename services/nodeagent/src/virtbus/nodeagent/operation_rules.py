@@ -21,9 +21,9 @@ GOING = "its VM is being deleted, or leaves this node"
 
 
 class Verdict(NamedTuple):
-    """The next step of an operation. All fields empty: it may be carried out.
+    """The next step of an operation. If all fields are empty, the operation may be carried out.
 
-    `waits` is the reason for a wait, `ends` that for a cancel, `error` that for a failure.
+    `waits` is the reason to wait, `ends` the reason to cancel it, `error` the error that fails it.
     """
 
     waits: str = ""
@@ -35,7 +35,7 @@ GO = Verdict()
 
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on an operation that has not begun; `vms` are those of the node."""
+    """Return the verdict on an operation that has not begun; `vms` are the VMs of the node."""
     vms = list(vms)
     if guest_of(op, vms) is not None:
         return GO
@@ -54,7 +54,8 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
     """Return the running VM whose guest takes part in the operation.
 
-    None if no guest runs, or if operations of this kind need the VM to be off.
+    None if no guest runs, if its VM leaves the node, or if operations of this kind need the VM to
+    be off.
     """
     for vm in vms:
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
@@ -85,7 +86,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on an operation that runs. A start of its VM waits until it has ended."""
+    """Return the verdict on a running operation. Its VM is not started before its end."""
     if not _of_vm(op):
         return GO
     vm = _found(op, vms)
@@ -93,7 +94,7 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 
 
 def is_off(op: OperationRecord, vms: Iterable[ActorState]) -> bool:
-    """Return True if no guest of the VM runs: it is off, or has left the node."""
+    """Return True if no guest of the operation's VM runs: the VM is off, or has left the node."""
     vm = _found(op, vms)
     return vm is None or vm.phase in OFF
 
@@ -105,7 +106,7 @@ def _leaves(vm: ActorState) -> bool:
 def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
     """Return the uid and epoch of the VM whose disks an operation uses.
 
-    None if it uses a volume as an object, an image or a backup.
+    None if the operation uses a volume object, an image or a backup instead.
     """
     if op.kind == "verify":
         return None
@@ -132,7 +133,7 @@ def _copied(op: OperationRecord) -> VolumeRef | None:
 
 
 def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a copy of a volume, or a restore into it: its VM must be off."""
+    """Return the verdict on a copy of a volume, or a restore into it. Its VMs must be off."""
     for vm in vms:
         used = {one.uid for one in vm.record.volume_refs.values()}
         if ref is None or ref.uid not in used or vm.phase in OFF:
@@ -144,10 +145,10 @@ def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
 
 
 def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> SnapshotWork:
-    """Return imaged's part of a snapshot or a restore, by the VM's present disks.
+    """Return the work of imaged for a snapshot or a restore, with the VM's present disks.
 
-    `may_begin` is True while no guest uses the disks, or while a running guest takes part. An
-    imaged that restarted needs it, because it has lost its locks.
+    `may_begin` is True while no guest uses the disks, or while a running guest takes part. imaged
+    needs this after its restart, because it has lost its locks.
     """
     found = list(vms)
     if op.resource == "volume":
@@ -167,7 +168,7 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
 
 
 def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
-    """Return imaged's part of a merge, by those present disks of the VM that may have layers."""
+    """Return the work of imaged for a merge, with the present disks that may have layers."""
     found = list(vms)
     disks = [SnapshotDisk(name="disk", ref=op.ref)]
     if op.resource == "vm":
@@ -185,7 +186,7 @@ def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Fla
 
 
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:
-    """Return imaged's part of a backup, by the VM's present disks.
+    """Return the work of imaged for a backup, with the VM's present disks.
 
     Read-only disks, CD-ROM drives and seeds are left out.
     """

@@ -56,7 +56,7 @@ class _Held(NamedTuple):
 
 
 class LiveWork(NamedTuple):
-    """The parts that handle the disks of running guests; None in tests."""
+    """The objects that handle the disks of running guests; each may be None in tests."""
 
     snapshots: LiveSnapshots | None = None
     backups: LiveBackups | None = None
@@ -68,7 +68,7 @@ NO_LIVE_WORK = LiveWork()
 
 
 class OperationRunner:
-    """The operations of one node. Only `run` waits; `take` and `list_*` follow the watch."""
+    """Carries out the operations of one node. A watch gives them to `take` and `list_*`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class OperationRunner:
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
-        """The operations that are not known to have ended. A round looks at no others."""
+        """The operations that are not known to have ended. A round handles only these."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
         self._unknown = False
@@ -100,7 +100,7 @@ class OperationRunner:
 
     # --- input ------------------------------------------------------------------------------
     def list_begins(self) -> None:
-        """Expect all operations again."""
+        """Expect all operations again, because a list begins."""
         self._missing = set(self._held)
 
     def list_ends(self) -> None:
@@ -130,7 +130,7 @@ class OperationRunner:
         self._statuses.forget(id_)
 
     def of_id(self, id_: str) -> OperationRecord | None:
-        """Return an operation by its id, None if the node has none."""
+        """Return the operation with this id; None if the node has none."""
         held = self._held.get(id_)
         return held.record if held is not None else None
 
@@ -154,7 +154,7 @@ class OperationRunner:
     def _queues(self) -> list[list[OperationRecord]]:
         """Return the operations of each VM and volume, the oldest first.
 
-        An operation of a running guest's volume is in the queue of the VM.
+        If a running guest takes part in an operation, this is in the queue of the guest's VM.
         """
         self._drop_ended()
         vms = list(self._vms())
@@ -184,9 +184,10 @@ class OperationRunner:
             self._unknown = True
 
     async def _guarded(self, queue: list[OperationRecord]) -> None:
-        """Do the next step of the operation that runs, otherwise of the oldest one.
+        """Do the next step of the queue's running operation, or of the oldest if none runs.
 
-        The running one may not be first, because a cancel or a finish raises its record's revision.
+        The running operation may not be first, because a cancel or a finish raises its record's
+        revision.
         """
         op = queue[0]
         try:
@@ -210,7 +211,7 @@ class OperationRunner:
             extra = {"code": "internal", "uid": op.uid}
             log.exception("operation %s failed unexpectedly", op.id, extra=extra)
             status = await self._statuses.get(op)
-            with contextlib.suppress(Exception):  # that may be the fault
+            with contextlib.suppress(Exception):  # the cancel may be the fault
                 await self._work(op, "cancel", status)
             error = VirtbusError(Code.INTERNAL, "internal", "it failed; see the node agent's log")
             now_ns = self._bus.sources.time_ns()
@@ -245,7 +246,7 @@ class OperationRunner:
         uses_disks = op.snapshot is not None or op.kind == "flatten"
         uses_disks |= op.kind == "backup" and not pushed
         uses_disks |= op.kind == "serve" and status.step != SERVE
-        waits = uses_disks and (not cancel or op.kind == "flatten")  # a guest's QEMU may copy on
+        waits = uses_disks and (not cancel or op.kind == "flatten")  # QEMU may still copy
         if waits and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
@@ -344,9 +345,10 @@ class OperationRunner:
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
-        """Remove the file of a deleted operation. While imaged is away or starts, try again.
+        """Remove the file of a deleted operation.
 
-        A file that imaged cannot remove expires.
+        If imaged is away or recovers, the next round tries again. If imaged cannot remove the file,
+        it expires.
         """
         try:
             work = ExportWork(id=id_, do="remove", uid=id_)
@@ -364,6 +366,6 @@ class OperationRunner:
 
 
 def unknown_export(id_: str, node: str) -> VirtbusError:
-    """Return 404: the node has no finished export of that id."""
+    """Return 404 `export_not_here`: the node has no finished export with that id."""
     message = f"{node} has no file of export {id_}; `virtbus operation get {id_}` shows its state"
     return VirtbusError(Code.NOT_FOUND, "export_not_here", message)

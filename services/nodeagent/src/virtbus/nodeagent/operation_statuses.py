@@ -43,7 +43,7 @@ class OperationStatuses:
         self._seen: dict[str, _Seen] = {}
 
     def forget(self, id_: str) -> None:
-        """Read the status of an operation from the bus the next time."""
+        """Forget the status of an operation. The next `get` reads it from the bus."""
         self._seen.pop(id_, None)
 
     def ended(self, id_: str) -> bool:
@@ -75,12 +75,12 @@ class OperationStatuses:
     async def write(self, op: OperationRecord, status: OperationStatus) -> bool:
         """Store a changed status; return True if it was stored.
 
-        If only the progress changed, it is stored at most once in PROGRESS_S.
+        If only the progress changed, the status is stored at most once in PROGRESS_S.
 
         Raises:
             ConflictError: a controller ended the operation meanwhile.
-            BusError: it was not stored, or the outcome is unknown. The next `get` reads the bus: an
-                operation that has ended must not do anything again.
+            BusError: the status was not stored, or the outcome is unknown. The next `get` reads the
+                bus, because an operation that has ended must do no further step.
         """
         seen = self._seen.get(op.id)
         if seen is None:

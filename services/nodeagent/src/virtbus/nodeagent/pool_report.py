@@ -17,7 +17,7 @@ PAUSE_S = 2.0
 
 
 class PoolsReport:
-    """Writes the latest reports of all pools if they differ from the stored ones."""
+    """Writes the latest reports of all pools if they differ from the stored reports."""
 
     def __init__(self, bus: Bus, node: str, pause_s: float = PAUSE_S) -> None:
         self._bus = bus
@@ -53,7 +53,7 @@ class PoolsReport:
                 log.info("cannot write the pools of the node: %s", error, extra=extra)
                 stored = None
                 self._wake.set()
-            except (OverflowError, ValueError) as error:  # only the next change is tried again
+            except (OverflowError, ValueError) as error:  # no retry before the next change
                 extra = {"code": "pools_unwritable"}
                 log.error("the reports of the pools fit no message: %s", error, extra=extra)
             await asyncio.sleep(self._pause_s)

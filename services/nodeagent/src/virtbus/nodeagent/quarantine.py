@@ -53,7 +53,7 @@ class QuarantineDesk:
         return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
     async def answer(self, request: Request) -> Quarantine:
-        """Carry out one decision; return the remaining entries, or the adopted one."""
+        """Carry out one decision; return the remaining entries, or the adopted entry."""
         want = validate(QuarantineAsk, request.data)
         if want.do == "list":
             return await self._list()
@@ -109,7 +109,7 @@ class QuarantineDesk:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     def _off(self, guest: VmActor) -> VmRecord:
-        """Return the record of a VM that was created here again; raise 409 unless it is off."""
+        """Return the record of a VM that was created here again; raise 409 `not_off` if it runs."""
         record = guest.vm.record
         if guest.vm.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
@@ -120,7 +120,7 @@ class QuarantineDesk:
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
         """End a VM without a record; return once only its entry in the quarantine is left.
 
-        With `below_epoch`, only a VM of an earlier epoch is ended: it was moved to another node.
+        With `below_epoch`, end only a VM of an earlier epoch, which was moved to another node.
         """
         uid = (want.entry or "").partition(".")[0]
         guest = self._vms.actors.get(uid)
@@ -147,7 +147,7 @@ class QuarantineDesk:
             await asyncio.sleep(LOOK_S)
 
     async def _purge(self, entry: str) -> None:
-        """Remove an entry permanently; raise 409 for a held VM, which is not an entry yet."""
+        """Remove an entry permanently; raise 409 `held` for a held VM, which has no entry yet."""
         if self._absent(entry) and entry in self._vms.actors:
             message = (
                 f"{entry} is held with its guest; `virtbus node quarantine keep {self._node} "

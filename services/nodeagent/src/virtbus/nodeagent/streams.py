@@ -38,21 +38,24 @@ class GuestStreams(Protocol):
         """Open a connection to a port of the guest at `address`.
 
         Raises:
-            VirtbusError: 409 `port_refused`, 503 `port_silent`.
+            VirtbusError: 409 `port_refused`: the guest refuses the connection. 503 `port_silent`:
+                the guest does not answer.
         """
 
     def display(self, uid: str) -> AbstractAsyncContextManager[Carry]:
         """Open a connection to the guest's VNC server.
 
         Raises:
-            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`; libvirt's error.
+            VirtbusError: 409 `no_display`: the VM has no display. 409 `domain_state`: no guest
+                runs. 503 `display_busy`: an earlier call has not ended. libvirt's error.
         """
 
     async def screenshot(self, uid: str) -> bytes:
         """Return a picture of the display, as the bytes of a PNG.
 
         Raises:
-            VirtbusError: as `display`; 422 `no_png`.
+            VirtbusError: the errors of `display`. 422 `no_png`: QEMU made no PNG, or a too large
+                one.
         """
 
 
@@ -63,7 +66,7 @@ class DiskServers(GuestReadPort, Protocol):
         """Open a connection to the NBD server of the guest for a reading.
 
         Raises:
-            VirtbusError: 409 `not_served`.
+            VirtbusError: 409 `not_served`: QEMU does not serve the disks for this reading.
         """
 
 
@@ -178,7 +181,7 @@ def _address(interfaces: Sequence[InterfaceStatus]) -> str:
     """Return the address by which the node reaches the guest: the first, preferably IPv4.
 
     Raises:
-        VirtbusError: 409 `no_address`.
+        VirtbusError: 409 `no_address`: the guest has no known address.
     """
     found = [a.partition("/")[0] for interface in interfaces for a in interface.addresses]
     if not found:

@@ -1,8 +1,8 @@
 """Writes the generated files, or verifies them: `python -m virtbus.documents [--check]`.
 
-They are in `schemas/wire/`, `docs/reference/`, and `crds/` and `manifests/` of
-`deploy/kubernetes/`. `--fresh` drops the earlier editions in golden files. Use it only for message
-shapes that no release wrote.
+The files are in `schemas/wire/`, `docs/reference/`, and `crds/` and `manifests/` of
+`deploy/kubernetes/`. `--fresh` drops the earlier editions in golden files. Use `--fresh` only for
+message shapes that no release wrote.
 """
 
 import argparse

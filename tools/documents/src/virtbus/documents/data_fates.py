@@ -394,6 +394,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
     },
 }
-"""By event. Data without an outcome stays, but `OWN_VOLUME` without one is as `VOLUME`."""
+"""The outcomes by event, then by data. Data without an outcome stays. `OWN_VOLUME` without an
+outcome has the outcome of `VOLUME`."""
 for _event, _outcome in SHARED_FATES.items():
     FATES[_event][Data.SHARED_VOLUME] = _outcome

@@ -1,8 +1,9 @@
 """Generates one full and one minimal instance of every message from its fields.
 
-A field's value comes from the table here, by `Model.field` or by name, otherwise from its type. So
-a new field appears in the golden bytes automatically. In a full instance, no field has its default.
-If fields exclude each other, a full instance is valid on the wire but not as a request.
+A field's value comes from `_VALUES`, by `Model.field` or by the field's name, otherwise from its
+type. So a new field appears in the golden bytes automatically. In a full instance, a field has its
+default only if the model refuses other values next to the other fields. The model accepts some
+combinations that a request may not have, so a full instance may be refused as a request.
 """
 
 import types

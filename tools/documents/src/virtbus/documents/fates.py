@@ -33,7 +33,7 @@ class Fate(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """A fate, the test that shows it (`path::name`), and its condition."""
+    """A fate, the test that shows it (`path::name`), and a condition or remark."""
 
     fate: Fate
     shown_by: str

@@ -1,4 +1,4 @@
-"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with the chart's values.
+"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with its default values.
 
 The chart uses only a small part of Helm's language: a value, a value of the release, and a block
 that depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's.

@@ -109,8 +109,8 @@ def _sources(root: Path) -> list[Path]:
 def _raised(path: Path) -> list[Raised]:
     """Return the errors that a module raises, or that its subclasses of VirtbusError stand for.
 
-    It finds calls `VirtbusError(Code.X, "reason", …)`, calls of `__init__` with such arguments, and
-    the reasons of `check_version`.
+    The function finds calls `VirtbusError(Code.X, "reason", …)`, calls of `__init__` with such
+    arguments, and the reasons of `check_version`.
     """
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []

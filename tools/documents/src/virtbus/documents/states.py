@@ -13,7 +13,7 @@ EVERYWHERE = 8
 """An event that leads to one state from more states than this is listed, not drawn."""
 
 Rows = list[tuple[str, str, str, str]]
-"""State, event, next state, actions."""
+"""Rows of state, event, next state, and actions."""
 
 
 def page() -> str:
@@ -157,7 +157,7 @@ def _node(state: str) -> str:
 
 
 def _drawn(rows: Rows, first: str) -> list[str]:
-    """Return a mermaid diagram. Events with more sources than EVERYWHERE are lines above it."""
+    """Return a mermaid diagram. Lines above it have events with more sources than EVERYWHERE."""
     sources: dict[tuple[str, str], list[str]] = {}
     for state, event, following, _ in rows:
         sources.setdefault((event, following), []).append(state)

@@ -19,7 +19,7 @@ def host_facts(
 ) -> HostFacts:
     """Return the current facts. Between calls only the disk's facts change.
 
-    `reserve` returns the free bytes to keep, from the disk's size in bytes.
+    `reserve` takes the disk's size in bytes, and returns the bytes that must stay free.
     """
     disk = shutil.disk_usage(state_dir)
     return HostFacts(

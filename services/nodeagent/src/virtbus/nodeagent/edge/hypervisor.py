@@ -1,7 +1,7 @@
 """Implements the `Hypervisor` port with libvirt: calls, events, reconnects.
 
-Starts take long, ends wait for 200 ms, and a hung guest may block a call for ever. So each kind of
-work has its own connections. Reads and events never wait for other work.
+A start takes long, a destroy takes 200 ms, and a hung guest may block a call for ever. So each kind
+of work has its own connections. Reads and events never wait for other work.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 READ_TIMEOUT_S = 10.0
 CHANGE_TIMEOUT_S = 60.0
-"""libvirt itself waits 30 s for a domain's job lock, and 15 s for a QEMU that does not die."""
+"""Longer than libvirt's own waits: 30 s for a domain's job lock, 15 s for QEMU to die."""
 MONITOR_TIMEOUT_S = 15.0
 """A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
 RESERVED_WORKERS = 5
@@ -55,8 +55,8 @@ a destroy ends the calls that hang on its QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""Concurrent calls to quick guest agents; as many to slow ones, and as many freezes. A call to a
-silent guest agent takes 10 s."""
+"""The maximum of concurrent calls to quick guest agents, of calls to slow guest agents, and of
+freezes, each. A call to a silent guest agent takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
@@ -141,7 +141,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain is this agent's and uses files below `folder`."""
+        """Return True if the VM has a domain or a lost guest that uses files below `folder`."""
         if (lost := self._lost.of(uid)) is not None:
             return lost.uses(folder)
         found = await on_ours(
@@ -172,7 +172,7 @@ class LibvirtHypervisor:
     async def start(
         self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
     ) -> None:
-        """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
+        """Start the guest, paused if `paused`. Return once it is up; at once if it already is."""
         self._lost.refuse(uid)
         await self._starts.run(uid, paused=paused, files=files)
 
@@ -199,7 +199,7 @@ class LibvirtHypervisor:
         )
 
     async def suspend(self, uid: str) -> None:
-        """Pause the guest's CPUs; no effect if none runs."""
+        """Pause the guest's CPUs; no effect if the guest does not run."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.isActive() and domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
@@ -208,7 +208,7 @@ class LibvirtHypervisor:
         await self._ask(uid, run, "pause the guest")
 
     async def resume(self, uid: str) -> None:
-        """Resume the guest's CPUs; no effect if none is paused."""
+        """Resume the guest's CPUs; no effect if the guest is not paused."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
@@ -243,7 +243,10 @@ class LibvirtHypervisor:
         await on_ours(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
     async def set_link(self, uid: str, device: str, *, up: bool) -> None:
-        """Set the link of a NIC by QEMU's monitor, as libvirt does not know the NICs of a start."""
+        """Set the link of a NIC through QEMU's monitor.
+
+        libvirt does not know the NICs that a guest was started with.
+        """
         if not self._in_process:  # the test driver has no QEMU
             order = set_link(device, up=up)
             await self._if_active(uid, order, "set the link of a NIC")
@@ -266,7 +269,7 @@ class LibvirtHypervisor:
     async def _if_active(
         self, uid: str, work: Callable[[libvirt.virDomain], object], doing: str
     ) -> bool:
-        """Run `work` on an active domain; return False if there is none."""
+        """Run `work` if the domain is active; return False if it is inactive or missing."""
 
         def run(domain: libvirt.virDomain) -> bool:
             active = bool(domain.isActive())
@@ -304,11 +307,11 @@ class LibvirtHypervisor:
     # --- events ---------------------------------------------------------------------------
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
-        """Yield an iterator of lifecycle events, which are enabled when the context is entered.
+        """Yield an iterator of domain events. Entering the context enables the events.
 
-        At the loss of libvirt it yields AWAY without a uid. Once libvirt answers again, also if it
-        did not answer at the beginning, it yields an event without a uid and a change: anything may
-        have changed meanwhile.
+        When libvirt is lost, the iterator yields AWAY without a uid. Once libvirt answers again,
+        the iterator yields an event with neither a uid nor a change: anything may have changed
+        meanwhile. The same event comes if libvirt did not answer when the context was entered.
         """
         yield self._heard(listening=await self._listen())
 
@@ -339,7 +342,7 @@ class LibvirtHypervisor:
             delay_s = min(delay_s * 2, RECONNECT_S[1])
 
     async def _listen(self) -> bool:
-        """Return True once events arrive; False if libvirt cannot be reached."""
+        """Enable the events; return False if libvirt cannot be reached."""
 
         def prepare(connection: libvirt.virConnect) -> None:
             listen(connection, self._from_thread)
@@ -355,7 +358,7 @@ class LibvirtHypervisor:
             self._loop.call_soon_threadsafe(self._post, event)
 
     def _post(self, event: DomainEvent | None) -> None:
-        """Queue an event in order. None stands for the loss of a connection."""
+        """Queue an event; None means that the connection to libvirt was lost."""
         try:
             self._queue.put_nowait(event and self._starts.event(event))
         except asyncio.QueueFull:

@@ -2,7 +2,7 @@
 
 <state_dir>/agent/host-key  random key, made once; only its digest is sent
 <state_dir>/agent/lives     ids of the agent's last instances, one a line
-<run_dir>/instance          `held <id>`, or `refused` and why; read by imaged, netd and `doctor`
+<run_dir>/instance          `held <id>`, or `refused` and a reason, for imaged, netd and `doctor`
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class HostIdentity:
     def tell(self, instance: str, why: str) -> None:
         text = f"held {instance}\n" if instance else f"refused\n{why}\n"
         path = self._run / FILE
-        with contextlib.suppress(OSError):  # full disk: waiting services continue to wait
+        with contextlib.suppress(OSError):  # full disk: services that wait for it keep waiting
             part = path.with_name(f".{path.name}.part")
             part.write_text(text)
             part.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Checks that KVM can run a guest here: the existence of /dev/kvm proves nothing.
+"""Checks that KVM can run a guest here. The existence of /dev/kvm does not prove that.
 
 The probe is a real, tiny guest: SeaBIOS loads a boot sector that ends QEMU through the debug exit
 port. If KVM is broken the guest hangs, and the probe times out.
@@ -31,7 +31,7 @@ async def usable(qemu: Path) -> bool:
     """Return True if KVM boots the probe within 0.5 s, or within 3 times TCG's time.
 
     A nested or paravirtual KVM may boot a sector and still be useless. On a host whose Linux guests
-    hang, the probe took 2.7 s, against 0.08 s with TCG.
+    hang, the probe took 2.7 s with KVM, and 0.08 s with TCG.
     """
     kvm_s = await boots_in_s(qemu, "kvm")
     if kvm_s is None:
@@ -45,7 +45,7 @@ async def usable(qemu: Path) -> bool:
 
 
 async def boots_in_s(qemu: Path, accelerator: str) -> float | None:
-    """Return the seconds in which QEMU boots the probe; None if it fails. No process is left."""
+    """Return the seconds in which QEMU boots the probe; None if it fails. QEMU is always ended."""
     if accelerator == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return None
     loop = asyncio.get_running_loop()

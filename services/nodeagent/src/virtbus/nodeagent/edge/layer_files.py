@@ -21,8 +21,8 @@ SUFFIX, NOTE_SUFFIX = ".qcow2", ".json"
 def protect(folder: Path) -> bool:
     """Make each layer readable for all, and immutable. Return False if there are no layers.
 
-    A file with a second name is not made immutable yet: a guest uses it, or a snapshot has it, by
-    that name. The name must be removed later, and an immutable file keeps all its names.
+    A file with a second hard link is not made immutable yet, because the second link cannot be
+    removed from an immutable file. A guest or a snapshot uses the file through that link.
     """
     try:
         directory = os.open(folder, _FOLDER)
@@ -42,7 +42,7 @@ def _protect(name: str, directory: int) -> None:
     descriptor = os.open(name, _FILE, dir_fd=directory)
     try:
         found = os.fstat(descriptor)
-        with contextlib.suppress(PermissionError):  # it is immutable, or the agent is not root
+        with contextlib.suppress(PermissionError):  # an immutable file, or an agent without root
             if found.st_mode & 0o777 != _READABLE:
                 os.fchmod(descriptor, _READABLE)
         if found.st_nlink == 1:
@@ -68,12 +68,12 @@ def remove(folder: Path, names: Iterable[str]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-    with contextlib.suppress(OSError):  # there are others
+    with contextlib.suppress(OSError):  # the folder has other files
         folder.rmdir()
 
 
 def _set_immutable(descriptor: int, *, on: bool) -> None:
-    """Change the flag, if the file system has it and the agent may."""
+    """Set or clear the immutable flag, if the file system and the agent's rights allow it."""
     try:
         (flags,) = _LONG.unpack(fcntl.ioctl(descriptor, _GET_FLAGS, _LONG.pack(0)))
         wanted = flags | _IMMUTABLE if on else flags & ~_IMMUTABLE

@@ -1,12 +1,13 @@
-"""Keeps the host's epoch ledger: the highest epoch that the host acted on or refused, by uid.
+"""Keeps the host's epoch ledger: for each uid, the highest epoch that the host acted on or refused.
 
 It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
-uid counts; incomplete lines are ignored. `refused` instead of the full stop means that the VM was
-refused under that epoch, and a controller may have moved it. Each start rewrites the file without
-VMs that were removed more than 24 h before the newest removal.
+uid counts; incomplete lines are ignored. `refused` instead of the full stop means that this host
+refused the VM under that epoch; a controller may have moved the VM to another node. Each start
+rewrites the file without VMs that were removed more than 24 h before the newest removal.
 
-Removals are stamped with the bus' time, by which its purge markers expire. The host's clock is not
-used. If it were a day ahead, entries that reject records of restored backups would be dropped.
+`removed_s` is the bus' time, because the purge markers of the bus expire by that clock. If it were
+the host's time, a clock one day ahead would drop entries too early. These entries reject records
+that come back with a restored backup of the bus.
 """
 
 import errno
@@ -22,7 +23,7 @@ _ENDS = {".": False, "refused": True}
 
 
 class LedgerEntry(NamedTuple):
-    """One uid's entry. `removed_s` is the bus' Unix time of the removal, 0 before it."""
+    """One uid's entry. `removed_s` is the bus' Unix time of the removal, 0 if not removed."""
 
     epoch: int
     removed_s: int = 0
@@ -30,7 +31,7 @@ class LedgerEntry(NamedTuple):
 
 
 class EpochLedger:
-    """Call `open` first. The caller's lock ensures that only one process uses it."""
+    """Call `open` first. The caller holds a lock, so that only one process uses the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +56,7 @@ class EpochLedger:
             self._file = None
 
     def seen(self, time_ns: int) -> None:
-        """Record a time stamp of the bus, in ns. Removals get the newest one."""
+        """Record a time stamp of the bus, in ns. A removal gets the newest one."""
         self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
@@ -63,16 +64,16 @@ class EpochLedger:
         return self._entries.get(uid, LedgerEntry(0)).epoch
 
     def all_removed(self) -> dict[str, int]:
-        """Return the uids in the ledger whose VM left this host, with their epoch."""
+        """Return the epoch at which each removed VM left this host, by uid."""
         return {uid: left for uid in self._entries if (left := self.left(uid))}
 
     def left(self, uid: str) -> int:
-        """Return the epoch at which a VM left this host; 0 if the ledger does not say that."""
+        """Return the epoch at which a VM left this host; 0 if the ledger records no removal."""
         entry = self._entries.get(uid, LedgerEntry(0))
         return entry.epoch if entry.removed_s and not entry.refused else 0
 
     def refused(self, uid: str) -> int:
-        """Return the epoch under which this host refused a VM; 0 if it did not."""
+        """Return the epoch under which this host refused a VM; 0 if the ledger has no refusal."""
         entry = self._entries.get(uid, LedgerEntry(0))
         return entry.epoch if entry.refused else 0
 
@@ -81,7 +82,10 @@ class EpochLedger:
         self._entries[uid] = LedgerEntry(max(self.epoch(uid), epoch))
 
     def removed(self, uid: str, refused_epoch: int = 0) -> None:
-        """Record that nothing of the VM is left; `save` makes it durable."""
+        """Record that nothing of the VM is left, and that it was refused if `refused_epoch` is set.
+
+        `save` makes the entry durable.
+        """
         epoch = max(self.epoch(uid), refused_epoch)
         self._entries[uid] = LedgerEntry(epoch, self._now_s, refused=bool(refused_epoch))
 

@@ -1,8 +1,8 @@
 """Implements the `GuestBackupPort` with libvirt, and without a hypervisor for simulated guests.
 
-A checkpoint is libvirt's own note of a bitmap, which QEMU keeps in the disks. libvirt removes only
-its note here, and QEMU's monitor removes the bitmap. To remove both, libvirt would open frozen
-layers for writing.
+QEMU keeps a bitmap in the disks; a checkpoint is libvirt's metadata about a bitmap. Here libvirt
+removes only its metadata, and QEMU's monitor removes the bitmap. If libvirt removed the bitmap, it
+would open frozen layers for writing.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
 _NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
 _LOST = "backup job data missing"
-"""libvirt's message if libvirtd died between the begin of a backup and the storage of its data. The
-next libvirtd keeps the job until the guest ends, and can neither continue nor end the job. It
-starts that guest again only after one more restart of libvirtd (libvirt 9.0)."""
+"""libvirt's message if libvirtd died after it began a backup, and before it stored the job's data.
+The next libvirtd keeps the job until the guest ends, and can neither continue nor end the job. The
+guest can then start again only after one more restart of libvirtd (libvirt 9.0)."""
 
 
 class LibvirtBackups:
-    """The `GuestBackupPort`."""
+    """The `GuestBackupPort` on libvirt."""
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
@@ -164,6 +164,6 @@ def _job_lost() -> VirtbusError:
 
 
 def simulated() -> VirtbusError:
-    """Return 422 `guest_simulated`: there is no QEMU."""
+    """Return 422 `guest_simulated`: the guest has neither QEMU nor disks."""
     message = "the guests of this node are simulated: they have no disks; stop the VM, then repeat"
     return VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

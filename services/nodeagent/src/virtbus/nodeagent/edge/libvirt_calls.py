@@ -1,7 +1,7 @@
 """Runs blocking calls in threads, with deadlines; a hanging thread is replaced (F10).
 
-An executor of the standard library joins its threads when the interpreter ends. One call that never
-returns would then prevent a restart of the agent.
+The executors of the standard library are not used, because they join their threads when the
+interpreter ends. One call that never returns would then prevent a restart of the agent.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 STUCK_LIMIT = 4
-"""While this number of calls hangs, the agent is unhealthy and refuses most other calls (F10)."""
+"""While this many calls hang, the agent is unhealthy and refuses most other calls (F10)."""
 IDLE_THREADS = 4
 
 
@@ -35,7 +35,7 @@ class LibvirtCall:
 
 
 class Threads:
-    """Runs each concurrent call in a daemon thread. All bookkeeping is on the loop's thread."""
+    """Runs each call in a daemon thread. Only the event loop's thread changes attributes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,8 +53,8 @@ class Threads:
     ) -> Result:
         """Return the result of `work`, or raise its exception. A cancellation does not end `work`.
 
-        `settled` runs when `work` ends or exceeds `timeout_s`. `ended` runs when `work` ends, late
-        or not. Both run once, on the loop, even if the caller was cancelled.
+        `settled` runs when `work` ends, or after `timeout_s` if that is earlier. `ended` runs when
+        `work` ends, however late. Both run once, on the loop, even if the caller was cancelled.
 
         Raises:
             VirtbusError: 503 `libvirt_stuck` if `work` takes longer than `timeout_s`.
@@ -67,7 +67,7 @@ class Threads:
         return result
 
     def close(self) -> None:
-        """End the idle threads; a hanging one ends with the process."""
+        """End the idle threads; a hanging thread ends with the process."""
         for inbox in self._idle:
             inbox.put(None)
         self._idle.clear()
@@ -83,7 +83,7 @@ class Threads:
             error: Exception | None = None
             try:
                 result = call.work()
-            except Exception as problem:  # noqa: BLE001  raised again where it is awaited
+            except Exception as problem:  # noqa: BLE001  raised again in the caller
                 error = problem
             try:
                 self._loop.call_soon_threadsafe(self._ended, inbox, call, result, error)

@@ -90,7 +90,7 @@ class LibvirtDevices:
     async def _of_active(
         self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
     ) -> Result | None:
-        """Return the result of `work` on an active domain; None if there is none."""
+        """Return the result of `work` on the domain; None if it is inactive or missing."""
 
         def run(domain: libvirt.virDomain) -> Result | None:
             return work(domain) if domain.isActive() else None
@@ -101,7 +101,7 @@ class LibvirtDevices:
 def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
     """Raise 409 `layers_differ` if libvirt would grow another file than the guest uses.
 
-    A disk without a file, on a device or a server, has no layers. So it is not checked.
+    A disk on a device or a server has no layers, and is not checked.
     """
     named = named_files(domain.XMLDesc()).get(target)
     if named is not None and named not in used_files(domain):

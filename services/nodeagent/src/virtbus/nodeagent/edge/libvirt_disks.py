@@ -17,9 +17,10 @@ _LOCKED = ("is locked", "waiting to open tray")
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set the limits of a guest's disks that differ from `wanted`; return those then in force.
+    """Set the limits of a guest's disks that differ from `wanted`; None if no guest runs.
 
-    Both are by target. Returns None if no guest runs.
+    Returns the limits that are then in force. `wanted` and the result map each disk's target to
+    limits by name.
     """
     if not domain.isActive():
         return None
@@ -34,7 +35,7 @@ def set_limits(
 
 
 def _differ(found: Mapping[str, object], wanted: Mapping[str, int]) -> bool:
-    """Return True if a limit differs. The length of a burst that is not limited has no meaning."""
+    """Return True if a limit differs. A burst's length counts only if the burst is limited."""
     return any(
         found.get(name, 0) != value
         for name, value in wanted.items()
@@ -45,8 +46,7 @@ def _differ(found: Mapping[str, object], wanted: Mapping[str, int]) -> bool:
 def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> None:
     """Change each drive whose medium in libvirt's XML is not the wanted one.
 
-    It has no effect if no guest runs. Raises VirtbusError 409 `tray_locked` if the guest locks the
-    tray.
+    No effect if no guest runs. Raises VirtbusError 409 `tray_locked` if the guest locks the tray.
     """
     if not domain.isActive():
         return
@@ -66,7 +66,7 @@ def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> N
 
 
 def media(xml: str) -> dict[str, str]:
-    """Return the path of each disk's file by target; empty for an empty drive or a device."""
+    """Return the path of each disk's file by target; "" for an empty drive or a device."""
     root = ET.fromstring(xml)  # noqa: S314  from libvirtd
     media = {}
     for disk in root.findall("devices/disk"):

@@ -36,8 +36,9 @@ class LibvirtDisplays:
         """Return a new connection to the guest's VNC server; libvirt gives QEMU the other end.
 
         Raises:
-            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`, or an error of
-                libvirt.
+            VirtbusError: 409 `no_display`: the VM has no display. 409 `domain_state`: no guest
+                runs. 503 `display_busy`: an earlier call on this display has not ended. An error
+                of libvirt.
         """
         made: list[int] = []
         lost = False
@@ -64,7 +65,7 @@ class LibvirtDisplays:
         """Return a picture of the display, as the bytes of a PNG.
 
         Raises:
-            VirtbusError: as `connect`, and 422 `no_png` if QEMU cannot make a PNG, or makes one
+            VirtbusError: the errors of `connect`. 422 `no_png`: QEMU cannot make a PNG, or made one
                 larger than MAX_PICTURE_BYTES.
         """
 

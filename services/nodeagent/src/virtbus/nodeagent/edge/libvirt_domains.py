@@ -34,7 +34,7 @@ def is_ours(domain: libvirt.virDomain) -> bool:
 
 
 def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
-    """Return the domain's facts; None if it vanished meanwhile."""
+    """Return the domain's facts; None if libvirt no longer has the domain."""
     try:
         state, reason = domain.state()
         metadata = _metadata(domain)
@@ -80,10 +80,10 @@ async def on_ours(
     timeout_s: float,
     ended: Callable[[], None] = lambda: None,
 ) -> Result | None:
-    """Return the result of `work` on the domain of `uid`; None if it is missing or not of virtbus.
+    """Return the result of `work` on the domain of `uid`.
 
-    `doing` names the operation in errors. `ended` is called once `work` has ended, however late, or
-    will never begin.
+    Return None if there is no such domain, or it is not one of virtbus. `doing` names the operation
+    in errors. `ended` is called when `work` has ended, however late, or can no longer begin.
     """
 
     def run(connection: libvirt.virConnect) -> Result | None:

@@ -30,7 +30,7 @@ _PREFIXES = re.compile(
     r"(?:process exited while connecting to monitor|qemu unexpectedly closed the monitor): )+"
 )
 _WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+)+): (.+)$")
-"""An error line of netd or vmwrapper, which vmwrapper prints: `reason: cause; next step`."""
+"""A line that vmwrapper prints for an error of its own or of netd: `reason: cause; next step`."""
 _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
 """Reasons of vmwrapper after which a later start may succeed."""
 
@@ -44,7 +44,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
     code = error.get_error_code()
     if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
         return True
-    # A missing disk is a system error, too, but libvirt's domain of that error is not RPC.
+    # A missing disk is a system error, too, but not in libvirt's error domain RPC.
     return error.get_error_domain() in _RPC and code in {
         libvirt.VIR_ERR_SYSTEM_ERROR,
         libvirt.VIR_ERR_INTERNAL_ERROR,
@@ -62,7 +62,10 @@ def cause(text: str) -> str:
 def translated(
     error: libvirt.libvirtError, doing: str, *, connecting: bool = False
 ) -> VirtbusError:
-    """Return `error` as a VirtbusError. `doing` names the attempted operation in its text."""
+    """Return `error` as a VirtbusError. `doing` names the attempted operation in its text.
+
+    `connecting`: the call was a connect, so its failure means that libvirt is down.
+    """
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):
         message = f"libvirt does not answer ({text}); start libvirtd, guests keep running meanwhile"

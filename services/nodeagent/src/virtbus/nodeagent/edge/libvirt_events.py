@@ -32,8 +32,8 @@ _RUNNING = threading.Event()
 def start_event_loop() -> None:
     """Start libvirt's event loop in a daemon thread, once per process. It cannot be ended.
 
-    Call this before the first connection. It also keeps libvirt from printing errors to stderr,
-    because the calls raise them as well.
+    Call this before the first connection. libvirt then prints no errors to stderr: the calls raise
+    the same errors.
     """
     if _RUNNING.is_set():
         return
@@ -50,7 +50,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Call `hear` for each event of our domains and their watchdogs, in libvirt's thread."""
+    """Call `hear` for lifecycle, reboot and watchdog events of our domains, in libvirt's thread."""
     changes_of: dict[int, Callable[..., DomainChange | None]] = {
         libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE: change_of,
         libvirt.VIR_DOMAIN_EVENT_ID_REBOOT: lambda: DomainChange.REBOOTED,
@@ -70,7 +70,7 @@ def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) 
 
 
 def change_of(event: int, detail: int) -> DomainChange | None:
-    """Return the change of a lifecycle event; None for irrelevant ones."""
+    """Return the change that a lifecycle event means; None if the agent ignores the event."""
     if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
         return _STOPS.get(detail, DomainChange.ENDED)
     panicked = libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED

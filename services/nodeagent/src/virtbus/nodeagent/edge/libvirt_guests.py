@@ -1,9 +1,9 @@
 """Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`, `virDomainFSFreeze`).
 
-`qemuAgentCommand` is used for programs only, because it taints the domain. A guest may hang or lie.
-So each guest gets one call at a time, on connections only for guest agents, and libvirt's time
-limit ends the call. Guests that were slow recently have separate connections, so that others do not
-wait for them.
+`qemuAgentCommand` is used for programs only, because it taints the domain. A guest agent may hang
+or be hostile. So each guest gets one call at a time, on connections that serve only guest agents,
+and libvirt's time limit ends the call. Guests that were slow recently have separate connections, so
+that other guests do not wait for them.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ _MOST_S = 10
 QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""Time for which a guest counts as slow. If it were short, slow guests would delay others."""
+"""Time for which a guest counts as slow. If this were short, slow guests would delay quick ones."""
 _LOOK_S = 0.05
 """The first pause before the agent asks again if a program has ended. Pauses double up to 1 s."""
 Answer = TypeVar("Answer")
 
 
 class LibvirtGuests:
-    """The `GuestPrograms` port, with connections for `quick` guests and others for `slow` ones.
+    """The `GuestPrograms` port. `quick` and `slow` are the connections for quick and slow guests.
 
-    A freeze may take seconds in a good guest, too, so freezes have connections of their own.
+    A freeze may take seconds in a quick guest, too, so freezes have connections of their own.
     """
 
     def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks, freezes: LibvirtLinks) -> None:
@@ -65,14 +65,15 @@ class LibvirtGuests:
         """Return libvirt's flat map of answers, within `timeout_s`.
 
         Raises:
-            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
+            VirtbusError: 409 `guest_agent_absent`: no guest agent runs in the guest. 503
+                `guest_agent_silent`: no answer in time. 409 `domain_state`: no guest runs.
         """
         types = 0
         for question in about:
             types |= _TYPES[question]
 
         def read(domain: libvirt.virDomain) -> Mapping[str, object]:
-            return domain.guestInfo(types)  # 0: all types
+            return domain.guestInfo(types)  # for libvirt, 0 means all types
 
         found = await _in_time(self._asked(uid, read, timeout_s), timeout_s)
         if found is None:
@@ -84,7 +85,8 @@ class LibvirtGuests:
         """Freeze the guest's file systems; return False if no guest runs.
 
         Raises:
-            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`.
+            VirtbusError: the errors of `ask`. 409 `guest_frozen`: the guest is frozen already. 409
+                `guest_agent_refused`: the guest agent refuses the command.
         """
         asked = self._once(self._freezes, uid, _frozen, min(timeout_s, _MOST_S))
         return bool(await _in_time(asked, timeout_s))
@@ -97,7 +99,7 @@ class LibvirtGuests:
         """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
 
         Raises:
-            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
+            VirtbusError: the errors of `freeze`. 504 `exec_timeout`: the program was killed.
         """
         until_s = time.monotonic() + timeout_s
         pid = await self._of_a_program(uid, guest_programs.begin(words, capture=True), timeout_s)
@@ -186,7 +188,7 @@ def _answered(
 ) -> Callable[[libvirt.virDomain], tuple[Answer]]:
     """Return a function that runs `call`, and translates the guest agent's own refusals.
 
-    It returns a tuple, so that an answer of None differs from the None of a missing domain.
+    The function returns a tuple, so that an answer of None differs from None for a missing domain.
     """
 
     def run(domain: libvirt.virDomain) -> tuple[Answer]:
@@ -224,11 +226,11 @@ _thawed = _act(lambda domain: domain.fsThaw())
 
 
 def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
-    """Return the agent's own refusal; None if libvirt refuses or the agent is silent.
+    """Return the guest agent's own refusal; None if libvirt refuses or the guest agent is silent.
 
-    While a guest is frozen, its agent reports all but a few commands as disabled. An agent of QEMU
-    before 6.2 gives no reason. Then the answer is `guest_frozen` also for a command that the
-    guest's administrator disabled.
+    While a guest is frozen, its guest agent reports all but a few commands as disabled. A guest
+    agent older than QEMU 6.2 gives no reason. So a command that the guest's administrator disabled
+    there is also reported as `guest_frozen`.
     """
     text = cause(error.get_error_message() or "")
     if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:

@@ -20,7 +20,7 @@ from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 
 LOOK_S = 45.0
-"""libvirt waits up to 30 s for the job lock of a domain, which a switch in progress has."""
+"""libvirt waits up to 30 s for the job lock of a domain. A switch holds that lock while it runs."""
 SWITCH_S = 60.0
 _FLAGS = (
     libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
@@ -31,7 +31,7 @@ _FLAGS = (
 
 
 class LibvirtLayers:
-    """The `GuestLayerPort`."""
+    """The `GuestLayerPort` on libvirt."""
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
@@ -88,7 +88,7 @@ class LibvirtLayers:
                     domain.blockJobAbort(target, 0)
                 except libvirt.libvirtError as error:
                     failed = error
-            if failed is not None and _pulls(domain):  # otherwise they ended meanwhile
+            if failed is not None and _pulls(domain):  # otherwise the pulls ended meanwhile
                 raise failed
 
         await on_ours(self._links, uid, run, "end the merge", timeout_s=LOOK_S)
@@ -114,7 +114,7 @@ class NoLayers:
 
 
 def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
-    """Return the bytes done and the bytes in all of each disk's copy or libvirt pull, by target."""
+    """Return (bytes done, bytes in all) of each disk's copy or libvirt pull, by target."""
     if not domain.isActive():
         return {}
     copies = qemu_monitor.copies(domain)
@@ -128,11 +128,11 @@ def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
 
 
 def _leave_layers(domain: libvirt.virDomain) -> None:
-    """Flush each disk whose copy is complete, and begin libvirt's pull of it.
+    """Flush each disk whose copy is complete, and begin libvirt's pull of that disk.
 
-    At its end, a pull changes the header of a disk before QEMU has written the disk's tables to the
-    file. A crash in between would lose what was copied. So libvirt's pull begins only after a flush
-    of the tables, when nothing is left to copy.
+    A pull ends with a change of the disk's header, before QEMU has written the disk's tables to the
+    file. A crash in between would lose the copied data. So QEMU copies the data first, the tables
+    are flushed, and libvirt's pull begins when nothing is left to copy.
     """
     if not domain.isActive():
         return

@@ -25,11 +25,11 @@ OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
 """The seconds after a refused connection in which further connects fail at once."""
 KEEPALIVE = (5, 3)
-"""Seconds between probes, and how many answers may be missing: a hang is noticed in 20 s."""
+"""Seconds between probes, and the answers that may be missing: a hang is noticed in 20 s."""
 
 
 class LibvirtLink:
-    """One connection, and the number of calls on it. `lost` is called when libvirtd goes away."""
+    """One connection, and the number of calls on it. `lost` is called when it is lost."""
 
     connection: libvirt.virConnect
 
@@ -65,12 +65,14 @@ class LibvirtLinks:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Return the result of `work`, which runs on its own connection. `doing` is for errors.
+        """Return the result of `work`, which has a connection alone. `doing` is for errors.
 
         `ended` runs once, on the loop: when `work` has ended, however late, or will never begin.
 
         Raises:
-            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, otherwise libvirt's cause as text.
+            VirtbusError: 503 `libvirt_down`: libvirt cannot be reached. 503 `libvirt_stuck`: `work`
+                takes longer than `timeout_s`, or too many calls hang. Other errors of libvirt:
+                as `translated`.
         """
         try:
             link = await self._taken()

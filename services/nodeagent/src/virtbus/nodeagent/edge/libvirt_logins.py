@@ -1,9 +1,9 @@
 """Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
 
-libvirt passes a secret to QEMU encrypted. It keeps the secrets of virtbus in its memory only, and
-returns their values to nobody (`ephemeral`, `private`). The UUID of a secret is the volume's; for a
-shared volume it is one of the VM and the volume. So the next start of the VM replaces a secret that
-a dead agent left behind, and a sweep removes the others.
+libvirt passes a secret to QEMU encrypted. libvirt keeps the secrets of virtbus in its memory only,
+and returns their values to nobody (`ephemeral`, `private`). The UUID of a secret is the volume's;
+for a shared volume, each pair of VM and volume has a UUID. So the next start of the VM replaces a
+secret that a dead agent left behind. A sweep removes the other secrets that were left behind.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ TIMEOUT_S = 15.0
 AGAIN_S = 60.0
 """Delay after a sweep that libvirt did not answer."""
 PREFIX = "virtbus login "
-"""The start of the usage of our secrets. The UUID follows."""
+"""The usage of a secret of virtbus begins with this. The secret's UUID follows."""
 _USAGE = {"iscsi": "target", "ceph": "name"}
-"""The element with the usage, by the type of the secret."""
+"""The XML element that has the usage, by the type of the secret."""
 _MAX_BYTES = 4096
 
 
@@ -81,7 +81,7 @@ class LibvirtLogins:
         run = partial(_removed, goes=goes)
         try:
             await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)
-        except VirtbusError as error:  # libvirtd may be down, and then it has forgotten them
+        except VirtbusError as error:  # if libvirtd is down, it has forgotten them
             extra = {"code": "login_left"}
             log.warning("libvirt may still have a login, until it restarts: %s", error, extra=extra)
             return False
@@ -106,7 +106,8 @@ def read_secret(login: Login) -> bytes:
     """Return the secret of a login. It blocks.
 
     Raises:
-        VirtbusError: 409 `login_unreadable`.
+        VirtbusError: 409 `login_unreadable`: the file cannot be read, others than its owner have
+            rights on it, it is empty, or it has no valid key of Ceph.
     """
     try:
         descriptor = os.open(login.secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

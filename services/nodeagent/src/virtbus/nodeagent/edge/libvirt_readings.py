@@ -1,9 +1,10 @@
 """Implements the `GuestReadPort` with libvirt, and without a hypervisor for simulated guests.
 
-QEMU makes the socket itself (ADR 0079), so its user must write to the socket's folder. An access
-control list allows that, because the agent has no right to change a folder's owner. A guest that
-took over its QEMU may replace the socket. So the agent connects only to a socket that QEMU's user
-owns.
+During a reading, the QEMU of a running guest serves the disks as they were at one instant, by NBD
+on a UNIX socket. QEMU makes the socket itself (ADR 0079), so QEMU's user must write to the socket's
+folder. An access control list allows that, because the agent has no right to change a folder's
+owner. A guest that took over its QEMU may replace the socket. So the agent connects only to a
+socket that QEMU's user owns.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ LOOK_S = 0.05
 CONNECT_S = 5.0
 FOLDER = "nbd"
 _LABEL = re.compile(r"\+(\d+):\+\d+")
-"""libvirt's label of the user and group of a QEMU."""
+"""libvirt's security label that names the user and the group of a QEMU."""
 _ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20
 """The form and the tags of an access control list (linux/posix_acl_xattr.h)."""
@@ -54,7 +55,7 @@ _ALL, _SEARCH = 7, 1
 
 
 class LibvirtReadings:
-    """The `GuestReadPort`."""
+    """The `GuestReadPort` on libvirt."""
 
     def __init__(self, links: LibvirtLinks, run_dir: Path) -> None:
         self._links = links
@@ -64,9 +65,10 @@ class LibvirtReadings:
         return self._vms / check_uid(uid) / FOLDER
 
     def _socket(self, uid: str, reading: str) -> Path:
-        """Return the path of a reading's socket. Each reading has its own: it has its own instant.
+        """Return the path of a reading's socket.
 
-        The name is only the end of the id, because a socket's path has at most 107 bytes.
+        Each reading has its own socket, because its disks are of another instant. The socket's name
+        is only the end of the reading's id, because a socket's path has at most 107 bytes.
         """
         return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
 
@@ -112,7 +114,7 @@ class LibvirtReadings:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
-            """Return True once QEMU serves nothing, False if it serves another reading."""
+            """End the reading; return True once QEMU serves none, False if it serves another."""
             until_s = time.monotonic() + ENDED_S
             if only and _served(domain) not in {"", only}:
                 return False
@@ -134,7 +136,7 @@ class LibvirtReadings:
 
 
 def _drop_useless(domain: libvirt.virDomain) -> None:
-    """Remove bitmaps of readings that have no checkpoint in libvirt: no reading can use them."""
+    """Remove the readings' bitmaps without a checkpoint in libvirt: no reading can use them."""
     known = {one.getName() for one in domain.listAllCheckpoints()}
     qemu_monitor.remove_bitmaps(
         domain, lambda name: name.startswith(READ_BITMAP) and name not in known
@@ -142,7 +144,7 @@ def _drop_useless(domain: libvirt.virDomain) -> None:
 
 
 def _served(domain: libvirt.virDomain) -> str:
-    """Return the socket on which QEMU serves disks; empty if it does not."""
+    """Return the path of the socket on which QEMU serves disks; empty if it serves none."""
     try:
         return served_socket(domain.backupGetXMLDesc()) if domain.isActive() else ""
     except libvirt.libvirtError as error:
@@ -152,7 +154,7 @@ def _served(domain: libvirt.virDomain) -> str:
 
 
 def _user_of(domain: libvirt.virDomain) -> int:
-    """Return the user of a running QEMU; raises VirtbusError 422."""
+    """Return the user of a running QEMU; raises VirtbusError 422 `qemu_user_unknown`."""
     for label, *_ in domain.securityLabelList():
         if found := _LABEL.fullmatch(label):
             return int(found[1])
@@ -170,7 +172,7 @@ def _make(folder: Path, user: int) -> None:
 
 
 def _permit(folder: Path, user: int, rights: int) -> None:
-    """Give a user rights on a folder that is root's; others have none."""
+    """Give a user rights on a folder of root. Other users and groups have none."""
     nobody = 0xFFFF_FFFF
     entries = (
         (_OWNER, _ALL, nobody),
@@ -183,7 +185,7 @@ def _permit(folder: Path, user: int, rights: int) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the folder of a socket, and the right to reach it."""
+    """Remove the folder of a socket, and the access control list of the folder above it."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # there is no access control list
         os.removexattr(folder.parent, _ACL)
@@ -197,7 +199,7 @@ def _allowed(folder: Path) -> int:
 
 
 def _connected(path: Path) -> socket.socket:
-    """Connect to a socket, which has to belong to QEMU's user."""
+    """Connect to the socket at `path`; raise 409 `not_served` if it is not of QEMU's user."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as undo:
         undo.callback(made.close)
@@ -219,7 +221,7 @@ def _connected(path: Path) -> socket.socket:
 
 
 def not_served() -> VirtbusError:
-    """Return 409: QEMU serves no disks of this reading."""
+    """Return 409 `not_served`: QEMU serves no disks of this reading."""
     message = "nobody serves the disks now; `virtbus operation get` shows the state of the reading"
     return VirtbusError(Code.CONFLICT, "not_served", message)
 

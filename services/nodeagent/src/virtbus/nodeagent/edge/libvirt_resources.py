@@ -22,7 +22,11 @@ DOING = "set the resources"
 
 
 def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Set the limits that differ; return those then in force, and the error of a failed part."""
+    """Set the limits that differ from `wanted`; no effect if no guest runs.
+
+    Return the limits then in force, and one error if parts failed. It is no error if the host does
+    not support a part whose limits the record does not set.
+    """
     if not domain.isActive():
         return ResourcesSet(None)
     told: InForce = {}
@@ -44,13 +48,13 @@ def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
 
 
 def pretended_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Return the wanted limits as those in force, for a simulated guest; they are not set."""
+    """Return `wanted` as if it were in force, for a simulated guest; nothing is set."""
     in_force = ResourcesInForce(**wanted.model_dump()) if domain.isActive() else None
     return ResourcesSet(in_force)
 
 
 def _scheduler(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
-    """Set shares and quota; yield those in force before and afterwards."""
+    """Set shares and quota; yield the values in force before and afterwards."""
     unified = _UNIFIED.exists()
     figures = resource_values.scheduler(wanted, unified=unified)
     found = domain.schedulerParametersFlags(_LIVE)
@@ -100,7 +104,7 @@ def _set(mask: Sequence[bool]) -> frozenset[int]:
 def _balloon(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
     """Ask the guest's balloon for a size; yield the guest's memory before and afterwards.
 
-    The memory is None if no limit is wanted and the guest has all of it.
+    The memory is None if no limit is wanted and the guest has all its memory.
     """
     _, most_kib, actual_kib, *_ = domain.info()
     target_kib = resource_values.balloon_kib(wanted.memory_bytes, most_kib)
@@ -122,7 +126,7 @@ _PARTS: dict[Part, set[str]] = {
     _pin: {"cpus"},
     _balloon: {"memory_bytes"},
 }
-"""The parts that do not depend on each other, with their fields."""
+"""Each part, with the fields of `Resources` that it sets. No part depends on another."""
 
 
 def _asked(wanted: Resources, fields: set[str]) -> bool:
@@ -133,8 +137,8 @@ def _asked(wanted: Resources, fields: set[str]) -> bool:
 def _problem(part: Part, error: libvirt.libvirtError) -> VirtbusError:
     """Return libvirt's error of a part as a VirtbusError.
 
-    libvirt calls a change an "invalid operation" if the host has no such cgroup, or the emulator no
-    threads of vCPUs. Both become 422 `domain_unsupported`.
+    libvirt calls a change an "invalid operation" if the host has no such cgroup, or the emulator
+    has no vCPU threads. Except for the balloon, this error becomes 422 `domain_unsupported`.
     """
     found = translated(error, DOING)
     absent = error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID

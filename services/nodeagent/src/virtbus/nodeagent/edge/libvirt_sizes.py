@@ -1,8 +1,9 @@
-"""Asks servers for the sizes of places, by a QEMU of libvirt that runs no guest (ADR 0060).
+"""Asks pools' servers for the sizes of places, through a QEMU that runs no guest (ADR 0060).
 
-A hostile server that takes over this QEMU gets no guest, and bounded memory, CPU time and lifetime.
-The QEMU runs as nobody, unless the server needs QEMU's own user (`_label`). If the agent is killed,
-libvirt ends the QEMU. If the server hangs at that moment, the next agent ends the QEMU.
+A place is the location of one volume's data on the server. A hostile server that takes over this
+QEMU gets no guest, and bounded memory, CPU time and lifetime. The QEMU runs as the user `nobody`,
+unless the server needs QEMU's own user (`_label`). If the agent is killed, libvirt ends the QEMU.
+If the server hangs at that moment, the next agent ends the QEMU.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ AGAIN_S = 60.0
 """Delay after a sweep that libvirt did not answer."""
 _MEMORY_KIB = 512 * 1024
 _QUOTA_US = 50_000
-"""CPU time in each 100 ms."""
+"""Microseconds of CPU time in each 100 ms."""
 _NOBODY = "+65534:+65534"
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _FLAGS = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
@@ -58,7 +59,7 @@ class LibvirtSizes:
         self._said: dict[str, str] = {}
 
     async def asked(self, name: str, pool: ServerPool) -> dict[str, int]:
-        """Return the sizes of places in bytes, by volume, without those that stay unknown.
+        """Return the known sizes of places in bytes, by volume.
 
         The reasons for unknown sizes are logged when they change.
         """
@@ -122,7 +123,7 @@ class _Question:
     name: str
     domain: str
     disks: Mapping[str, str]
-    """By volume: the XML of the disk that is its place."""
+    """By volume: the XML of a disk at the volume's place."""
     found: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     """By volume: why its size stays unknown."""
@@ -164,7 +165,7 @@ def _end(connection: libvirt.virConnect, name: str) -> None:
 
 
 def _domain(name: str, pool: ServerPool) -> str:
-    """Return a machine without a disk, which stays paused."""
+    """Return the XML of a domain without a disk. It is started paused, and never resumed."""
     devices = el(
         "devices",
         el("controller", type="usb", model="none"),
@@ -179,7 +180,7 @@ def _domain(name: str, pool: ServerPool) -> str:
 def _label(pool: ServerPool) -> Element | None:
     """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
-    Return None if the server needs QEMU's own user. Only that user reads the keys of TLS for NBD,
+    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD,
     and an NFS server serves only that user if the pool names no ids.
     """
     if server_of(pool).needs_qemus_user:

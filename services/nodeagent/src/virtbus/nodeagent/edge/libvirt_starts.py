@@ -18,15 +18,15 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
-"""A start that takes longer releases its slot: it waits for something other than CPUs."""
+"""A start that takes longer gives its slot back: it waits for something other than CPUs."""
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
 
 class LibvirtStarts:
-    """The starts of guests, at most `at_once` of which use CPUs."""
+    """Starts guests. At most `at_once` starts hold a slot, the right to use CPUs."""
 
     def __init__(self, links: LibvirtLinks, at_once: int, *, in_process: bool) -> None:
-        """`in_process`: libvirt's test driver, which supports no flags and no descriptors."""
+        """`in_process`: libvirt's test driver is used. It supports no flags and no descriptors."""
         self._links = links
         self._slots = asyncio.Semaphore(at_once)
         self._in_process = in_process
@@ -36,7 +36,7 @@ class LibvirtStarts:
         self._calls = Counter[str]()
 
     async def run(self, uid: str, *, paused: bool, files: Mapping[str, int]) -> None:
-        """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
+        """Start the guest, paused if `paused`. Return once it is up; at once if it already is."""
         flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
         async with self._slot():
             held, ended = self._begun(uid, files)
@@ -80,10 +80,10 @@ class LibvirtStarts:
     def _begun(
         self, uid: str, files: Mapping[str, int]
     ) -> tuple[dict[str, int], Callable[[], None]]:
-        """Note a start; return its own copies of the descriptors, and the function for its end.
+        """Note a start; return copies of the descriptors, and a function to call at its end.
 
-        Without copies, a late start would use numbers that meanwhile belong to files of another
-        guest. Raises VirtbusError 503 `no_descriptors`.
+        Without copies, a late start would use descriptor numbers that meanwhile belong to files of
+        another guest. Raises VirtbusError 503 `no_descriptors`.
         """
         held: dict[str, int] = {}
 

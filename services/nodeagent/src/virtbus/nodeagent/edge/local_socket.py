@@ -28,7 +28,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve while the context is open; one request for each connection.
 
-    A client that leaves cancels nothing: the agent completes the end of a VM that it has begun.
+    A client that disconnects cancels nothing: the agent completes the end of the VM.
     """
     async with background() as tasks:
 

@@ -1,7 +1,7 @@
 """Finds QEMU processes of virtbus that libvirt has lost, and ends one on request (ADR 0061).
 
-A libvirtd that was killed may fail to read its own file of a guest at its next start. Then the
-guest's QEMU runs on, and libvirt says that nothing runs.
+After libvirtd was killed, the next libvirtd may fail to read the state file of a guest. The guest's
+QEMU then runs on, while libvirt reports that the guest does not run.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Qemu:
     arguments: bytes
 
     def uses(self, folder: Path) -> bool:
-        """Return True if it was started with files below `folder`."""
+        """Return True if the process was started with files below `folder`."""
         return os.fsencode(f"{folder}/") in self.arguments
 
     def has_open(self, file: os.stat_result) -> bool:
@@ -47,21 +47,21 @@ class Qemu:
                     if os.path.samestat(name.stat(), file):
                         return True
         except (FileNotFoundError, ProcessLookupError):
-            return False  # it has ended
+            return False  # the process has ended
         except OSError:
             return True
         return False
 
     @property
     def alive(self) -> bool:
-        """Return True while this process runs. Another process may have its number afterwards."""
+        """Return True while this process runs. Another process may get its pid afterwards."""
         return _read(self.pid) == self
 
     def end(self) -> None:
-        """End the process at once, but only this one.
+        """Kill the process, but not another process that has got its pid.
 
         Raises:
-            VirtbusError: 503 `guest_lost`: it does not end.
+            VirtbusError: 503 `guest_lost`: the process does not end within END_S.
         """
         try:
             handle = os.pidfd_open(self.pid)
@@ -87,9 +87,9 @@ def qemus() -> dict[str, Qemu]:
 
 
 def _read(pid: int) -> Qemu | None:
-    """Return a process if it is a QEMU of virtbus: libvirt named it after the uid in its arguments.
+    """Return process `pid` if it is a QEMU of virtbus: its arguments have a uid, and its VM's name.
 
-    A process that has ended has no arguments, so it is not returned.
+    A process that has ended has no arguments, so None is returned.
     """
     try:
         arguments = (PROC / str(pid) / "cmdline").read_bytes()
@@ -138,7 +138,8 @@ class LostGuests:
         """End the guest if it is lost and `forced` is set; no effect if it is not lost.
 
         Raises:
-            VirtbusError: 409 `guest_lost`: not forced; 503 `guest_lost`: it does not end.
+            VirtbusError: 409 `guest_lost`: the guest is lost and `forced` is not set.
+                503 `guest_lost`: QEMU does not end.
         """
         if not forced:
             self.refuse(uid)

@@ -15,8 +15,8 @@ _WHY_CHARS = 300
 class LvmCommands:
     """The commands for one volume group.
 
-    A command that hangs in the kernel cannot be ended. The next ones are refused until it is gone,
-    so that no more of them wait for the same device.
+    A command that hangs in the kernel cannot be ended. Until it is gone, further commands are
+    refused, so that they do not hang on the same device.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
@@ -27,7 +27,7 @@ class LvmCommands:
         """Return the output of a command.
 
         Raises:
-            OSError: the command fails, with LVM's own reason; or an earlier one still hangs.
+            OSError: the command fails, and the text is LVM's reason. An earlier command still runs.
             TimeoutError: the command does not answer.
         """
         if self._left is not None and self._left.returncode is None:
@@ -50,7 +50,10 @@ class LvmCommands:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the commands. They inherit none of the agent's descriptors."""
+    """Return the environment of the commands.
+
+    LVM's warnings about inherited descriptors are off: commands inherit none of the agent's.
+    """
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
 

@@ -25,9 +25,9 @@ _MOST_BYTES, _MOST_REPLIES = 4096, 16
 
 
 async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of exports in bytes, without those that the server does not tell.
+    """Return the sizes of exports in bytes, by name, as far as the server tells them.
 
-    A size above DISK_MAX, which no volume has, is left out.
+    A size above DISK_MAX is left out, because no volume is that large.
     """
     found: dict[str, int] = {}
     writer: asyncio.StreamWriter | None = None

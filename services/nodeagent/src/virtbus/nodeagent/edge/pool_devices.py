@@ -14,7 +14,7 @@ from virtbus.schemas.pool import END_BYTES, MESSAGE_MAX, PoolReport, PoolState
 async def report_devices(
     pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
 ) -> None:
-    """Report all pools of devices at an interval; returns only if there are none."""
+    """Report all pools of devices at an interval; return only if the node has no such pool."""
     devices = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
     while devices:
         found = [await in_thread(partial(measured, *one)) for one in devices.items()]

@@ -13,10 +13,10 @@ from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
 PLACES_S = 60.0
-"""Interval of the questions for sizes, which change rarely."""
+"""Interval of the questions for the sizes of places. Sizes change rarely."""
 BY_QEMU_S = 15.0, 600.0
-"""The first and the longest interval of these questions if QEMU asks them, which takes a second of
-CPU time. While sizes are unknown, the interval doubles."""
+"""The first and the longest interval of these questions if QEMU asks them. Each takes 1 s of CPU
+time. The interval doubles while sizes are unknown, and is the longest once all are known."""
 _UNKNOWN = PoolState.GONE, ""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
@@ -49,7 +49,7 @@ class PoolServers:
         self._sizes = {name: KnownSizes() for name in self._pools}
 
     async def run(self) -> None:
-        """Probe all servers; returns only if there are none."""
+        """Probe all servers; return only if no pool is on a server."""
         async with asyncio.TaskGroup() as group:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
@@ -108,7 +108,7 @@ async def place_sizes(pool: ServerPool) -> dict[str, int]:
 
 
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:
-    """Return the best state of a server's hosts, and the reason if it is not Ready."""
+    """Return the best state of a server's hosts, and the reason if that state is not Ready."""
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(_probed(pool, host)) for host in server_of(pool).hosts]
     found = [one.result() for one in asked]

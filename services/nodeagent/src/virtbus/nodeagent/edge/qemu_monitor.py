@@ -1,7 +1,7 @@
-"""Sends commands to a guest's QEMU by libvirt's monitor. libvirt itself has no calls like these.
+"""Sends commands through libvirt to a guest's QEMU, for effects that libvirt has no calls for.
 
 libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050,
-0056, 0057, 0080). Only the commands of this module are sent.
+0056, 0057, 0080). virtbus sends only the commands of this module.
 """
 
 import json
@@ -28,9 +28,9 @@ _PENDING = "in the process of unplug"
 
 
 def set_link(device: str, *, up: bool) -> Callable[[libvirt.virDomain], None]:
-    """Return a function that sets the link of a NIC of a domain. The guest sees it at once.
+    """Return a function that sets the link of a domain's NIC. The guest sees the change at once.
 
-    It raises VirtbusError 500 `qemu_refused` if QEMU has no such NIC.
+    The function raises VirtbusError 500 `qemu_refused` if QEMU has no such NIC.
     """
 
     def run(domain: libvirt.virDomain) -> None:
@@ -42,18 +42,18 @@ def set_link(device: str, *, up: bool) -> Callable[[libvirt.virDomain], None]:
 
 
 def close_left(domain: libvirt.virDomain) -> None:
-    """Close the block nodes that libvirt has made, and that its XML does not name any more.
+    """Close the block nodes that libvirt made, and that the domain's XML no longer names.
 
-    libvirt closes a detached disk when QEMU reports the device's end. After a reset of the guest
-    the device may still use its node at that moment. QEMU then refuses, and libvirt does not try
-    again. QEMU refuses here too while a device uses a node. So the caller checks the file and calls
-    this again.
+    libvirt closes a detached disk when QEMU reports the device's end. After a reset of the guest,
+    the device may still use its node at that moment. QEMU then refuses to close the node, and
+    libvirt does not try again. QEMU may refuse this function, too. So the caller checks that the
+    file is closed, and otherwise calls again.
     """
     found = _execute(domain, "query-named-block-nodes").get("return", [])
     nodes = [one["node-name"] for one in found]
     sources = ElementTree.fromstring(domain.XMLDesc()).iter("source")  # noqa: S314  libvirt's own
     named = {source.get("index") for source in sources}
-    for node in sorted(nodes):  # the format before the file below it
+    for node in sorted(nodes):  # a format's node before the node of its file
         made = _NODE.match(node)
         if made and made[1] not in named:
             _execute(domain, "blockdev-del", **{"node-name": node})
@@ -65,13 +65,13 @@ class UsedFile(NamedTuple):
     size_bytes: int
     """The size that the guest sees."""
     below: tuple[str, ...]
-    """The files that it rests on, from the top."""
+    """The paths of the files below this file, from the top."""
 
 
 def used_files(domain: libvirt.virDomain) -> dict[str, UsedFile]:
-    """Return the files that the guest's devices use.
+    """Return the files that the guest's devices use, by path.
 
-    The answer is QEMU's own, so it is right even where libvirt's XML is not.
+    QEMU itself gives the answer, so it is right even where libvirt's XML is wrong.
     """
     found = {}
     for device in _execute(domain, "query-block").get("return", []):
@@ -89,7 +89,7 @@ def _below(image: dict[str, Any]) -> Iterator[str]:
 
 
 def bitmaps(domain: libvirt.virDomain) -> dict[str, tuple[Bitmap, ...]]:
-    """Return the dirty bitmaps of the guest's devices, by the files that they use."""
+    """Return the dirty bitmaps of each device of the guest, by the path of the device's file."""
     found = {}
     for device in _execute(domain, "query-block").get("return", []):
         inserted = device.get("inserted")
@@ -122,7 +122,7 @@ def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> No
 
 
 _COPY = "virtbus-copy-"
-"""The ids of our jobs begin with this; the rest is libvirt's name of the disk."""
+"""The ids of our jobs begin with this. The rest is the disk's target."""
 
 
 class Copy(NamedTuple):
@@ -135,10 +135,11 @@ class Copy(NamedTuple):
 
 
 def begin_copy(domain: libvirt.virDomain, target: str, disk: str, base: str) -> None:
-    """Begin to copy the files below a disk into it, down to `base`; empty: all of them.
+    """Begin to copy the files below a disk into the disk, down to `base` but without it.
 
-    `disk` and `base` are indexes of libvirt's sources. The copy does not end by itself, and the
-    disk still rests on its files. Raises VirtbusError 500 `qemu_refused`.
+    An empty `base` means all files. `disk` and `base` are indexes of libvirt's sources. The copy
+    ends only by `end_copy`, and the disk then still rests on the same files. Raises VirtbusError
+    500 `qemu_refused`.
     """
     job: dict[str, str | bool] = {"job-id": _COPY + target, "auto-finalize": False}
     job["device"] = f"libvirt-{disk}-format"
@@ -160,7 +161,7 @@ def copies(domain: libvirt.virDomain) -> dict[str, Copy]:
 
 
 def end_copy(domain: libvirt.virDomain, target: str) -> None:
-    """End a copy. The disk keeps what was copied, and still rests on its files.
+    """End a copy. The disk keeps the copied data, and still rests on the files below it.
 
     Raises VirtbusError 503 `domain_busy` if the copy does not end within 10 s.
     """
@@ -176,7 +177,8 @@ def end_copy(domain: libvirt.virDomain, target: str) -> None:
 def flush(domain: libvirt.virDomain, disk: str) -> None:
     """Write the tables of a disk to its file. `disk` is the index of libvirt's source.
 
-    QEMU does not report a failed write here. It keeps the tables, and the guest's next flush fails.
+    QEMU does not report a failed write here. QEMU then keeps the tables in memory, and the guest's
+    next flush fails.
     """
     command = {"command-line": f"qemu-io libvirt-{disk}-format flush"}
     if error := _execute(domain, "human-monitor-command", **command).get("error"):
@@ -192,9 +194,10 @@ def _file_of(name: str) -> str:
 
 
 def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
-    """Return a function that asks the guest to release NIC `number` of its start.
+    """Return a function that asks the guest to release NIC `number`, with which it was started.
 
-    It raises VirtbusError 500 `qemu_refused`. A NIC that is gone or pending is no error.
+    The function raises VirtbusError 500 `qemu_refused`, but not if the NIC is gone already, or the
+    guest has already been asked.
     """
 
     def run(domain: libvirt.virDomain) -> None:
@@ -206,10 +209,9 @@ def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
 
 
 def has_nic(number: int) -> Callable[[libvirt.virDomain], bool]:
-    """Return a function that returns True while the guest has NIC `number` of its start.
+    """Return a function that returns True while the guest has NIC `number`, as it was started.
 
-    Once the guest has released the NIC, the function lets QEMU close the NIC's tap. It may already
-    be closed.
+    Once the guest has released the NIC, the function lets QEMU close the NIC's tap, if it is open.
     """
 
     def run(domain: libvirt.virDomain) -> bool:

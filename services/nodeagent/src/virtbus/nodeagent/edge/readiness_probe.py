@@ -59,7 +59,7 @@ class ReadinessProbe:
 
 
 class _Pings:
-    """Pings one guest through a socket that is connected to it.
+    """Pings one guest through a socket that is connected to the guest's address.
 
     The kernel drops packets from other addresses. The first answer ends the probe, so only one
     datagram of a flood is read (ADR 0029).
@@ -103,7 +103,7 @@ class _Pings:
         assert self._socket is not None  # noqa: S101  the reader is removed before the close
         with contextlib.suppress(OSError):
             _packet, (source, _) = self._socket.recvfrom(64)
-            if source == self._address and self._woken:  # otherwise it came before the connect
+            if source == self._address and self._woken:  # an older packet may be of another source
                 _settle(self._woken, True)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class _Pings:
 
 
 class _Console:
-    """A console's log, read again only after growth."""
+    """A console's log. It is read again only after its size has changed."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -147,7 +147,7 @@ def _settle(future: "asyncio.Future[bool]", value: bool) -> None:
 def _raw() -> socket.socket:
     """Return a socket for echo replies; raises PermissionError."""
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMP)
-    # otherwise our own kernel's "unreachable" arrives while a guest boots
+    # otherwise the host's own "unreachable" messages arrive while a guest boots
     raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
     return raw
 

@@ -2,7 +2,7 @@
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
-<state_dir>/agent/ledger       uid → highest epoch, removal; removed: kept 24 h of the bus' time
+<state_dir>/agent/ledger       highest epoch and removal of each uid (`ledger.py`)
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/agent/node_spec    the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
@@ -63,8 +63,9 @@ class AgentFiles:
         """Make the directories, take the lock, read the ledger.
 
         Raises:
-            VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id; 422
-                `state_newer` or `state_older` for the layout of another version.
+            VirtbusError: 409 `second_agent`: another agent holds the lock. 409 `other_node`: the
+                state is that of another node id. 422 `state_newer` or `state_older`: the layout is
+                of another version.
         """
         for path in (self._agent, self.vms, self._consoles, self._quarantine, self._run / "vms"):
             path.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ class AgentFiles:
         version = self._state / state_version.FILE
         if not state_version.check(self._state):
             replace(version, f"{SCHEMA_VERSION}\n".encode())
-        version.chmod(0o644)  # imaged runs as its own user, and reads it at its start
+        version.chmod(0o644)  # imaged, which has its own user, reads it at its start
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
             path.unlink(missing_ok=True)  # left by an agent that was killed
@@ -91,7 +92,7 @@ class AgentFiles:
             self._lock = None
 
     def _check_node(self, node: str) -> None:
-        """Store the node's id, by which its VMs are found; raise 409 `other_node` if it changed."""
+        """Store the node's id if none is stored; raise 409 `other_node` if another is stored."""
         path = self._state / NODE_FILE
         kept = path.read_text().strip() if path.exists() else ""
         if not kept:
@@ -145,7 +146,7 @@ class AgentFiles:
         return await in_thread(load)
 
     async def things(self) -> dict[str, tuple[str, ...]]:
-        """Return this agent's paths by the uid in their names."""
+        """Return the paths of VMs' folders and console logs, by the uid in their names."""
 
         def find() -> dict[str, tuple[str, ...]]:
             paths = [*self.vms.iterdir(), *(self._run / "vms").iterdir()]
@@ -185,7 +186,7 @@ class AgentFiles:
         def remove() -> None:
             with contextlib.suppress(OSError):  # libvirt's folder; libvirt never deletes its logs
                 for path in LIBVIRT_LOGS.glob(f"{domain_name(check_uid(uid))}*.log*"):
-                    path.unlink(missing_ok=True)  # also those of virtiofsd
+                    path.unlink(missing_ok=True)  # also the logs of virtiofsd
             for pattern in ("seed-*", ".seed-*", f"{PINNED}*", f"{BACKUP_PIN}*"):
                 for path in (self.vms / check_uid(uid)).glob(pattern):
                     path.unlink(missing_ok=True)
@@ -201,7 +202,7 @@ class AgentFiles:
         def keep() -> None:
             if not folder.is_dir():
                 return
-            for path in folder.glob(f"{PINNED}*"):  # a second name would make a volume unusable
+            for path in folder.glob(f"{PINNED}*"):  # two hard links make a volume unusable
                 path.unlink(missing_ok=True)
             shutil.rmtree(kept, ignore_errors=True)
             folder.rename(kept)
@@ -284,7 +285,7 @@ class AgentFiles:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Return True if the file has this content. Then a repeated create needs no fsync."""
+    """Return True if the file has this content. A repeated create then needs no fsync."""
     try:
         return path.read_bytes() == data
     except OSError:

@@ -25,9 +25,9 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
 """The labels by which cloud-init finds its datasources."""
 IGNITION = "seed-ignition.json"
-"""A file that QEMU shows in fw_cfg. The names of ISOs end in `.iso`, so no ISO has this name."""
+"""The file that QEMU shows in fw_cfg. No ISO has this name, because ISOs' names end in `.iso`."""
 SMALL_BYTES = 4096
-"""Larger user data, which takes up to 0.2 s, is parsed in another thread than small data."""
+"""User data above this size has a thread of its own, because parsing it takes up to 0.2 s."""
 
 
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
@@ -58,15 +58,15 @@ def iso(files: Mapping[str, bytes], label: str) -> bytes:
 
 
 class SeedIsos:
-    """The `Seeds` port: `<state_dir>/vms/<uid>/seed-<volume>.iso`, and IGNITION."""
+    """The `Seeds` port. It writes `seed-<volume>.iso` and IGNITION in `<state_dir>/vms/<uid>/`."""
 
     def __init__(self, vms_dir: Path) -> None:
         self._vms_dir = vms_dir
-        # threads that parse users' data, so that only seeds wait for it
+        # separate threads for users' data, so that slow parsing delays only other seeds
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
         self._numbers = itertools.count(1)
         self._latest: dict[str, int] = {}
-        """By uid: the number of the last write that has begun, until it has ended."""
+        """By uid: the number of the write that began last. It is removed when that write ends."""
         self._renaming = threading.Lock()
 
     def paths(self, record: VmRecord) -> dict[str, Path]:
@@ -89,9 +89,9 @@ class SeedIsos:
     ) -> None:
         """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
-        A cancelled call writes no file after its end. A thread may still parse the user's data;
-        its result is dropped (ADR 0029). If a slow disk delays a write, it replaces no file of a
-        later write of the same VM.
+        A cancelled call writes no file after its end. A thread may still parse the user's data, but
+        the result is dropped (ADR 0029). A write that a slow disk delays replaces no file of a
+        later write for the same VM.
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -118,7 +118,7 @@ class SeedIsos:
         user_bytes = _user_bytes(secret, volumes)
         mine = record.uid, next(self._numbers)
         with writing(self._vms_dir), self._begun(*mine):
-            if not user_bytes:  # nothing of a user is parsed: one thread does all
+            if not user_bytes:  # no user data is parsed: one thread does all
                 await in_thread(lambda: write_all(render()))
                 return
             pool = self._small if user_bytes <= SMALL_BYTES else self._large
@@ -127,7 +127,7 @@ class SeedIsos:
 
     @contextmanager
     def _begun(self, uid: str, number: int) -> Iterator[None]:
-        """Note the last write of a VM while it lasts."""
+        """Note a write as the latest of its VM, until the write ends."""
         self._latest[uid] = number
         try:
             yield

@@ -1,8 +1,8 @@
 """Prepares the directories that guests share with their host, and finds those without virtiofsd.
 
 <run_dir>/vms/<uid>/fs/<tag>/        an empty folder: the source that libvirt gives virtiofsd
-<run_dir>/vms/<uid>/fs/<tag>.json    the directory, for the program in `virtiofsd.py`
-<run_dir>/vms/<uid>/fs/<tag>.lock    is locked while virtiofsd lives
+<run_dir>/vms/<uid>/fs/<tag>.json    the directory to share, for the program in `virtiofsd.py`
+<run_dir>/vms/<uid>/fs/<tag>.lock    a file that is locked while virtiofsd runs
 <run_dir>/vms/<uid>/fs/<tag>.failed  the reason why the program refused the directory
 """
 
@@ -40,7 +40,7 @@ class HostDirectories:
     ) -> None:
         """`program_dir` is a folder from which libvirt may run programs.
 
-        `allowed` has, by directory, the namespaces whose VMs may mount it and what is below it.
+        `allowed` maps each directory to the namespaces whose VMs may mount it or a directory below.
         """
         self._vms = run_dir / "vms"
         self._program = program_dir / PROGRAM
@@ -75,7 +75,8 @@ class HostDirectories:
     def _root(self, record: VmRecord, path: str) -> str:
         """Return the allowed directory at or above a path of the spec.
 
-        Raises VirtbusError 403 `directory_closed`.
+        Raises VirtbusError 403 `directory_closed` if there is none. The same if it is not open to
+        the VM's namespace, unless the VM's owner is of this node.
         """
         root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))
@@ -89,13 +90,13 @@ class HostDirectories:
         return root
 
     def _drop_others(self, uid: str, tags: Collection[str]) -> None:
-        """Remove the files of other tags, of an earlier run: `lost` would report these tags."""
+        """Remove an earlier run's files of tags not in `tags`: `lost` would report those tags."""
         for path in (self._vms / uid / "fs").glob("*.*"):
             if path.stem not in tags and path.suffix in _FILES:
                 path.unlink(missing_ok=True)
 
     def _install(self) -> None:
-        """Write the program that libvirt runs, unless it is there already."""
+        """Write the program that libvirt runs, unless the same program is there already."""
         text = (files("virtbus.nodeagent.edge") / "virtiofsd.py").read_bytes()
         with contextlib.suppress(FileNotFoundError):
             if self._program.read_bytes() == text:
@@ -146,7 +147,7 @@ class HostDirectories:
         return await in_thread(find)
 
     def _prepared(self, uid: str) -> bool:
-        """Return True if a start of the VM had directories."""
+        """Return True if a start of the VM prepared directories."""
         return (self._vms / uid / "fs").is_dir()
 
     def _ended(self, point: Path) -> bool:

@@ -3,8 +3,8 @@
 
 libvirt runs a copy of this file as root, with virtiofsd's arguments. The source in these arguments
 is an empty folder of the agent; the JSON file next to the folder names the directory. The mount is
-in a namespace of this process, so it ends with virtiofsd. Nothing is imported but the standard
-library of the host's Python.
+in this process' own mount namespace, so it ends with virtiofsd. Only the standard library of the
+host's Python is imported.
 """
 
 from __future__ import annotations  # the host may have an older Python
@@ -20,9 +20,9 @@ from pathlib import Path
 
 PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 ENDS_S, ENDS_AGAIN_S = 3.0, 0.05
-"""Time for the end of the former virtiofsd, and the delay between two looks."""
+"""Seconds that the former virtiofsd has to end, and the delay between two attempts to lock."""
 ANSWERS_S = 20
-"""Time limit of the directory's file system. libvirt waits for this program."""
+"""Seconds that the directory's file system has to answer. libvirt waits for this program."""
 CLONE_NEWNS = 0x20000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_REC, MS_SLAVE = 1 << 14, 1 << 19
@@ -46,7 +46,7 @@ def source_of(arguments: list[str]) -> Path:
 def opened(root: str, directory: str) -> list[int]:
     """Open all folders from `/` to a directory; return their descriptors.
 
-    Links are followed in `root` only, which the operator of the host chose.
+    Symbolic links are followed only in `root`, which the operator of the host chose.
     """
     path = os.path.realpath(root) + directory[len(root) :]
     found = [os.open("/", _FOLDER)]
@@ -62,9 +62,9 @@ def opened(root: str, directory: str) -> list[int]:
 def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
-    The folders above it are locked for reading. So no guest gets a directory that another guest
-    writes to, nor one below it. A guest gets a directory above it only if it is read-only. Readers
-    share a directory. Raises BlockingIOError.
+    The folders above the directory get shared locks. So while a guest writes to a directory, no
+    other guest gets that directory or a directory below it. Another guest gets a directory above
+    only for reading. Guests that only read share a directory. Raises BlockingIOError.
     """
     for folder in folders[:-1]:
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -90,7 +90,7 @@ def lock_alive(alive: int) -> None:
 
 
 def holder(source: Path, directory: str) -> str:
-    """Return a clause for a message that names the holder of a lock.
+    """Return a clause, for a message, that names the holder of a lock.
 
     The holder is the VM of this host that has a directory at, above or below `directory`.
     """
@@ -103,7 +103,7 @@ def holder(source: Path, directory: str) -> str:
 
 
 def own_mounts() -> None:
-    """Give this process mounts of its own. Later mounts and unmounts of the host still arrive."""
+    """Give this process its own mounts. Later mounts and unmounts of the host still arrive."""
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", MS_REC | MS_SLAVE)
 

@@ -38,7 +38,7 @@ class VolumeGroup:
         self._one_at_a_time = asyncio.Lock()
         self._gone = ""
         """The reason why the last report failed, or why a command of a request timed out. Requests
-        are refused until a report succeeds, so that none waits for a group that hangs."""
+        are refused until a report succeeds, so that no request waits for a group that hangs."""
 
     async def do(self, want: LogicalRequest) -> Answer:
         """Carry out a request; return the answer, and the open device, if any.
@@ -46,7 +46,8 @@ class VolumeGroup:
         The caller closes the device.
 
         Raises:
-            OSError: LVM refuses, with its reason; ENOSPC: no room.
+            OSError: LVM refuses, and the text is LVM's reason. The pool has no room (ENOSPC). The
+                group does not answer (`_gone`).
             ValueError: LVM's report cannot be read, or the request contradicts the report.
         """
         async with self._one_at_a_time:
@@ -133,7 +134,7 @@ class VolumeGroup:
         return await self._opened(volume, there)
 
     async def _remove(self, volume: str) -> None:
-        """Remove a logical volume; raises OSError, also if LVM has left it."""
+        """Remove a logical volume; raises OSError, also if it still exists afterwards."""
         await self._run(lvm.remove(self._pool, volume))
         if lvm.find(await self._volumes(), volume) is not None:
             raise OSError(0, f"LVM has not removed the logical volume of {volume}")

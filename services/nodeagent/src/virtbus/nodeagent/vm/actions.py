@@ -65,8 +65,8 @@ class Tasks:
     def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
         """Run `work` as the VM's child task `name`; cancel an earlier task of that name.
 
-        An unexpected error is logged with its traceback, and `failed` is called. So it affects no
-        other VM, and this VM gets a defined phase.
+        An unexpected error is logged with its traceback, and `failed` is called. So the error
+        affects no other VM, and this VM gets a defined phase.
         """
         assert self.group is not None  # noqa: S101  set before the first event is taken
         self.stop(name)
@@ -85,7 +85,7 @@ class Tasks:
                 failed()
 
     def stop(self, *names: str) -> None:
-        """Cancel the tasks of these names."""
+        """Cancel the tasks with these names."""
         for name in names:
             if name in self._tasks:
                 self._tasks[name].cancel()
@@ -136,7 +136,7 @@ class Actions:
         imaged may copy or replace disks of a VM that is off, and answers only after that."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
-        """Set once the guest that is asked to end, or destroyed, has ended for any reason."""
+        """Stops the repeated requests to end the guest once it has ended, or is destroyed."""
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -163,7 +163,7 @@ class Actions:
         self.tasks.run(name, partial(until_done, work, self._vm, self._report, over, again))
 
     def _keep(self, name: str, operation: Operation) -> None:
-        """Like `_until_done`, but keep a task that runs; one that waits tries again now."""
+        """Like `_until_done`, but keep a running task, which ends its delay before a next try."""
         if self.tasks.running(name) is None:
             self._until_done(name, operation)
         else:
@@ -205,7 +205,7 @@ class Actions:
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
     def _start(self) -> None:
-        """Start the guest once earlier calls that end it are over. They could end this run, too."""
+        """Start the guest after earlier calls that end it, because they could end this run, too."""
         before = self.tasks.begun("shutdown", "destroy")
         self._run("start", partial(self._start_vm, before), "start failed")
 

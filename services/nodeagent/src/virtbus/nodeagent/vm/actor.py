@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 
 
 class VmActor:
-    """The actor of one VM. Only `run` waits; the other methods change the state or enqueue."""
+    """The actor of one VM. Only `run` waits. The other methods change state or enqueue events."""
 
     def __init__(
         self, record: VmRecord, tools: AgentPorts, *, resumed: bool, held: str = ""
     ) -> None:
         """`resumed`: the VM was on this host before the agent's start.
 
-        `held`: the reason for a hold from the start; empty for none.
+        `held`: the reason why the VM is held from the start; empty if it is not held.
         """
         self.vm = ActorState(
             record,
@@ -213,7 +213,7 @@ class VmActor:
                 if self.vm.resumed:
                     await self._recall(decisive=self.vm.control in RECALLS)
                     self._signal("recalled")
-                # start the writer only after _recall(): it could overwrite the status to be read
+                # only after _recall(): the writer could overwrite the status that it reads
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase != "gone":
                     if not self._events:
@@ -230,7 +230,7 @@ class VmActor:
     async def _recall(self, *, decisive: bool) -> None:
         """Restore the observed state of a running guest from the last status.
 
-        `decisive`: the status decides if the guest is started, so its read is retried.
+        `decisive`: the status decides if the guest is started, so a failed read is retried.
         """
         last_status, readable = await self._status.read_last(self.vm.record, insist=decisive)
         vm, ended = self.vm, None
@@ -276,7 +276,8 @@ class VmActor:
     def report(self) -> None:
         """Write the status once no request of the record is queued.
 
-        A queued request already counts as applied, so the status would show it too early.
+        A queued request already counts as applied, so the status would show it as applied too
+        early.
         """
         self._unreported = self._queued_requests > 0
         if not self._unreported:

@@ -1,6 +1,6 @@
 """Waits for a VM's disks and network, which imaged and netd report.
 
-After a time without a report, the agent requests them.
+After a time without a report, the agent asks imaged or netd for one.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Dependency(Generic[Part]):
         return self._part if self._part is not None and self._part.error is None else None
 
     def receive(self, part: Part) -> None:
-        """Take a ready event as `_take`, unless only an answer counts."""
+        """Take a ready event like `_take`, unless only the answer to a request counts."""
         if not self._needs_answer:
             self._take(part)
 
@@ -92,8 +92,8 @@ class Dependency(Generic[Part]):
     def reset(self, *, needs_answer: bool = False) -> None:
         """Drop the part, so that `get` waits for a new one.
 
-        With `needs_answer`, only the answer to a later request counts. An event may be older than
-        an operation that the agent has begun since.
+        With `needs_answer`, only the answer to a later request counts, because an event may be
+        older than an operation that the agent has begun since.
         """
         self._part, self._needs_answer = None, needs_answer
         self._arrived.clear()
@@ -101,13 +101,13 @@ class Dependency(Generic[Part]):
     async def get(
         self, record: VmRecord, *, ask_after_s: float, image_pull: Mapping[str, str] | None = None
     ) -> Part:
-        """Return the part of this record's epoch or a later one; waits without limit.
+        """Return the part of this record's epoch or a later one; wait for it without limit.
 
-        If the VM has volumes or CD-ROM drives, its disks must be of this record's spec, because
-        volumes and media change under one epoch.
+        If the VM has volumes or CD-ROM drives, its disks must be of this record's generation or a
+        later one, because volumes and media change within one epoch.
 
-        If the VM brings its own registry logins (`image_pull`), the request is sent at once,
-        because only the agent has them.
+        If the VM has its own registry logins (`image_pull`), the request is sent at once, because
+        only the agent has these logins.
 
         Raises:
             VirtbusError: the service reports a failure.
@@ -176,6 +176,6 @@ def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
 def _earlier(part: ImageReady | NetReady, record: VmRecord) -> bool:
     """Return True for a part of an earlier spec of a VM that has a `network_state`.
 
-    While such a VM is off, a later spec may give it its disks or another network.
+    While such a VM is off, a later spec may add its disks, or change its network.
     """
     return record.spec.network_state is not None and part.generation < record.generation

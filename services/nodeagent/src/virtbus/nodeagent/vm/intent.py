@@ -15,7 +15,7 @@ from virtbus.schemas.resources import NO_LIMITS, Resources
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
-"""The reason for keeping the disks of a VM that left by a fence or a rebuild."""
+"""The reason for keeping the disks of a VM that left this node by a fence or a rebuild."""
 DisksWanted = tuple[dict[str, int], dict[str, str]]
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
 """Phases in which a requested pause cannot be seen yet."""
@@ -50,7 +50,7 @@ class Applied:
         disks = record.spec.domain.devices.disks
         self.runs_for = record.power_epoch
         limited = any(disk.limits for disk in disks)
-        self.limits = None if limited else {}  # None: read libvirt's figures
+        self.limits = None if limited else {}  # None: libvirt's values are read
         # resources are set after the start, so that a host without cgroups can start the guest
         self.resources = NO_LIMITS
         self.media = media(record)
@@ -65,13 +65,13 @@ class Applied:
     def behind(self, record: VmRecord) -> bool:
         """Return True if the record requests a start for which the domain was not defined.
 
-        This may also be a request that was applied, because a start request for a running guest
-        does not change its domain. So the last status decides.
+        The result is also True for a start request that was applied to a running guest, because
+        such a request does not change the domain. So the last status decides.
         """
         return record.powered and self.power_epoch < record.power_epoch
 
     def events(self, record: VmRecord, phase: VmPhase) -> list[MachineEvent]:
-        """Return events for the record's requests that are not applied, and mark them as applied.
+        """Return events for the record's requests that are not applied; count these as applied.
 
         A restart, and a start that must wait, stay pending.
         """
@@ -95,7 +95,7 @@ class Applied:
         """Note that `event` was handled in `phase`.
 
         A restart, and a start during a stop, take effect only after the guest has ended. So a start
-        is due again then.
+        is then due again.
         """
         if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False
@@ -103,7 +103,7 @@ class Applied:
     def epochs(self, record: VmRecord, phase: VmPhase) -> tuple[int, int]:
         """Return the power epoch and the pause epoch for the status.
 
-        For a pending request it is the previous epoch.
+        While a request is pending, its epoch is the previous one.
         """
         power, pause = record.power_epoch, record.pause_epoch
         if self.power_epoch >= 0 and next_event(record, self, phase) is not None:
@@ -117,10 +117,11 @@ class Applied:
 def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
     """Return the requests that an existing domain shows as applied. `first` is the domain's event.
 
-    If the domain has ended, start requests after the one that it was defined for are not applied.
+    If the domain has ended, start requests later than the one that the domain was defined for are
+    not applied.
     """
     metadata = facts.metadata if facts is not None else None
-    # an agent may have died after it changed the disks, or before
+    # otherwise an earlier agent may have died before or after it changed the devices
     same = metadata is not None and metadata.generation == record.generation
     defined_for = -1 if metadata is None else metadata.power_epoch
     return Applied(
@@ -142,9 +143,9 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
 def next_event(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
     """Return the event for a record, or None if it requests nothing new.
 
-    A start that came while the VM was stopping is pending until it has stopped. A stop is pending
-    again if the VM runs anyway. A changed spec retries a VM that failed permanently. A restart is
-    pending while an earlier guest runs.
+    A start that came while the VM was stopping is pending until the VM has stopped. A stop is
+    pending again if the VM runs anyway. A changed spec retries a VM that failed permanently. A
+    restart is pending while a guest of an earlier start runs.
     """
     if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
@@ -160,7 +161,7 @@ def next_event(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "pause" for a running guest that should be paused, "unpause" for the opposite.
+    """Return "pause" if a running guest should be paused, "unpause" if a paused one should run.
 
     A guest that was paused outside virtbus stays paused until the record changes.
     """
@@ -175,7 +176,8 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
     """Return "update" if a guest, or the preparation of its start, differs from the record.
 
-    A guest differs by its disks, limits, media, NICs or resources, also by unknown ones.
+    A guest can differ by its disks, limits, media, NICs or resources. It differs also if some of
+    them are unknown.
     """
     if record.ending or not record.powered:
         return None
@@ -203,7 +205,7 @@ def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
 def disks_wanted(record: VmRecord) -> DisksWanted | None:
     """Return the sizes of disks, and the folders of volumes, by the names of disks.
 
-    None while a volume leaves: then the agent looks each time if the guest still has the volume.
+    None while a volume is being detached: the agent then looks each time if the guest still has it.
     """
     if record.detaching:
         return None

@@ -23,13 +23,13 @@ from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
 BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
-"""A guest's driver changes the balloon within this time, if it runs."""
+"""Seconds in which a balloon follows if the guest has a driver for it, and between two looks."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
-    """Attach, detach and grow disks until the guest has those of the latest record.
+    """Attach, detach and grow disks until the guest has the disks of the latest record.
 
-    The status shows what waits.
+    The status shows the changes that wait.
     """
     delay_s = RETRY_S[0]
     while True:
@@ -52,12 +52,14 @@ async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> Non
 
 
 async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    """Set the limits on the host; a guest gives memory back when its balloon's driver runs.
+    """Set the guest's limits on the host. The guest gives memory back if its balloon driver runs.
 
-    A guest that neither has nor had a limit is left alone: others may have set some.
+    If the record has no limits, and virtbus has set none, the guest is not changed: limits that a
+    person has set with libvirt stay.
 
     Raises:
-        VirtbusError: libvirt does not answer; 503 `memory_kept`. The status shows it meanwhile.
+        VirtbusError: an error of libvirt, but not if this host does not support a limit. 503
+            `memory_kept`: the guest has not given its memory back. The status shows the error.
     """
     seen, wanted = vm.observed, resources(record)
     ours = seen.resources_error is not None or seen.resources not in {None, ResourcesInForce()}
@@ -68,14 +70,14 @@ async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> 
     except VirtbusError as failure:
         error = failure
     seen.resources_error = error.body if error is not None else None
-    if error is not None and error.code != Code.UNSUPPORTED:  # this host cannot, also later
+    if error is not None and error.code != Code.UNSUPPORTED:  # 422: a repetition cannot help
         raise error
 
 
 async def _set_resources(
     vm: ActorState, tools: AgentPorts, record: VmRecord, wanted: Resources
 ) -> VirtbusError | None:
-    """Set the limits; return the error of one of them. A balloon has a moment to follow."""
+    """Set the limits; return one error if any occurred. The balloon has BALLOON_S to follow."""
     seen, loop = vm.observed, asyncio.get_running_loop()
     known = seen.resources_error is not None and seen.resources_error.reason == "memory_kept"
     limit_s = loop.time() + (0 if known else BALLOON_S)

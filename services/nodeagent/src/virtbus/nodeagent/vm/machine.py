@@ -56,7 +56,7 @@ MachineEvent = Literal[
     "retry",
     "stable",  # the guest has run for a while, which resets the backoff
 ]
-"""An input of the state machine."""
+"""An input of the first table."""
 
 Action = Literal[
     "prepare",  # record on disk, seed, disks and network; ends in a "dependencies" event
@@ -86,7 +86,7 @@ Action = Literal[
     "report",  # write the status
     "settle",  # apply the requests that came meanwhile
 ]
-"""An effect of the agent."""
+"""A reaction of the first table."""
 
 PHASES: tuple[VmPhase, ...] = get_args(VmPhase)
 Row = tuple[VmPhase, tuple[Action, ...]]
@@ -226,7 +226,7 @@ AT_REST: dict[VmPhase, tuple[Action, ...]] = {
 
 
 Guard = Literal[
-    "no start is in flight",  # only the code that stops the guest reports its end during a start
+    "no start is in flight",  # during a start, the code that stops the guest reports its end
     "the record asks for a guest",
     "never",  # the event is a late result of an earlier step
 ]
@@ -241,7 +241,7 @@ UNEXPLAINED = {
     for phase in set(PHASES) - {"starting"}
     for event in ("start failed", "start later")
 }
-"""Results of a start that the agent itself ended. Their error is not the VM's failure."""
+"""Results of a start that the agent itself ended. The error is then no failure of the VM."""
 
 
 Control = Literal[
@@ -325,8 +325,8 @@ HELD_BACK = frozenset[MachineEvent](
 )
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
 DROPPED = frozenset[MachineEvent]({"restart", "pause", "unpause"})
-"""Level-triggered: these events are raised again until they take effect, so they are dropped rather
-than deferred while the VM is on hold."""
+"""Events that are dropped, not deferred, while the VM is on hold. They are level-triggered: the
+actor raises them again until they take effect."""
 NOT_HELD = frozenset[VmPhase]({"ending", *EVACUATING})
 """Phases in which a hold has no effect: an accepted delete continues, even on another bus."""
 
@@ -341,7 +341,7 @@ def step(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, t
 def react(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, tuple[Action, ...]]:
     """Return the next phase and all actions of a step, in order.
 
-    These are the actions of EXIT, ENTRY, ALSO and the row, the report, and those of AT_REST.
+    The order is: the actions of EXIT, ENTRY, ALSO and the row, "report", the actions of AT_REST.
     """
     after, actions = step(phase, event, strategy)
     entered = after if after != phase else None

@@ -1,4 +1,4 @@
-"""Keeps the observed state of a VM, from its domain, its last status and each step of its table."""
+"""Keeps the observed state of a VM, from its domain, its last status and its state machine."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -81,7 +81,7 @@ class Observed:
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure that explains a crash of this run."""
     end_reported: bool = False
-    """True if an earlier agent reported the guest's end. Then its `last_exit` is kept."""
+    """True if an earlier agent reported the guest's end. Then `last_exit` is kept."""
     attempt: int = 0
     ready: str = ""
     ready_ns: int = 0
@@ -98,11 +98,11 @@ class Observed:
     nics: dict[str, GuestNic] = field(default_factory=dict)
     """The NICs of the running guest, by name."""
     nics_error: ErrorBody | None = None
-    """The error of the last change of the NICs; it is tried again."""
+    """The error of the last change of the NICs. The agent retries the change."""
     links: dict[str, LinkState] = field(default_factory=dict)
     """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
     lost_pid: int = 0
-    """The process of a running guest that libvirt has lost."""
+    """The pid of the QEMU of a running guest that libvirt has lost."""
     disk_waits: str = ""
     """The reason why the guest waits for a disk: QEMU has paused it, or a server is away."""
     directories_lost: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ def _note_ending(
 
 
 def _forget_freeze(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
-    """Forget a freeze: it ended with the guest's run."""
+    """Forget a freeze, because it has ended with the guest's run."""
     seen.frozen = None
     tools.freezes.ended(record.uid)
 

@@ -26,7 +26,7 @@ class Reasons:
     at_once: bool = False
     """The VM ends without grace, because another node may run it (I1)."""
     deleted: bool = False
-    """A user's delete removed the record: its disks may be removed."""
+    """A user's delete removed the record, so the VM's disks may be removed."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class ActorState:
 
     record: VmRecord
     wanted_hash: str
-    """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
+    """`metadata.domain_hash` of the record. A running guest with another hash needs a restart."""
     wanted_disks: Mapping[str, str]
     """`metadata.disk_hashes` of the record, with the same meaning."""
     wanted_nics: dict[str, GuestNic]
@@ -54,7 +54,7 @@ class ActorState:
 
     @property
     def ends(self) -> bool:
-        """Return True if nothing of the VM should stay."""
+        """Return True if nothing of the VM should stay on this node."""
         return bool(self.reasons.terminated or self.reasons.refused) or self.record.ending
 
     @property

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
 PASSING_S = 1.0
-"""The delay of transient states. Each put is a durable write, and a create takes half this time."""
+"""The delay before a transient state is written. A create takes half this time, so its transient
+states are not written. This saves durable writes."""
 
 
 RESTART_REQUIRED, HELD = "RestartRequired", "Held"
@@ -155,7 +156,7 @@ def _of_guest(observed: Observed) -> Iterator[Condition]:
 
 
 def _network(vm: ActorState) -> Iterator[Condition]:
-    """Yield the condition of the network of a VM that is off, once it is known."""
+    """Yield the condition of the network of a VM that is off, once the network's state is known."""
     state, error = vm.record.spec.network_state, vm.observed.network_error
     if vm.phase not in OFF or state is None:
         return
@@ -177,7 +178,7 @@ def _directories_lost(tags: Sequence[str]) -> Condition:
 
 
 def _detached(vm: ActorState) -> tuple[str, ...]:
-    """Return the names of volumes that the VM still holds, and that no guest of it has."""
+    """Return the names of leaving volumes that the VM still holds, but no guest of it uses."""
     leaving = vm.record.detaching
     gone = leaving if vm.phase in OFF else vm.observed.disks.detached & leaving.keys()
     return tuple(sorted(gone))
@@ -229,7 +230,7 @@ def _nics_pending(error: ErrorBody) -> Condition:
 
 
 def _restart_required(vm: ActorState) -> str:
-    """Return why the running guest must be restarted to match its record; empty if not."""
+    """Return why the running guest must be restarted to match its record; empty if it matches."""
     seen, wanted = vm.observed, vm.wanted_nics
     if seen.nics_error is not None and seen.nics_error.reason == "no_port":
         return seen.nics_error.message
@@ -259,15 +260,15 @@ class StatusWriter:
         self.putting = asyncio.Lock()
         """Locked during a put.
 
-        A caller takes it before it cancels `run`. Otherwise an abandoned put could be stored after
-        later requests.
+        A caller takes this lock before it cancels `run`. Otherwise an abandoned put could be stored
+        after later requests.
         """
 
     def report(self, status: VmStatus) -> None:
-        """Set the status to write; an unchanged one is not written again.
+        """Set the status to write; an unchanged status is not written again.
 
         A transient state is written after PASSING_S if it still applies. Other states are written
-        at once, and so is each state that replaces one of a running guest.
+        at once. Each state is also written at once if the bus still shows a guest that is up.
         """
         self._latest = status
         if self._up or status.state not in PASSING:
@@ -319,7 +320,7 @@ class StatusWriter:
             return await self._bus.put(key, body, expect=self._revision)
 
     async def _read(self, key: str) -> bytes:
-        """Return the value at `key`, empty without one. The next put expects its revision."""
+        """Return the value at `key`; empty if there is none. The next put expects its revision."""
         entry = await self._bus.get(key)
         self._revision = entry.revision if entry is not None else 0
         return entry.value if entry is not None else b""
@@ -346,7 +347,7 @@ class StatusWriter:
         return None, False
 
     def _recalled(self, last: VmStatus | None) -> VmStatus | None:
-        """Return `last`. If its guest was up, a reported status replaces it at once."""
+        """Return `last`. If its guest was up, write a status that was reported meanwhile."""
         self._up = last is not None and last.state in WAS_UP
         if self._up and self._latest is not None:
             self._tell()

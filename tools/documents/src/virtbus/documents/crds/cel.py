@@ -1,12 +1,13 @@
 """Writes kubebridge's validation rules in CEL, which API servers check themselves (ADR 0025).
 
-Each row writes one rule in CEL, and takes its message from that rule. CEL has no index within an
-expression, so the path of a rule about two lists ends at the list.
+Each `Cel` below states one rule of kubebridge in CEL, and has the message of that rule. A CEL
+expression cannot name the index of a list item, so a rule about several items reports the list.
 https://kubernetes.io/docs/reference/using-api/cel/
 
-An API server evaluates all rules at each write of an object, including its status. For each step of
-a path it copies everything that is declared there. Rules that match disks with volumes, or
-interfaces with networks, cost 0.7 ms each. So only the webhooks check them (ADR 0025).
+An API server evaluates all rules at each write of an object, including writes of its status. For
+each step of a path it copies everything that is declared there. Rules that match disks with
+volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these rules
+(ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. The API server needs a bound to estimate the cost."""
+"""Lists whose names are compared. To estimate the cost, the API server needs the names' length."""
 SEVERAL = "'none, or more than one'"
 
 
@@ -82,7 +83,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _both(holder: str, left: str, right: str, key: str, limits: str) -> str:
-    """Return a rule: if both quantities are given, the left one is not greater."""
+    """Return a CEL rule: if both quantities are given, `left` is not greater than `right`."""
     there = f"{holder} && has({limits}) && '{key}' in {limits}"
     return f"!({there}) || quantity(string({left})).compareTo(quantity(string({right}))) <= 0"
 
@@ -296,6 +297,6 @@ def keywords(rows: tuple[Cel, ...], prefix: str) -> dict[str, dict[str, Any]]:
 def of_spec(prefix: str) -> dict[str, dict[str, Any]]:
     """Return the keywords of all rules on a VMI's spec, which is at `prefix`."""
     lengths = {f"{prefix}.{path}.name": {"maxLength": NAME_LENGTH} for path in NAMES}
-    # A volume has a name and one source. In CEL, each write of a status would check 16 sources.
+    # A volume has a name and one source. A CEL rule would check 16 sources at each status write.
     one_source = {f"{prefix}.volumes[]": {"minProperties": 2, "maxProperties": 2}}
     return keywords(SPEC_ROWS, prefix) | lengths | one_source

@@ -38,7 +38,7 @@ class Resource(NamedTuple):
     status: bool
     """True if status is a subresource.
 
-    A VMI's status is not, because KubeVirt's clients write the object as a whole.
+    A VMI's status is no subresource, because KubeVirt's clients write the object as a whole.
     """
     held: Mapping[str, Schema] = {}
     """Schema keywords by path, for the rules that API servers check by themselves."""

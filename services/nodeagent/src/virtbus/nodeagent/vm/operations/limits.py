@@ -11,10 +11,10 @@ from virtbus.schemas.vm import VmRecord
 async def limit(
     record: VmRecord, hypervisor: Hypervisor, known: GuestDisks
 ) -> dict[str, dict[str, int]]:
-    """Set the limits; return those in force, by the names of disks that have any.
+    """Set the limits; return the limits in force, by the name of each disk that has limits.
 
-    `known` are the guest's disks. A volume that is not attached yet is left out: it gets its limits
-    when it is attached.
+    `known` are the guest's disks. A volume that is not attached yet is left out, because it gets
+    its limits when it is attached.
 
     Raises:
         VirtbusError: libvirt does not answer, or refuses a limit.

@@ -1,7 +1,8 @@
-"""Plugs new NICs into a running guest, and unplugs those that its record has no longer.
+"""Plugs new NICs into a running guest, and unplugs NICs that its record no longer has.
 
-netd's report decides: a NIC that waits is plugged, and one that leaves is unplugged. libvirt's live
-XML shows what was done before. So an agent that died at any step continues.
+netd's report decides: a NIC that waits is plugged, and a NIC that leaves is unplugged. libvirt's
+live XML shows the changes that were made before. So the agent can continue after a crash at any
+step.
 """
 
 import asyncio
@@ -42,12 +43,13 @@ async def sync_nics(
 ) -> tuple[dict[str, GuestNic], list[str]]:
     """Plug and unplug until the guest has the NICs of `record`.
 
-    Return its NICs by name, and the names of those that were plugged now. Without a running guest
-    both are empty: its next start has the record's NICs.
+    Return the guest's NICs by name, and the names of the NICs that were plugged now. Without a
+    running guest both are empty, because its next start has the record's NICs.
 
     Raises:
-        VirtbusError: 409 `nic_held`, `no_port`, `nic_waits`; netd's or libvirt's error. The other
-            NICs were still plugged and unplugged.
+        VirtbusError: 409 `nic_held`: the guest has not released a NIC. 409 `no_port`: it has no
+            free PCI port. 409 `nic_waits`: a NIC waits until the guest has released another. An
+            error of netd or libvirt. The other NICs were still plugged and unplugged.
         BusError: netd does not answer.
     """
     work = _Changes(record, net, tools)

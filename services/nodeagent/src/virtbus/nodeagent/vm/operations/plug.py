@@ -1,7 +1,7 @@
-"""Brings the disks of a running guest to its record: detaches, grows and attaches.
+"""Detaches, grows and attaches the disks of a running guest, as its record says.
 
-The record names the disks that the guest should have, and libvirt's XML those that it has. So each
-step can be repeated after a crash of the agent or of libvirtd at any moment.
+The record names the disks that the guest should have, and libvirt's XML the disks that it has. So
+each step can be repeated after a crash of the agent or of libvirtd at any moment.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ async def _unplug(
 async def _released(
     record: VmRecord, name: str, ref: VolumeRef, guest: GuestDevices, tools: AgentPorts
 ) -> str:
-    """Ask the guest to release a disk; return why it has not yet, empty if it has."""
+    """Ask the guest to release a disk; return why it has not done so yet, empty if it has."""
     alias = volume_alias(name)
     if guest.has(alias):
         await tools.plugs.detach(record.uid, alias)
@@ -113,7 +113,7 @@ async def _grow(
 ) -> dict[str, str]:
     """Grow the disks whose bus can report a new size to a running guest.
 
-    Return the reasons for those that failed.
+    Return the reasons for the disks that could not be grown, by name.
     """
     waits = {}
     sizes, volumes = wanted_sizes(record), volume_names(record)
@@ -143,7 +143,7 @@ async def _plug(
 ) -> GuestDisks:
     """Attach the missing disks.
 
-    Their addresses are stored in the metadata first, so that a repetition uses the same ones.
+    Their addresses are stored in the metadata first, so that a repetition uses the same addresses.
     """
     names = {disk.name for disk in missing}
     try:
@@ -176,7 +176,7 @@ async def _plug(
             has_scsi |= disk.bus is DiskBus.SCSI
         except VirtbusError as error:
             waits[disk.name] = f"Attaching: tried again: {error}"
-            with suppress(VirtbusError):  # a libvirtd that was killed may have left it open in QEMU
+            with suppress(VirtbusError):  # a killed libvirtd may have left the disk open in QEMU
                 await tools.plugs.close_left(record.uid)
     return replace(now, addresses=addresses, hashes=noted, pending={**now.pending, **waits})
 
@@ -184,7 +184,7 @@ async def _plug(
 async def _files(
     record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts
 ) -> Mapping[str, DiskSource]:
-    """Return the checked files of the VM's disks; raises VirtbusError until imaged made them."""
+    """Return the checked files of the VM's disks; raise VirtbusError until imaged has made them."""
     try:
         async with asyncio.timeout(IMAGED_S):
             made = await image.get(record, ask_after_s=tools.settings.ask_after_s)

@@ -29,11 +29,11 @@ class Leaving(NamedTuple):
     """The conditions under which a VM leaves this node."""
 
     refused: bool
-    """The node never accepted the VM."""
+    """True if the node never accepted the VM."""
     forced: bool
-    """A guest that libvirt has lost is ended, too. Otherwise it keeps all its resources.
+    """True: end also a guest that libvirt has lost. Otherwise such a guest keeps its resources.
 
-    netd also gives up the parts of the network that a CNI plugin fails to undo."""
+    netd then also gives up the parts of the network that a CNI plugin fails to undo."""
 
 
 async def release(
@@ -48,7 +48,7 @@ async def release(
     """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
 
     `starting` is the task of a start in progress. `written` returns once no file of the VM is being
-    written. `keep_reason` returns why its disks go to the quarantine, or "" if they are removed.
+    written. `keep_reason` returns why the disks go to the quarantine, or "" if they are removed.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)
@@ -76,7 +76,7 @@ async def _release(
     *,
     forced: bool = False,
 ) -> str:
-    """Let a service release the VM's resources; return the quarantine's entry, "" if none."""
+    """Let a service release the VM's resources; return the new entry in quarantine, "" if none."""
     try:
         answer = await bus.request(
             subjects.rpc(record.node, service, "release"),

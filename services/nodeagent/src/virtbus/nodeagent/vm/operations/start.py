@@ -48,7 +48,7 @@ async def start(
     """Define the domain, arm netd, and start the domain.
 
     Return "started" or "paused"; on failure "start failed" or "start later", with the error.
-    `paused` is called just before the guest runs: True if the record requests a pause.
+    `paused` is called just before the guest runs, and returns True if the record requests a pause.
     """
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -190,7 +190,7 @@ async def learn_dependencies(
 async def await_ready(
     record: VmRecord, net: Dependency[NetReady], tools: AgentPorts, *, rebooted: bool
 ) -> str:
-    """Wait until the guest is ready; return the evidence in words."""
+    """Wait until the guest is ready; return the sign of that, such as `AddressAnswers`."""
     with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
         return await tools.reach.answers(
             record.uid,

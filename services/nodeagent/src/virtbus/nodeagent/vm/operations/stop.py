@@ -19,7 +19,8 @@ THAW_S = 3.0
 
 
 PRESS_S = 5.0
-"""Time after which the power button is pressed again: a guest that boots does not notice it."""
+"""Time after which the power button is pressed again, because a booting guest does not notice it.
+"""
 
 
 async def shutdown(
@@ -61,10 +62,11 @@ async def end(
 ) -> None:
     """Destroy the guest now, and again after a start that is in flight.
 
-    `forced`: also one that libvirt has lost.
+    `forced`: destroy also a guest that libvirt has lost.
 
     Raises:
-        VirtbusError: 503 `start_under_way` while libvirt may still carry out a start.
+        VirtbusError: 503 `start_under_way`: libvirt may still carry out a start. The errors of
+            `Hypervisor.destroy`.
     """
     late = hypervisor.start_under_way(uid)
     await hypervisor.destroy(uid, forced=forced)
@@ -72,6 +74,6 @@ async def end(
         await asyncio.wait({starting})
         late = hypervisor.start_under_way(uid)
         await hypervisor.destroy(uid, forced=forced)
-    if late:  # read before the last destroy, which ended the guest of any start that was over then
+    if late:  # read before the last destroy, which ended the guest of a start that was over
         message = "libvirt has not ended an earlier start of this VM"
         raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
