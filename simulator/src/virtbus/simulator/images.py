@@ -162,7 +162,7 @@ class SimulatedImages:
         self._disks.pop(uid, None)
 
     def forget(self, ref: str) -> ForgottenImage:
-        """Remove a name, or all names of a digest; return them, and the VMs that use the image.
+        """Remove a name, or all names of a digest; return the names, and the VMs with the image.
 
         Raises:
             VirtbusError: 404 `image_unknown`: no image has this name or digest.

@@ -1,6 +1,6 @@
 """Simulates imaged, netd and netd's admin socket on one node.
 
-They answer on the bus like the real services, and record requests for tests.
+These simulations answer on the bus like the real services, and record requests for tests.
 """
 
 import asyncio

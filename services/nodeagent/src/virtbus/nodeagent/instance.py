@@ -1,8 +1,9 @@
 """Takes and renews the node's instance key, which gives one agent the right to act for the node.
 
 Everybody with the node's credentials can pull from the node's consumers. So an agent first takes
-`$KV.st.<node>._instance` by compare-and-set, and verifies it before each list. An agent that may
-not take the key starts nothing and ends nothing. It reports why, until a person decides.
+`$KV.st.<node>._instance` by compare-and-set, and verifies it before each list of the watch. An
+agent that may not take the key starts nothing and ends nothing. It reports why, until a person
+decides.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class Ownership:
         self._since_ns = bus.sources.time_ns()
         self._revision = 0
         self._sent: set[str] = set()
-        """Tokens of this instance's last confirmed write, and of later ones with unknown result."""
+        """The tokens of the last confirmed write, and of later writes with unknown result."""
         self._quiet_since_s: float | None = None
         self._refused_s: float | None = None
         self._reported_why = ""
@@ -229,7 +230,7 @@ class Ownership:
                 log.info("cannot renew the node's key: %s", error, extra={"code": "instance_waits"})
 
     async def prove(self) -> None:
-        """Write the key over this instance's last write, which proves that it still holds the key.
+        """Write the key over this instance's last write, to prove that this instance holds the key.
 
         Raises:
             VirtbusError: 409 `second_instance`: another instance has the key.

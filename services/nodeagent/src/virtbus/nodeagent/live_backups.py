@@ -55,7 +55,7 @@ class LiveBackups:
         return backup in self._pushes
 
     async def ensure(self, work: BackupWork, guest: ActorState | None, ask: Ask) -> WorkState:
-        """Do the next step; return imaged's state. `guest` is None once it has ended.
+        """Do the next step; return imaged's state. `guest` is None once the guest has ended.
 
         Raises:
             VirtbusError: 409 `guest_ended`: the guest ended before QEMU had written all files. 409

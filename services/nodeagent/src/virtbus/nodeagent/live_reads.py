@@ -53,7 +53,7 @@ class LiveReads:
         self._remarks: dict[str, str] = {}
         """The reasons why guests were not frozen, by the id of the reading."""
         self._failed: dict[str, VirtbusError] = {}
-        """The errors of readings that have not been ended yet, by id."""
+        """The errors of readings that have not been ended yet, by the reading's id."""
 
     async def ensure(self, read: Read, ask: Ask) -> WorkState:
         """Do the next step, until QEMU serves the disks; return the state.
@@ -94,7 +94,7 @@ class LiveReads:
     async def end_unknown(self, known: Collection[str], busy: Collection[str]) -> bool:
         """End the readings whose ids are not in `known`; return False if one has not ended.
 
-        `busy` are the VMs that are not known to be off, by uid.
+        `busy` has the uids of VMs that are not known to be off.
         """
         done = True
         for uid, id_ in await self._tools.disks.backup_pins():

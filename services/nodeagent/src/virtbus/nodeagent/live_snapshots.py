@@ -35,7 +35,7 @@ class _Switch(NamedTuple):
     guest: ActorState
     work: SnapshotWork
     targets: Mapping[str, str]
-    """libvirt's name of each disk, by the disk's name in the work."""
+    """The libvirt target of each disk, by the disk's name in the work."""
     pins: Mapping[str, str]
     """The paths of the new files' pins, by target."""
 

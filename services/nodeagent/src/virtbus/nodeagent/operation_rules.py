@@ -86,7 +86,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a running operation. Its VM is not started before its end."""
+    """Return the verdict on a running operation. The VM's start waits until the operation ends."""
     if not _of_vm(op):
         return GO
     vm = _found(op, vms)
@@ -133,7 +133,7 @@ def _copied(op: OperationRecord) -> VolumeRef | None:
 
 
 def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a copy of a volume, or a restore into it. Its VMs must be off."""
+    """Return the verdict on a copy of a volume, or a restore into it, which need VMs to be off."""
     for vm in vms:
         used = {one.uid for one in vm.record.volume_refs.values()}
         if ref is None or ref.uid not in used or vm.phase in OFF:

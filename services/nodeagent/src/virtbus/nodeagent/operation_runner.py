@@ -154,7 +154,7 @@ class OperationRunner:
     def _queues(self) -> list[list[OperationRecord]]:
         """Return the operations of each VM and volume, the oldest first.
 
-        If a running guest takes part in an operation, this is in the queue of the guest's VM.
+        An operation in which a running guest takes part is in the queue of the guest's VM.
         """
         self._drop_ended()
         vms = list(self._vms())
@@ -196,7 +196,7 @@ class OperationRunner:
                 op = queue[phases.index(OperationPhase.RUNNING)]
             await self._bounded(op)
         except ConflictError:
-            pass  # a controller ended it: its status is read again
+            pass  # a controller ended the operation: the status is read again
         except BusError as error:
             extra = {"code": "operation_waits", "uid": op.uid}
             log.info("operation %s will be continued: %s", op.id, error, extra=extra)
@@ -347,8 +347,8 @@ class OperationRunner:
     async def _remove(self, id_: str) -> None:
         """Remove the file of a deleted operation.
 
-        If imaged is away or recovers, the next round tries again. If imaged cannot remove the file,
-        it expires.
+        If imaged is away or recovers, the next round tries again. A file that imaged cannot remove
+        expires.
         """
         try:
             work = ExportWork(id=id_, do="remove", uid=id_)

@@ -1,7 +1,7 @@
 """Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks without a record.
 
 imaged has the disks, the agent has the record and the seeds. A VM that is adopted from an entry is
-held here. The requester writes its record to the bus, and then the VM continues normally.
+held here. The requester writes the VM's record to the bus, and then the VM continues normally.
 """
 
 import asyncio

@@ -48,7 +48,7 @@ class Rebuild:
         """Return a page of this host's records.
 
         Raises:
-            VirtbusError: 503 `recovering` until the bus is listed.
+            VirtbusError: 503 `recovering`: the bus is not listed yet.
         """
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # raises until the bus is listed
@@ -69,8 +69,8 @@ class Rebuild:
         """Join the incarnation of the bus that the request names.
 
         Raises:
-            VirtbusError: 503 `other_bus` if this node neither listed nor joined that incarnation,
-                503 `recovering` until the bus is listed.
+            VirtbusError: 503 `other_bus`: this node neither listed nor joined that incarnation.
+                503 `recovering`: the bus is not listed yet.
         """
         want = validate(JoinBus, request.data)
         if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():

@@ -93,7 +93,7 @@ class AgentRpc:
     def check_here(self, uid: str, account: str = "") -> None:
         """Raise VirtbusError if `account` may not use the VM here.
 
-        404 if it is not on this node, 503 if this is not yet known, 403 if another bridge owns it.
+        404: the VM is not on this node. 503: this is not known yet. 403: another bridge owns it.
         """
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"

@@ -54,8 +54,8 @@ class GuestStreams(Protocol):
         """Return a picture of the display, as the bytes of a PNG.
 
         Raises:
-            VirtbusError: the errors of `display`. 422 `no_png`: QEMU made no PNG, or a too large
-                one.
+            VirtbusError: the errors of `display`. 422 `no_png`: QEMU made no PNG, or the PNG is too
+                large.
         """
 
 

@@ -2,8 +2,8 @@
 
 A field's value comes from `_VALUES`, by `Model.field` or by the field's name, otherwise from its
 type. So a new field appears in the golden bytes automatically. In a full instance, a field has its
-default only if the model refuses other values next to the other fields. The model accepts some
-combinations that a request may not have, so a full instance may be refused as a request.
+default only if the model accepts no other value together with the other fields. The model accepts
+some combinations that a request must not have, so a full instance may be refused as a request.
 """
 
 import types

@@ -50,13 +50,13 @@ MONITOR_TIMEOUT_S = 15.0
 RESERVED_WORKERS = 5
 """The number of libvirtd's worker threads that starts never use."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
-"""The limit of hanging calls for reads and destroys. It is higher than that of other calls, because
-a destroy ends the calls that hang on its QEMU."""
+"""Reads and destroys are refused only while this many calls hang. This limit is higher than the one
+for other calls, because a destroy ends the calls that hang on its QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""The maximum of concurrent calls to quick guest agents, of calls to slow guest agents, and of
-freezes, each. A call to a silent guest agent takes 10 s."""
+"""The limit of concurrent calls to quick guest agents. Calls to slow guest agents have the same
+limit, and so do freezes. A call to a silent guest agent takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
@@ -119,7 +119,7 @@ class LibvirtHypervisor:
         return LibvirtReadings(self._changes, run_dir)
 
     def sizes(self, node: str) -> LibvirtSizes:
-        """Return the port that asks servers for the sizes of the places in the node's pools."""
+        """Return the port that asks the servers of the node's pools for the sizes of volumes."""
         return LibvirtSizes(self._asks, self._ends, self.logins, node)
 
     @property

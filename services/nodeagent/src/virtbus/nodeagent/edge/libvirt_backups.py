@@ -1,8 +1,8 @@
 """Implements the `GuestBackupPort` with libvirt, and without a hypervisor for simulated guests.
 
-QEMU keeps a bitmap in the disks; a checkpoint is libvirt's metadata about a bitmap. Here libvirt
-removes only its metadata, and QEMU's monitor removes the bitmap. If libvirt removed the bitmap, it
-would open frozen layers for writing.
+QEMU keeps a bitmap in the disks; a checkpoint is libvirt's metadata about a bitmap. This module
+lets libvirt remove only the metadata, and removes the bitmap by QEMU's monitor. To remove a bitmap,
+libvirt would open frozen layers for writing.
 """
 
 import contextlib

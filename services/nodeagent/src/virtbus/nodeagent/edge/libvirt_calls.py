@@ -35,7 +35,7 @@ class LibvirtCall:
 
 
 class Threads:
-    """Runs each call in a daemon thread. Only the event loop's thread changes attributes."""
+    """Runs each call in a daemon thread. The object's state changes only on the event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -17,10 +17,9 @@ _LOCKED = ("is locked", "waiting to open tray")
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set the limits of a guest's disks that differ from `wanted`; None if no guest runs.
+    """Set the limits of a guest's disks that differ from `wanted`; return the limits then in force.
 
-    Returns the limits that are then in force. `wanted` and the result map each disk's target to
-    limits by name.
+    Return None if no guest runs. `wanted` and the result map each disk's target to limits by name.
     """
     if not domain.isActive():
         return None

@@ -114,7 +114,7 @@ class NoLayers:
 
 
 def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
-    """Return (bytes done, bytes in all) of each disk's copy or libvirt pull, by target."""
+    """Return (bytes done, bytes in all) of each `qemu_monitor` copy or libvirt pull, by target."""
     if not domain.isActive():
         return {}
     copies = qemu_monitor.copies(domain)

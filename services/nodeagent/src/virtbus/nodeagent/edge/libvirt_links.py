@@ -29,7 +29,7 @@ KEEPALIVE = (5, 3)
 
 
 class LibvirtLink:
-    """One connection, and the number of calls on it. `lost` is called when it is lost."""
+    """One connection, and the number of calls on it. `lost` is called when libvirt closes it."""
 
     connection: libvirt.virConnect
 
@@ -65,7 +65,7 @@ class LibvirtLinks:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Return the result of `work`, which has a connection alone. `doing` is for errors.
+        """Run `work` on a connection without other calls; return its result. `doing` is for errors.
 
         `ended` runs once, on the loop: when `work` has ended, however late, or will never begin.
 

@@ -106,8 +106,8 @@ def read_secret(login: Login) -> bytes:
     """Return the secret of a login. It blocks.
 
     Raises:
-        VirtbusError: 409 `login_unreadable`: the file cannot be read, others than its owner have
-            rights on it, it is empty, or it has no valid key of Ceph.
+        VirtbusError: 409 `login_unreadable`: the file cannot be read, is not regular, is open to
+            other users than its owner, is empty, or has no valid key of Ceph.
     """
     try:
         descriptor = os.open(login.secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -114,7 +114,7 @@ class LibvirtReadings:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
-            """End the reading; return True once QEMU serves none, False if it serves another."""
+            """End the server; return True once QEMU serves nothing, False for another reading."""
             until_s = time.monotonic() + ENDED_S
             if only and _served(domain) not in {"", only}:
                 return False

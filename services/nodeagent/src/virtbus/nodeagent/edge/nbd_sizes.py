@@ -54,7 +54,10 @@ async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, 
 async def _size(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
 ) -> int | None:
-    """Ask for one export; raises ValueError for an answer that breaks the protocol."""
+    """Return the size of one export, None if the server does not tell it.
+
+    Raises ValueError for an answer that breaks the protocol.
+    """
     data = struct.pack(">I", len(name)) + name.encode() + bytes(2)
     writer.write(_OPTION.pack(b"IHAVEOPT", _INFO, len(data)) + data)
     await writer.drain()

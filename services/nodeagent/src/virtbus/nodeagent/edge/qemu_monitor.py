@@ -194,7 +194,7 @@ def _file_of(name: str) -> str:
 
 
 def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
-    """Return a function that asks the guest to release NIC `number`, with which it was started.
+    """Return a function that asks the guest to release a NIC that the guest was started with.
 
     The function raises VirtbusError 500 `qemu_refused`, but not if the NIC is gone already, or the
     guest has already been asked.
@@ -209,7 +209,7 @@ def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
 
 
 def has_nic(number: int) -> Callable[[libvirt.virDomain], bool]:
-    """Return a function that returns True while the guest has NIC `number`, as it was started.
+    """Return a function that returns True while the guest has a NIC that it was started with.
 
     Once the guest has released the NIC, the function lets QEMU close the NIC's tap, if it is open.
     """

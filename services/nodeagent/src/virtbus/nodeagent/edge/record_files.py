@@ -45,7 +45,7 @@ LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
 class AgentFiles:
-    """The `RecordFiles` port. Call `open` first; it refuses a second agent on the same state."""
+    """The `RecordFiles` port. Call `open` first; it refuses a second agent on one state folder."""
 
     def __init__(self, state_dir: Path, run_dir: Path) -> None:
         self._state = state_dir

@@ -75,8 +75,8 @@ class HostDirectories:
     def _root(self, record: VmRecord, path: str) -> str:
         """Return the allowed directory at or above a path of the spec.
 
-        Raises VirtbusError 403 `directory_closed` if there is none. The same if it is not open to
-        the VM's namespace, unless the VM's owner is of this node.
+        Raises VirtbusError 403 `directory_closed` if there is none, or if it is not open to the
+        VM's namespace. To a VM whose owner is of this node, all allowed directories are open.
         """
         root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))

@@ -63,7 +63,7 @@ def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
     The folders above the directory get shared locks. So while a guest writes to a directory, no
-    other guest gets that directory or a directory below it. Another guest gets a directory above
+    other guest gets that directory or a directory below it. Another guest gets a directory above it
     only for reading. Guests that only read share a directory. Raises BlockingIOError.
     """
     for folder in folders[:-1]:
@@ -109,7 +109,7 @@ def own_mounts() -> None:
 
 
 def mount(folder: int, point: Path, *, readonly: bool) -> None:
-    """Mount a folder that was opened after `own_mounts` at `point`."""
+    """Mount a folder at `point`. The folder must have been opened after `own_mounts`."""
     flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | (MS_RDONLY if readonly else 0)
     _mount(f"/proc/self/fd/{folder}", point, MS_BIND)
     _mount("none", point, flags)

@@ -1,6 +1,7 @@
 """Makes, grows, marks and removes the logical volumes of pools of the kind `lvm` (ADR 0088).
 
-imaged asks for each step. Only logical volumes with the tag of the asked volume are touched.
+imaged asks for each step. A mark is a tag that says how many bytes of a logical volume are filled.
+Only logical volumes with the tag of the requested volume are touched.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from virtbus.nodeagent.edge.pool_servers import Tell
 from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 REPORT_S = 10.0
-"""Interval of the reports. Each one runs two commands."""
+"""Interval of the reports. Each report runs two commands."""
 PAGE = 200
 Answer = tuple[LogicalAnswer, int | None]
 
@@ -187,7 +188,7 @@ def _open_block(path: str) -> int:
 def followed_groups(
     tasks: asyncio.TaskGroup, pools: Mapping[str, PoolSettings], tell: Tell
 ) -> dict[str, VolumeGroup]:
-    """Return the volume groups of a node's pools, by the names of the pools; tasks report them."""
+    """Return the volume groups of a node's pools, by pool; start a task that reports each group."""
     groups = {
         name: VolumeGroup(name, pool, LvmCommands())
         for name, pool in pools.items()

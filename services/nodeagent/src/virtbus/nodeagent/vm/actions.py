@@ -45,7 +45,7 @@ SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 
 WRITING = frozenset({"prepare", "save"})
-"""Tasks that write the VM's files in threads, which a cancellation does not end."""
+"""Tasks that write the VM's files in threads. A cancellation does not end such a thread."""
 
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 """A step whose result is posted: an event, or an `Outcome` with its event."""
@@ -163,7 +163,7 @@ class Actions:
         self.tasks.run(name, partial(until_done, work, self._vm, self._report, over, again))
 
     def _keep(self, name: str, operation: Operation) -> None:
-        """Like `_until_done`, but keep a running task, which ends its delay before a next try."""
+        """Like `_until_done`, but keep a running task, and end its delay before the next try."""
         if self.tasks.running(name) is None:
             self._until_done(name, operation)
         else:
@@ -283,7 +283,7 @@ class Actions:
             self._post(missed(self._vm.phase, facts))
 
     def _sync(self, name: str, apply: Change) -> None:
-        """Run `apply` until it ran with the latest record; one task does this, as with pauses."""
+        """Run `apply` until it ran with the latest record. One task does this, as in `_pause`."""
 
         async def until_same() -> None:
             record: VmRecord | None = None

@@ -294,7 +294,7 @@ class VmActor:
         "report": report,
         "settle": lambda self: self._signal("settled"),
     }
-    """The actor's own actions; `Actions` has the others. One table for all VMs."""
+    """The actor's own actions; `Actions` has the others. All VMs share this table."""
     _EFFECTS: ClassVar[Mapping[Effect, Callable[["VmActor"], None]]] = {
         "apply": _apply,
         "apply or report": lambda self: self._apply(or_report=True),

@@ -1,6 +1,6 @@
 """Waits for a VM's disks and network, which imaged and netd report.
 
-After a time without a report, the agent asks imaged or netd for one.
+After a time without a report, the agent asks imaged or netd for a report.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class Dependency(Generic[Part]):
 
     @property
     def reached(self) -> bool:
-        """Return True if there is a part of the latest record."""
+        """Return True if the part is there, and is of the latest record."""
         return self.latest is not None and _is_of(self.latest, self._record())
 
     def reset(self, *, needs_answer: bool = False) -> None:

@@ -32,7 +32,7 @@ class Applied:
     powered: bool | None = None
     pause_epoch: int = -1
     runs_for: int | None = None
-    """The power epoch that the last run was started for; None: it never ran."""
+    """The power epoch that the last run was started for; None if the guest never ran."""
     limits: dict[str, DiskLimits] | None = field(default_factory=dict)
     """The limits of the guest's disks; None: the agent does not know them."""
     media: dict[str, str] | None = field(default_factory=dict)
@@ -244,6 +244,6 @@ def due_links(
 
 
 def overtaken(record: VmRecord, latest: VmRecord) -> bool:
-    """Return True for a record that is older than one that this host has seen (I15)."""
+    """Return True if `record` is older than `latest`, which this host has seen (I15)."""
     epochs = record.epoch, record.generation, record.power_epoch, record.pause_epoch
     return epochs < (latest.epoch, latest.generation, latest.power_epoch, latest.pause_epoch)

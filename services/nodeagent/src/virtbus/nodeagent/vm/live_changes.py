@@ -113,10 +113,10 @@ async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> N
 async def change_nics(
     vm: ActorState, tools: AgentPorts, record: VmRecord, *, changed: Callable[[], None]
 ) -> None:
-    """Plug and unplug NICs; call `changed` when the guest has those of the record.
+    """Plug and unplug NICs; call `changed` when the guest has the NICs of the record.
 
     Raises:
-        VirtbusError: a NIC is not changed yet. The status shows it meanwhile.
+        VirtbusError: a NIC is not changed yet. The status shows the error meanwhile.
         BusError: netd does not answer.
     """
     seen = vm.observed

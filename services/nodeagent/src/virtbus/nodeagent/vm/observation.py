@@ -100,7 +100,7 @@ class Observed:
     nics_error: ErrorBody | None = None
     """The error of the last change of the NICs. The agent retries the change."""
     links: dict[str, LinkState] = field(default_factory=dict)
-    """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
+    """The known links of the running guest's NICs, by the NIC's name."""
     lost_pid: int = 0
     """The pid of the QEMU of a running guest that libvirt has lost."""
     disk_waits: str = ""
@@ -110,7 +110,7 @@ class Observed:
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
     resources: ResourcesInForce | None = None
-    """The guest's limits on the host in force."""
+    """The limits of the guest on its host that are in force."""
     resources_error: ErrorBody | None = None
     """The error of the last change of the limits on the host."""
     disks: GuestDisks = field(default_factory=GuestDisks)

@@ -29,7 +29,7 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. To estimate the cost, the API server needs the names' length."""
+"""Lists whose names are compared. To estimate the cost, the API server needs a maximum length."""
 SEVERAL = "'none, or more than one'"
 
 

@@ -29,7 +29,7 @@ def structural(model: type[BaseModel], remark: Remark) -> Schema:
 def _schema(
     said: Mapping[str, Any], models: Mapping[str, Any], path: str, remark: Remark
 ) -> Schema:
-    """Return the schema of the value at a path. Keywords of the field override the type's."""
+    """Return the schema of the value at a path. The field's keywords override its type's."""
     merged: Schema = {}
     for layer in _layers(said, models):
         merged = {**layer, **merged}

@@ -11,7 +11,7 @@ from virtbus.schemas.errors import VirtbusError
 
 
 async def until_network(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
-    """Report failures until the network is in the state that the record asks for, and then that."""
+    """Wait until the network is in the state that the record asks for; report it, and failures."""
     pauses = delays(*RETRY_S, tools.bus.sources)
     after_s = 0.0 if vm.resumed else tools.settings.ask_after_s
     while not vm.net.reached:

@@ -27,8 +27,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
 UNPLUG_POLLS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""The delays between looks for a disk that the guest was asked to release. A running guest usually
-releases it within their sum. Otherwise a later round asks again."""
+"""The delays between checks of a disk that the guest was asked to release. A running guest usually
+releases it within the sum of the delays. Otherwise a later round asks again."""
 IMAGED_S = 10.0
 BUSY = "the guest has not released it; the request is repeated"
 PAUSED = "the guest is paused, so it cannot release it; `virtbus vm unpause` resumes it"

@@ -33,7 +33,7 @@ class RecordCopy:
 
     @property
     def stale(self) -> bool:
-        """Return True if the disk does not have the latest record."""
+        """Return True if the latest record is not on the host's disk."""
         return self._saved != self._latest()
 
     async def save(self) -> None:
@@ -118,10 +118,10 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
 
 
 async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
-    """Return the disks that should leave and that no guest has; raises VirtbusError.
+    """Return the names of disks that are being detached and that no guest has; empty if one runs.
 
-    The next start has none of them, because it is for this record or a later one. While libvirt may
-    still carry out an earlier start, the error is 503 `start_under_way`.
+    The next start has none of these disks, because it is for this record or a later one. Raises
+    VirtbusError 503 `start_under_way` while libvirt may still carry out an earlier start.
     """
     if tools.hypervisor.start_under_way(record.uid):
         message = "libvirt has not ended an earlier start, which may use disks; the agent retries"

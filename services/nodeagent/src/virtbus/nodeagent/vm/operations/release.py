@@ -31,9 +31,9 @@ class Leaving(NamedTuple):
     refused: bool
     """True if the node never accepted the VM."""
     forced: bool
-    """True: end also a guest that libvirt has lost. Otherwise such a guest keeps its resources.
+    """True: end also a guest that libvirt has lost, which otherwise keeps all its resources.
 
-    netd then also gives up the parts of the network that a CNI plugin fails to undo."""
+    True also lets netd give up the parts of the network that a CNI plugin fails to undo."""
 
 
 async def release(

@@ -45,7 +45,7 @@ async def start(
     machine: Machine,
     paused: Callable[[], bool],
 ) -> Outcome:
-    """Define the domain, arm netd, and start the domain.
+    """Define the domain, tell netd to expect vmwrapper (`_arm`), and start the domain.
 
     Return "started" or "paused"; on failure "start failed" or "start later", with the error.
     `paused` is called just before the guest runs, and returns True if the record requests a pause.
