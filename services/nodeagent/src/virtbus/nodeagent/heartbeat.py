@@ -73,8 +73,9 @@ class Heartbeat:
     async def run(self) -> None:
         """Send heartbeats; never returns by itself.
 
-        If the agent ends by itself, also after an error, the last heartbeat has the state LEFT.
-        Silence without LEFT means that the agent was killed, or that its host or network failed.
+        If the agent ends by itself, also after an error, the last heartbeat has the state LEFT,
+        unless another instance holds the node. Silence without LEFT means that the agent was
+        killed, or that its host or network failed.
         """
         try:
             async with asyncio.TaskGroup() as group:

@@ -27,8 +27,8 @@ class LibvirtDevices:
     """The devices of running guests, on connections of `links`.
 
     libvirt does not know the NICs that a guest was started with (ADR 0009). So `detach_unknown` and
-    `has_unknown` ask QEMU. `note` also changes the stored domain; all other changes are lost when
-    the guest ends.
+    `has_unknown` ask QEMU. `note` also changes the stored domain; all other methods change only the
+    running guest.
     """
 
     def __init__(self, links: LibvirtLinks) -> None:

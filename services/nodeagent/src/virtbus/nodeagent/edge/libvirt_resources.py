@@ -67,7 +67,10 @@ def _scheduler(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce
 
 
 def _pin(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
-    """Pin the guest's threads to CPUs; yield the CPUs in force before and afterwards."""
+    """Pin the guest's threads to CPUs; yield the CPUs in force before and afterwards.
+
+    Raises VirtbusError 422 `no_such_cpu` if a wanted CPU is not online on the host.
+    """
     online = _set(domain.connect().getCPUMap()[1])
     numbers = online if wanted.cpus is None else cpu_numbers(wanted.cpus)
     pinned = _pinned(domain)

@@ -178,7 +178,7 @@ def flush(domain: libvirt.virDomain, disk: str) -> None:
     """Write the tables of a disk to its file. `disk` is the index of libvirt's source.
 
     QEMU does not report a failed write here. QEMU then keeps the tables in memory, and the guest's
-    next flush fails.
+    next flush fails. Raises VirtbusError 500 `qemu_refused`.
     """
     command = {"command-line": f"qemu-io libvirt-{disk}-format flush"}
     if error := _execute(domain, "human-monitor-command", **command).get("error"):
@@ -212,6 +212,7 @@ def has_nic(number: int) -> Callable[[libvirt.virDomain], bool]:
     """Return a function that returns True while the guest has a NIC that it was started with.
 
     Once the guest has released the NIC, the function lets QEMU close the NIC's tap, if it is open.
+    The function raises VirtbusError 500 `qemu_refused`.
     """
 
     def run(domain: libvirt.virDomain) -> bool:

@@ -108,7 +108,10 @@ class VmActor:
         self._signal("refuse")
 
     def hold(self, why: str) -> None:
-        """Start and end nothing from now on. Observation and status continue."""
+        """Start and end nothing from now on, but complete an accepted delete.
+
+        Observation and status continue.
+        """
         if self.vm.reasons.held != why:
             self.vm.reasons = replace(self.vm.reasons, held=why)
             self._signal("hold")
@@ -134,7 +137,7 @@ class VmActor:
             self._signal("terminate")
 
     def set_desired(self, record: VmRecord) -> None:
-        """Take a new version of the record; ignore older epochs and repeated requests."""
+        """Take a new version of the record, unless its epoch is older than the present one."""
         if record.epoch < self.vm.record.epoch:
             return
         if record.generation != self.vm.record.generation:

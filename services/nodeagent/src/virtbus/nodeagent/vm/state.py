@@ -37,7 +37,7 @@ class ActorState:
     wanted_hash: str
     """`metadata.domain_hash` of the record. A running guest with another hash needs a restart."""
     wanted_disks: Mapping[str, str]
-    """`metadata.disk_hashes` of the record, with the same meaning."""
+    """`metadata.disk_hashes` of the record. A running guest with other hashes needs a restart."""
     wanted_nics: dict[str, GuestNic]
     """The NICs of a guest that is started for the record, by name."""
     image: Dependency[ImageReady]

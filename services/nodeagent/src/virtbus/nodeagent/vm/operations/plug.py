@@ -124,7 +124,7 @@ async def _grow(
             continue
         try:
             ref = record.volume_refs.get(disk.name)
-            if ref is not None and ref.kind in ON_DEVICES:  # imaged makes it larger first
+            if ref is not None and ref.kind in ON_DEVICES:  # imaged grows the volume first
                 await _files(record, image, tools)
             at = target(disk, addresses)
             await tools.plugs.grow(record.uid, {at: sizes[disk.name]})
