@@ -59,7 +59,7 @@ class Heartbeat:
         self.pools = PoolsReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Report `why` libvirt does not answer. `why` is empty once libvirt answers again."""
+        """Report why libvirt does not answer. An empty `why` means that libvirt answers again."""
         if self._blind != why:
             self._blind = why
             self._wake.set()

@@ -138,7 +138,7 @@ class Ownership:
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's value; None if the key has no value.
 
-        The `instance` is empty if the value is unreadable or names another node.
+        The value's `instance` is empty if the value is unreadable or names another node.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None

@@ -61,9 +61,9 @@ class LiveBackups:
             VirtbusError: 409 `guest_ended`: the guest ended before QEMU had written all files. 409
                 `push_failed`: QEMU failed to write them. 409 `disk_not_switchable`: the guest lacks
                 a disk, or libvirt does not know it. 409 `layers_differ`: libvirt names other files
-                than the guest uses. The errors of imaged and libvirt. After all these, the work is
-                cancelled. 503 `guest_unknown`, `recovering`: the work stays, and the caller repeats
-                the step.
+                than the guest uses. The errors of imaged and libvirt. After these errors, the work
+                is cancelled. 503 `guest_unknown`, `recovering`: the work stays, and the caller
+                repeats the step.
         """
         live = work.model_copy(update={"live": True})
         push = self._pushes.get(work.id)

@@ -56,7 +56,7 @@ class LiveMerges:
         Raises:
             VirtbusError: 409 `layers_differ`: libvirt names other files than the guest uses. 409
                 `disk_not_switchable`: a disk is on nvme. 422 `copy_failed`: a copy ended early. The
-                errors of imaged and libvirt. After all these, the copies are ended. 503
+                errors of imaged and libvirt. After these errors, the copies are ended. 503
                 `guest_unknown`, `recovering`: the caller repeats the call.
         """
         if work.do == "cancel":
@@ -143,7 +143,7 @@ class LiveMerges:
         pulls: Collection[str],
         ask: Ask,
     ) -> None:
-        """Tell imaged which disks are merged. It cannot read their headers while the guest runs."""
+        """Tell imaged which disks are merged. imaged cannot read headers while the guest runs."""
         merged = {}
         for name, one in _targets(work, guest, seen).items():
             file = seen.named[one]

@@ -1,8 +1,8 @@
 """Serves the disks of running guests, as they were at one instant, as NBD exports (ADR 0079).
 
-One such service is a reading. libvirt and QEMU know if a guest serves its disks now, and the
-operation's step says if the guest ever served them. So an agent that restarts can continue. A
-reading that has ended leaves no server, no file and no pin behind.
+A reading serves the disks of one VM at one instant. libvirt and QEMU know if a guest serves its
+disks now, and the operation's step says if the guest ever served them. So an agent that restarts
+can continue. A reading that has ended leaves no server, no file and no pin behind.
 """
 
 import logging
@@ -64,8 +64,8 @@ class LiveReads:
                 the bitmap of the reading `since`. The disks cannot be served: 409
                 `disk_not_switchable`, because the guest lacks one or libvirt does not know it; 409
                 `layers_differ`, because libvirt names other files than the guest uses. The errors
-                of imaged and libvirt. After all these, the reading is ended, and nothing of it is
-                left. 503 `guest_unknown`, `recovering`: the caller repeats the call.
+                of imaged and libvirt. After these errors, the reading is ended, and nothing of it
+                is left. 503 `guest_unknown`, `recovering`: the caller repeats the call.
         """
         op = read.op
         try:

@@ -54,7 +54,7 @@ class LiveSnapshots:
         Raises:
             VirtbusError: 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not
                 know it. 409 `layers_differ`: libvirt names other files than the guest uses. The
-                errors of imaged and libvirt. After all these, the guest still uses its former
+                errors of imaged and libvirt. After these errors, the guest still uses its former
                 files. 503 `guest_unknown`: nobody knows which files the guest uses, so the caller
                 repeats the call.
         """
@@ -164,7 +164,10 @@ class LiveSnapshots:
 
 
 def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
-    """Raise 409 if libvirt's XML names other files than QEMU uses, or lacks a disk."""
+    """Raise 409 `layers_differ` if libvirt's XML names other files than QEMU uses.
+
+    Raise 409 `disk_not_switchable` if the XML lacks a disk.
+    """
     if seen.differs:
         raise layers_differ()
     missing = sorted(set(one.pins) - seen.named.keys())

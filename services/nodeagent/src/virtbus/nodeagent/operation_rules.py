@@ -133,7 +133,10 @@ def _copied(op: OperationRecord) -> VolumeRef | None:
 
 
 def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a copy of a volume, or a restore into it, which need VMs to be off."""
+    """Return the verdict on a copy of a volume, or a restore into it.
+
+    A VM that has the volume must be off.
+    """
     for vm in vms:
         used = {one.uid for one in vm.record.volume_refs.values()}
         if ref is None or ref.uid not in used or vm.phase in OFF:

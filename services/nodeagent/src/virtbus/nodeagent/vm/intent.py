@@ -57,7 +57,7 @@ class Applied:
         self.disks, self.nics = disks_wanted(record), nic_set(record)
 
     def update(self, record: VmRecord) -> None:
-        """Note the record's generation, power and delete as applied, but not its pauses."""
+        """Note the record's generation, power request and delete as applied, but not its pause."""
         self.power_epoch, self.generation = record.power_epoch, record.generation
         self.deleting, self.delete_grace_s = record.ending, record.delete_grace_s
         self.powered = record.powered

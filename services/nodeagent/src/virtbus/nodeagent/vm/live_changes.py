@@ -23,7 +23,7 @@ from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
 BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
-"""Seconds in which a balloon follows if the guest has a driver for it, and between two looks."""
+"""Seconds in which a guest's balloon driver changes the balloon, and seconds between two checks."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> 
     person has set with libvirt stay.
 
     Raises:
-        VirtbusError: an error of libvirt, but not if this host does not support a limit. 503
+        VirtbusError: an error of libvirt, except that this host does not support a limit. 503
             `memory_kept`: the guest has not given its memory back. The status shows the error.
     """
     seen, wanted = vm.observed, resources(record)

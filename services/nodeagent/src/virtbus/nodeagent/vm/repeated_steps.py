@@ -13,8 +13,8 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None]]
-"""A function that makes a coroutine when its task runs. So a task that is cancelled before leaves
-no coroutine that was never awaited."""
+"""A function that makes a coroutine when its task runs. So a task that is cancelled before it runs
+leaves no coroutine that was never awaited."""
 
 
 async def until_done(

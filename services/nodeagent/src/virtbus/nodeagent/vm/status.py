@@ -178,7 +178,7 @@ def _directories_lost(tags: Sequence[str]) -> Condition:
 
 
 def _detached(vm: ActorState) -> tuple[str, ...]:
-    """Return the names of leaving volumes that the VM still holds, but no guest of it uses."""
+    """Return the names of volumes that are being detached and that no guest of the VM uses."""
     leaving = vm.record.detaching
     gone = leaving if vm.phase in OFF else vm.observed.disks.detached & leaving.keys()
     return tuple(sorted(gone))

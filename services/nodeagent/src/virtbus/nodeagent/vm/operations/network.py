@@ -11,7 +11,10 @@ from virtbus.schemas.errors import VirtbusError
 
 
 async def until_network(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
-    """Wait until the network is in the state that the record asks for; report it, and failures."""
+    """Wait until the network is in the state that the record asks for.
+
+    Report each failure, and the success.
+    """
     pauses = delays(*RETRY_S, tools.bus.sources)
     after_s = 0.0 if vm.resumed else tools.settings.ask_after_s
     while not vm.net.reached:

@@ -118,10 +118,11 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
 
 
 async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
-    """Return the names of disks that are being detached and that no guest has; empty if one runs.
+    """Return the names of disks that are being detached and that no guest has.
 
-    The next start has none of these disks, because it is for this record or a later one. Raises
-    VirtbusError 503 `start_under_way` while libvirt may still carry out an earlier start.
+    Empty while a guest of the VM runs. The next start has none of these disks, because it is for
+    this record or a later one. Raises VirtbusError 503 `start_under_way` while libvirt may still
+    carry out an earlier start.
     """
     if tools.hypervisor.start_under_way(record.uid):
         message = "libvirt has not ended an earlier start, which may use disks; the agent retries"
