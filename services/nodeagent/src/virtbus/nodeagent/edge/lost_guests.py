@@ -87,7 +87,7 @@ def qemus() -> dict[str, Qemu]:
 
 
 def _read(pid: int) -> Qemu | None:
-    """Return process `pid` if it is a QEMU of virtbus: its arguments have a uid and a domain name.
+    """Return process `pid` if its arguments show a QEMU of virtbus: a uid, and its domain's name.
 
     A process that has ended has no arguments, so None is returned.
     """

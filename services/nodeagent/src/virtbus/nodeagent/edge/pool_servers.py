@@ -16,8 +16,8 @@ PLACES_S = 60.0
 """Interval of the questions for the sizes of places, where volumes' data is on the server. Sizes
 change rarely."""
 BY_QEMU_S = 15.0, 600.0
-"""The first and the longest interval of these questions if QEMU asks them. Each takes 1 s of CPU
-time. The interval doubles while sizes are unknown, and is the longest once all are known."""
+"""The first and the longest interval of these questions if QEMU asks them. A question takes 1 s of
+CPU time. The interval doubles while sizes are unknown, and is the longest once all are known."""
 _UNKNOWN = PoolState.GONE, ""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 

@@ -137,8 +137,8 @@ class Copy(NamedTuple):
 def begin_copy(domain: libvirt.virDomain, target: str, disk: str, base: str) -> None:
     """Begin to copy the files below a disk into the disk, down to `base` but without it.
 
-    An empty `base` means all files. `disk` and `base` are indexes of libvirt's sources. The copy
-    ends only by `end_copy`, and the disk then still rests on the same files. Raises VirtbusError
+    An empty `base` means all files. `disk` and `base` are indexes of libvirt's sources. A complete
+    copy waits for `end_copy`, and the disk then still rests on the same files. Raises VirtbusError
     500 `qemu_refused`.
     """
     job: dict[str, str | bool] = {"job-id": _COPY + target, "auto-finalize": False}
