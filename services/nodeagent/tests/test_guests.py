@@ -112,6 +112,9 @@ class Domain:
         arguments = asked["arguments"]
         if asked["execute"] == "guest-exec":
             self._host.programs.append([arguments["path"], *arguments["arg"]])
+            if self._uid in self._host.hung and not self._host.let_go.wait(self._patience_s):
+                text = "Guest agent is not responding: no answer in time"
+                raise Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
             if arguments["path"] == "missing":
                 refused = "unable to execute QEMU agent command 'guest-exec': no such file"
                 raise Refusal(libvirt.VIR_ERR_INTERNAL_ERROR, refused)
@@ -266,6 +269,17 @@ async def test_a_program_that_does_not_end_is_killed(client: MemoryBus, host: Ho
         await execute(client, "sleep", "60", timeout_s=1)
     assert (refused.value.code, refused.value.reason) == (Code.DEADLINE, "exec_timeout")
     assert host.programs[1] == ["kill", "-KILL", "1"]
+
+
+async def test_a_program_is_started_once_if_the_guest_answers_late(
+    guests: LibvirtGuests, host: Host
+) -> None:
+    host.hung.add(UIDS[0])
+    with pytest.raises(VirtbusError) as refused:
+        await guests.execute(UIDS[0], ("touch", "/x"), timeout_s=1.5 * QUICK_S)
+    assert refused.value.reason == "guest_agent_silent"
+    await asyncio.sleep(QUICK_S)
+    assert host.programs == [["touch", "/x"]]
 
 
 async def test_an_agent_that_refuses_or_lies_about_a_program_is_reported(
