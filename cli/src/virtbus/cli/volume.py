@@ -53,9 +53,10 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
 def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
-    One VM at a time holds a volume: from the VM's create, or an attach, to the VM's delete, or a
-    detach. Several VMs may hold a volume with `--access shared`. The data is on one node, and VMs
-    that use the volume are placed there. Several nodes may reach a volume in a pool on a server.
+    One VM at a time holds a volume. It begins with the VM's create or an attach, and ends with the
+    VM's delete or a detach. Several VMs may hold a volume with `--access shared`. The data is on
+    one node, and VMs that use the volume are placed on that node. Several nodes may reach a volume
+    in a pool on a server.
     """
 
 
@@ -128,7 +129,8 @@ def update(
 ) -> None:
     """Change the volume NAME.
 
-    A running guest sees a new size at once. If the disk's bus cannot report it, the VM must be off.
+    A running guest sees a new size at once. If the disk's bus cannot report sizes, the VM must be
+    off.
     """
     given = {**flags, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
@@ -154,13 +156,13 @@ def update(
     shell_complete=completion_sources.nodes,
     help="The node that has the data.",
 )
-@click.option("--uid", metavar="UUID", help="The volume, if the node has several of that name.")
+@click.option("--uid", metavar="UUID", help="The uid, if the node has several volumes NAME.")
 @namespace_option
 @verb
 def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
     """Write the missing record of the volume NAME, whose data is on a node.
 
-    Then a VM can use the volume, or `virtbus volume delete` can remove it.
+    With the record, a VM can use the volume, and `virtbus volume delete` can remove it.
     """
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
     invocation.call_and_show("volume", "adopt", asked, table)
@@ -184,7 +186,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
     """Add the volume NAME to the VM.
 
-    A running guest gets it at once. If the disk's bus has no hot-plug, the VM must be off.
+    A running guest gets the disk at once. If the disk's bus has no hot-plug, the VM must be off.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
@@ -207,14 +209,14 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
 @click.option(
     "--gone",
     metavar="UUID",
-    help="The uid of a holder without a record, if you know that no guest of it runs.",
+    help="The uid of a holder without a record. Be sure that its guest does not run.",
 )
 @click.option("--force", is_flag=True, help="Also if the guest has mounted the volume.")
 @click.option(
     "--wait/--no-wait",
     default=True,
     show_default=True,
-    help="Wait until the guest has released it.",
+    help="Wait until the guest has released the volume.",
 )
 @click.option("--timeout", default=30.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
@@ -230,8 +232,8 @@ def detach(
 ) -> None:
     """Take the volume NAME from the VM that holds it. The data stays.
 
-    Unmount the volume in the guest first. A running guest must release the disk. Until then the
-    volume is Detaching, and the guest is asked again. If the disk's bus has no hot-plug, the VM
+    Unmount the volume in the guest first. A running guest must release the disk. While it has not,
+    the volume is Detaching, and the guest is asked again. If the disk's bus has no hot-plug, the VM
     must be off.
     """
     given = {key: value for key, value in flags.items() if value}
@@ -251,7 +253,7 @@ def detach(
 
 
 def _leaves(view: Mapping[str, Any], vm: str | bool | None) -> bool:
-    """Return True until the guest of `vm` has released the volume; without `vm`, every guest."""
+    """Return True while the guest of `vm` has the volume; without `vm`, while any guest has it."""
     leaving = {one.get("name") for one in view.get("holders") or () if one.get("detaching")}
     return view.get("state") == "Detaching" and (vm is None or not leaving or vm in leaving)
 
@@ -276,7 +278,7 @@ def delete(
 ) -> None:
     """Remove volumes with their data. This cannot be undone.
 
-    A volume that a VM holds, or that is protected, is refused.
+    A volume that a VM holds, or that is protected, is not removed: the request is refused.
     """
     asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
     delete_named(invocation, "volume", asked, wait_s=timeout if wait else None)
@@ -311,7 +313,7 @@ def _holders(view: Mapping[str, Any]) -> str:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return the source of a volume: an image, `empty`, or such as `vm/NAME` or `backup/ID`."""
+    """Return the source of a volume: an image, `empty`, or a path such as `vm/NAME`."""
     for kind in ("volume", "vm", "snapshot", "backup"):
         if source.get(kind):
             return f"{kind}/{source[kind]}"

@@ -23,7 +23,10 @@ POLL_S = 0.5
 CONTAINER_SCHEME = "docker://"
 SOURCES = ("image", "volume", "vm", "snapshot", "url", "container")
 UPLOADS = "volumes"
-"""The first part of image names for `--from-file`. Such an image is removed after its copy."""
+"""The first part of the image name of an upload (`--from-file`).
+
+The image is removed once the volume has its content.
+"""
 _WAIT = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait for the end of a copy."
 )
@@ -70,14 +73,14 @@ _WAIT = click.option(
     "vm",
     metavar="VM[:DISK]",
     shell_complete=completion_sources.vms,
-    help="Copy a disk of a VM that is off.  [default: its first]",
+    help="Copy a disk of a VM that is off.  [default: the first disk]",
 )
 @click.option(
     "--from-snapshot",
     "snapshot",
     metavar="SNAPSHOT[:DISK]",
     shell_complete=completion_sources.snapshots,
-    help="Copy a disk of a snapshot; its VM may run.  [default: its first]",
+    help="Copy a disk of a snapshot, whose VM may run.  [default: the first disk]",
 )
 @click.option(
     "--from-file",
@@ -85,7 +88,7 @@ _WAIT = click.option(
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Upload a local disk, and copy it: qcow2, raw, or what `image pull` accepts.",
+    help="Upload a local disk file, and copy it: qcow2, raw, or a format of `image pull`.",
 )
 @click.option("--from-url", "url", metavar="URL", help="Fetch a disk, and copy it.")
 @click.option(
@@ -108,12 +111,12 @@ _WAIT = click.option(
 @click.option(
     "--access",
     type=click.Choice([str(one) for one in Access]),
-    help="With shared, several VMs with a cluster file system may hold it.  [default: one]",
+    help="shared: several VMs with a cluster file system may hold the volume.  [default: one]",
 )
-@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--protected", is_flag=True, help="Refuse deletes until the protection ends.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option(
-    "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
+    "--uid", metavar="UUID", help="A uid of your choice. It makes the command safe to repeat."
 )
 @_WAIT
 @namespace_option
@@ -129,7 +132,7 @@ def command(
 ) -> None:
     """Make the volume NAME: empty, on an image, or as a copy.
 
-    The node makes the copy, and continues if this command is interrupted. With
+    The volume's node makes the copy, and continues if this command is interrupted. With
     --from-file, a repeat of the command continues an interrupted upload. A VM that holds the
     volume waits for the copy.
     """
@@ -163,7 +166,10 @@ def command(
 
 
 def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
-    """Return the source of the spec; empty for an empty volume."""
+    """Return the spec's `source`; empty for an empty volume.
+
+    For `--from-file` it is a placeholder, which `_make_of_file` replaces after the upload.
+    """
     given = [flags[one] for one in SOURCES if flags[one]]
     if len(given) + (file is not None) > 1:
         raise usage(
@@ -203,7 +209,7 @@ def _make_of_file(
 ) -> None:
     """Upload a file to the node of the volume, copy it there, and remove the uploaded image."""
     from virtbus.cli.image_nodes import chosen
-    from virtbus.cli.image_upload import uploaded  # imported here, because they load slowly
+    from virtbus.cli.image_upload import uploaded  # imported here: both load slowly
 
     nodes = chosen(invocation, [node] if node else [], [])
     if len(nodes) > 1:
@@ -238,7 +244,7 @@ def fill(invocation: Invocation, *, name: str, namespace: str, wait: bool) -> No
 
 
 def _show(invocation: Invocation, view: dict[str, Any], *, wait: bool) -> None:
-    """Show a volume, after the end of its copy if `wait`."""
+    """Show a volume; with `wait`, after the end of its copy. Raise CliError if the copy failed."""
     if wait and view.get("state") == "Filling":
         view = until_filled(invocation, view)
     if wait:
@@ -250,10 +256,11 @@ def _show(invocation: Invocation, view: dict[str, Any], *, wait: bool) -> None:
 
 
 def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the volume after the end of its copy; show the progress meanwhile.
+    """Show the progress of a volume's copy; return the volume after the end of the copy.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts. The copy continues.
+        CliError: as `Invocation.call`. Also `unknown`, if a person interrupts the wait; the copy
+            continues.
     """
     asked = {"name": view.get("name"), "namespace": view.get("namespace"), "uid": view.get("uid")}
     id_, steps = str(view.get("fill_operation")), Steps(shown=invocation.for_eyes)

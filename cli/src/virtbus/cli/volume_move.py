@@ -22,7 +22,7 @@ POLL_S = 0.5
         """
         virtbus volume move data-1 --node n2
         virtbus volume move data-1 --pool fast   to another pool of its node
-        virtbus volume move data-1 --node n1     n1 has the data: gives up a move
+        virtbus volume move data-1 --node n1     cancels a move, if n1 has the data
         """
     )
 )
@@ -31,10 +31,10 @@ POLL_S = 0.5
     "--node",
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="The node that gets the data.  [default: that of NAME]",
+    help="The node that gets the data.  [default: NAME's node]",
 )
 @click.option(
-    "--pool", metavar="POOL", help="The pool that gets the data.  [default: that of NAME]"
+    "--pool", metavar="POOL", help="The pool that gets the data.  [default: NAME's pool]"
 )
 @click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the move has ended."
@@ -50,13 +50,14 @@ def command(
     wait: bool,
     namespace: str,
 ) -> None:
-    """Move the data of the volume NAME to another node or pool. A VM that holds it must be off.
+    """Move the data of the volume NAME to another node or pool. Its VM must be off.
 
-    To another node, the VM moves with all of its volumes, or stays with all of them. The VM cannot
-    start meanwhile.
+    If a VM holds the volume, a move to another node takes the VM and all of its volumes there, or
+    none of them. The VM cannot start during the move.
 
-    The volume is in its new place once all of its data is there; then the former data is removed.
-    After a failure the volume is where it was. The work continues without this command.
+    The volume is in its new place once all of its data is there. The data in the old place is
+    removed after that. After a failure the volume is where it was. The move continues if this
+    command is interrupted.
     """
     goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}
     if not goal:
@@ -81,7 +82,7 @@ def command(
     "--node",
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="The node that gets the copy.  [default: that of NAME]",
+    help="The node that gets the copy.  [default: NAME's node]",
 )
 @click.option("--pool", metavar="POOL", help="The pool that gets the copy.  [default: local]")
 @namespace_option
@@ -97,8 +98,9 @@ def copy(
 ) -> None:
     """Copy the volume NAME to the volume NEW. No running VM may hold NAME.
 
-    The copy is made on the node of NAME. With --node it is then moved, and --pool is a pool of that
-    node. If this command is interrupted, the copy continues, and `virtbus volume move` can move it.
+    The copy is made on the node of NAME. With --node, the copy is then moved to the named node, and
+    --pool is a pool of the named node. If this command is interrupted, the copy continues, and
+    `virtbus volume move` can move it.
     """
     spec: dict[str, Any] = {"size": 0, "source": {"volume": name}}
     goal = {key: value for key, value in (("node", node), ("pool", pool)) if value}
@@ -119,7 +121,7 @@ def copy(
 def _moved(
     invocation: Invocation, asked: dict[str, Any], goal: dict[str, str], *, wait: bool
 ) -> dict[str, Any]:
-    """Begin a move, and return the volume after its end if `wait`."""
+    """Begin a move. With `wait`, return after the end of the move; raise CliError if it failed."""
     view = invocation.call("volume", "move", asked | goal)
     if wait:
         view = _ended(invocation, view, asked)
@@ -134,7 +136,7 @@ def _moved(
 
 
 def _ended(invocation: Invocation, view: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the volume after its move; show what happens meanwhile."""
+    """Show the messages of a move; return the volume after the end of the move."""
     told = ""
     try:
         while view.get("state") == "Moving":

@@ -1,6 +1,6 @@
-"""Pools of addresses: the ones that a network may give to interfaces (ADR 0064).
+"""Pools of addresses: the addresses that a network may give to interfaces (ADR 0064).
 
-An address is compared by its usual text, because caches and state files have texts.
+Addresses are compared by their canonical text, because caches and state files contain texts.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ def span_of(text: str) -> tuple[Address, Address]:
     """Return the first and last address of `10.0.0.5` or `10.0.0.5-10.0.0.9`.
 
     Raises:
-        ValueError: it is malformed, or its end is before its start.
+        ValueError: `text` is malformed, its ends differ in IP version, or its end is before its
+            start.
     """
     start, dash, end = text.partition("-")
     first = ip_address(start.strip())
@@ -71,8 +72,8 @@ class AddressPool(NamedTuple):
     ) -> Address | None:
         """Return a free address, if possible the same for the same `key`; None if all are taken.
 
-        `freed` has the released addresses, with the order of their releases. They are chosen only
-        if no other address is left, in the order of their releases.
+        `freed` maps each released address to a number that rises with each release. A released
+        address is chosen only if no other address is left, the one that was released first.
         """
         known = freed or {}
         size = self.size
@@ -100,7 +101,7 @@ class AddressPool(NamedTuple):
 
 
 def overlapping(one: Net, other: Net) -> bool:
-    """Return True if two subnets have a common address; those of different versions have none."""
+    """Return True if two subnets have a common address; False if their IP versions differ."""
     if isinstance(one, IPv4Network):
         return isinstance(other, IPv4Network) and one.overlaps(other)
     return isinstance(other, IPv6Network) and one.overlaps(other)
@@ -109,7 +110,11 @@ def overlapping(one: Net, other: Net) -> bool:
 def pool_of(
     subnet: Net, gateway: Address | None, ranges: Iterable[str] = (), excluded: Iterable[str] = ()
 ) -> AddressPool:
-    """Return the pool of a subnet; without `ranges` of its version, it is the whole subnet."""
+    """Return the pool of a subnet, without the gateway and the `excluded` addresses.
+
+    virtbus chooses from the parts of `ranges` in the subnet. If there are none, it chooses from the
+    whole subnet.
+    """
     own = _in(subnet, ranges)
     closed = [*_in(subnet, excluded), *(() if gateway is None else ((int(gateway),) * 2,))]
     hosts = tuple(_without([_hosts(subnet)], closed))
@@ -118,13 +123,13 @@ def pool_of(
 
 
 def _hosts(subnet: Net) -> Span:
-    """Return the hosts: without the network's own address, and without IPv4's broadcast."""
+    """Return the span of host addresses: no network address, and no IPv4 broadcast address."""
     last = int(subnet.broadcast_address) - (subnet.version == 4)
     return int(subnet.network_address) + 1, last
 
 
 def _in(subnet: Net, ranges: Iterable[str]) -> list[tuple[int, int]]:
-    """Return the parts of the ranges in the hosts of the subnet, in order."""
+    """Return the parts of `ranges` that are host addresses of the subnet, sorted."""
     found = (span_of(text) for text in ranges)
     least, most = _hosts(subnet)
     cut = (

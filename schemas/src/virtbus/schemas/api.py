@@ -59,8 +59,8 @@ class VmCreate(StrictModel):
     network: Id | None = None
     origin: Id | None = None
     """A snapshot of a VM in the same namespace. Each disk of the new VM starts from the snapshot's
-    disk of the same name, on the snapshot's node. First-boot data that the request does not give is
-    that of the snapshot's VM. The new VM has an identity of its own."""
+    disk of the same name, on the snapshot's node. First-boot data that the request leaves out comes
+    from the snapshot's VM. The new VM has an identity of its own."""
 
 
 class VmRef(StrictModel):
@@ -72,7 +72,7 @@ class VmRef(StrictModel):
 
 
 class VmUpdate(VmRef):
-    """`vm.update`: replaces the given parts at the `revision` that the client has read."""
+    """`vm.update`: replaces the given parts, if the VM still has the `revision` that was read."""
 
     revision: Count
     spec: VmSpec | None = None
@@ -132,7 +132,7 @@ class VmMove(VmRef):
     """`vm.move`: stops the VM and starts it on the node `to`, with new disks from its images.
 
     The default of `to` is the best other node. `discard_local_disks` permits the loss of the data
-    on its disks.
+    on the VM's disks.
     """
 
     to: Id | None = None
@@ -168,7 +168,7 @@ class NodeRef(StrictModel):
 
 
 class NodeForget(NodeRef):
-    """`node.forget`. The lists must name each object that is lost with the node: NAMESPACE/NAME."""
+    """`node.forget`. The lists name, as NAMESPACE/NAME, each object that is lost with the node."""
 
     lose_volumes: tuple[VolumeName, ...] = Field((), max_length=10_000)
     lose_snapshots: tuple[VolumeName, ...] = Field((), max_length=10_000)
@@ -184,7 +184,7 @@ class NodeDrain(NodeRef):
 
 
 class NodeFence(NodeRef):
-    """`node.fence`: declares a node powered off. `confirm` says how that is known."""
+    """`node.fence`: declares a node powered off. `confirm` is the proof, in words."""
 
     confirm: Annotated[str, StringConstraints(min_length=3, max_length=500)]
     discard_local_disks: bool = False
@@ -200,8 +200,8 @@ class NodeAudit(StrictModel):
 class BusRebuild(StrictModel):
     """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
-    Each node that answers then joins this bus, even if it had joined another one. A node with a VM
-    in conflict does not join.
+    After the restore, each node that answered joins this bus, also a node that had joined another
+    bus. A node with a VM in conflict does not join.
     """
 
     dry_run: bool = False
@@ -339,7 +339,7 @@ class BusStatus(LenientModel):
 
 
 class RebuiltVm(LenientModel):
-    """The result for one VM; `step` is a value of the controller's `RebuildAction`."""
+    """The result of a rebuild for one VM; `step` is a value of the controller's `RebuildAction`."""
 
     uid: Uid
     namespace: str = ""
@@ -364,7 +364,7 @@ class BusRebuilt(LenientModel):
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
     groups: tuple[RebuiltGroup, ...] = ()
-    """Security groups of hosts that the bus lacks, or that it has in an older version."""
+    """Security groups that hosts have, and that the bus lacks or has in an older version."""
     groups_omitted: int = 0
     """The number of further groups, which do not fit in the answer."""
     groups_message: str = ""

@@ -7,7 +7,8 @@ class AuditFinding(LenientModel):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
     `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
-    `repair` says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
+    `repair` says what a repair does about the finding; empty if it does nothing. `repaired` is True
+    if the finding is gone.
     `namespace` and `name` are set for data that a person may adopt.
     """
 
@@ -23,7 +24,7 @@ class AuditFinding(LenientModel):
 class Audit(LenientModel):
     """`rpc.agent.audit`: compare the host with the records; `repair` removes orphans.
 
-    `statuses` are the uids with a status of this node and without a record.
+    `statuses` are the uids that have a status of this node and no record.
     """
 
     repair: bool = False

@@ -16,21 +16,24 @@ open files."""
 CHAIN_BACKUPS = 8
 """The default length of a chain: a full backup and seven increments."""
 BITMAP = "virtbus-"
-"""The prefix of the bitmaps of backups. virtbus does not touch bitmaps without its prefixes."""
+"""The prefix of the bitmaps of backups. virtbus touches only bitmaps with this prefix, or with
+`READ_BITMAP`."""
 READ_BITMAP = "virtbus.read-"
-"""The prefix of the bitmaps of readings. They are a chain of their own, which no backup ends."""
+"""The prefix of the bitmaps of readings (`backup.serve`). Readings have a chain of their own. No
+backup ends it."""
 MAX_TEXT = 2000
-"""The longest text of a manifest, in characters. A program that is not virtbus may write one."""
+"""The longest text in a manifest, in characters. It is limited because programs other than virtbus
+may write manifests."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
 def bitmap_name(backup: str) -> str:
-    """Return the name of the bitmap that counts the writes since a backup."""
+    """Return the name of the bitmap that marks the writes since a backup."""
     return f"{BITMAP}{backup}"
 
 
 def read_bitmap(reading: str) -> str:
-    """Return the name of the bitmap that counts the writes since a reading."""
+    """Return the name of the bitmap that marks the writes since a reading."""
     return f"{READ_BITMAP}{reading}"
 
 
@@ -41,11 +44,11 @@ class BackupMode(StrEnum):
     """An increment if a usable parent exists, otherwise a full backup."""
     FULL = "full"
     INCREMENTAL = "incremental"
-    """An increment, or an error."""
+    """An increment; an error if no usable parent exists."""
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. An increment has changed clusters only."""
+    """A disk in a backup: the file `<name>.qcow2`. An increment's file has changed clusters only."""
 
     name: Id
     """The name of the disk in the VM's spec."""
@@ -57,8 +60,8 @@ class BackupDisk(LenientModel):
     digest: str = Field("", pattern=rf"{DIGEST}|^$")
     """The digest of the file."""
     below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
-    """The file names of the layers and of the image that the disk rested on. A bitmap counts only
-    the writes to the file above them."""
+    """The file names of the layers and of the image that the disk rested on. A bitmap marks only
+    writes to the disk's own file, which is above the layers."""
 
 
 class BackupManifest(LenientModel):
@@ -66,9 +69,9 @@ class BackupManifest(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     version: str = Field(VERSION, max_length=64)
-    """The version of virtbus that wrote it."""
+    """The version of virtbus that wrote the manifest."""
     id: Uid
-    """Also the id of the operation that made it."""
+    """The id of the backup, and of the operation that made it."""
     namespace: Id
     name: Id
     """The name of the VM."""
@@ -77,31 +80,32 @@ class BackupManifest(LenientModel):
     node: Id
     owner: str = Field("", max_length=MAX_TEXT)
     schedule: str = Field("", max_length=63)
-    """The schedule that made it, and that removes it; empty for a person."""
+    """The schedule that made the backup and will remove it; empty if a person made it."""
     created_ns: int
     """The instant of the content. For a VM that was off: the time at which the copy began."""
     number: int = Field(0, ge=0)
-    """Greater than the number of every earlier backup in the directory. It gives the order, because
-    clocks may be set back."""
+    """Greater than the number of every earlier backup in the directory. Backups are ordered by
+    number and not by time, because clocks may be set back."""
     parent: Uid | Literal[""] = ""
     """The backup that an increment rests on; empty for a full backup."""
     depth: int = Field(0, ge=0, le=MAX_CHAIN)
-    """The number of backups below it."""
+    """The number of backups that this backup rests on."""
     full_because: str = Field("", max_length=MAX_TEXT)
     """The reason for a full backup; empty for an increment."""
     bitmap: str = Field("", max_length=64)
-    """The bitmap in the disks that counts the writes since this backup; empty if there is none."""
+    """The bitmap in the disks that marks the writes since this backup; empty if there is none."""
     remark: str = Field("", max_length=MAX_TEXT)
     """The reason why the guest was not frozen; empty if there is none."""
     spec: dict[str, Any] = Field(default_factory=dict)
     """The specification of the VM. It contains no secrets."""
     disks: tuple[BackupDisk, ...] = Field((), max_length=256)
     attempt: str = Field("", max_length=64)
-    """In a draft: the `BackupWork.attempt` that staged its files. Empty in a published backup."""
+    """The `BackupWork.attempt` that staged the files of an unpublished backup; empty in a published
+    one."""
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its files."""
+        """Return the total length of the backup's files, in bytes."""
         return sum(disk.size_bytes for disk in self.disks)
 
 
@@ -121,7 +125,7 @@ class HeldBackup(LenientModel):
     manifest: BackupManifest | None = None
     check: BackupCheck | None = None
     children: tuple[Uid, ...] = ()
-    """The increments that rest on it."""
+    """The increments that rest on this backup."""
 
 
 # --- requests to imaged -------------------------------------------------------------------------
@@ -137,8 +141,8 @@ class BackedDisk(LenientModel):
 class BackupWork(LenientModel):
     """`rpc.imaged.backup`: ensure the backup of operation `id`, or cancel it.
 
-    The disks of a VM that is off are copied by imaged. Those of a running guest (`live`) are
-    written by its QEMU to files that imaged has staged, while the step is `push`.
+    imaged copies the disks of a VM that is off. QEMU writes the disks of a running guest (`live`)
+    to files that imaged has staged, while the operation's step is `push`.
     """
 
     id: Uid
@@ -153,14 +157,14 @@ class BackupWork(LenientModel):
     disks: tuple[BackedDisk, ...] = Field((), max_length=256)
     mode: BackupMode = BackupMode.AUTO
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
-    """The longest chain, in backups; above it, the next backup is a full one."""
+    """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
     may_begin: bool = True
     """False: a guest may use the disks, so work that has not begun yet is refused."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
     """The bitmaps that every disk has, as QEMU reports. If given, imaged stages the files again."""
     attempt: str = Field("", max_length=64)
-    """The id of this attempt: files that were staged for another one are not stored."""
+    """The id of this attempt. Files that were staged for another attempt are not stored."""
     pushed: bool = False
     """True: QEMU has written all files."""
     at_ns: int = 0
@@ -169,7 +173,7 @@ class BackupWork(LenientModel):
 
 
 class ScratchWork(LenientModel):
-    """`rpc.imaged.scratch`: check the free space for reading `id`, or remove its files (`cancel`).
+    """`rpc.imaged.scratch`: check the space for the files of reading `id`, or remove the files.
 
     While a reader has the disks, the guest's QEMU saves old data to these files before it
     overwrites the data.

@@ -25,7 +25,7 @@ class BackupCreate(StrictModel):
     namespace: Id = "default"
     mode: BackupMode = BackupMode.AUTO
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
-    """The longest chain, in backups; after it, the next one is a full backup."""
+    """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
     id: Uid | None = None
 
 
@@ -50,7 +50,8 @@ class BackupServe(StrictModel):
 
     `id` is the id of the reading and of its operation, as in `BackupCreate`. With `since`, the id
     of the last finished reading of the VM, each export has the bitmap `changes`. The bitmap marks
-    the clusters that were written since that reading. The operation fails after `within_s`.
+    the clusters that were written since that reading. The operation fails if the reader has not
+    finished after `within_s` seconds.
     """
 
     vm: Id
@@ -84,14 +85,14 @@ class BackupView(LenientModel):
     uid: str = ""
     """The uid of the VM."""
     node: str
-    """The node whose directory has it."""
+    """The node whose directory has the backup."""
     created_ns: int = 0
     parent: str = ""
-    """The backup that it rests on; empty for a full backup."""
+    """The backup that this one rests on; empty for a full backup."""
     depth: int = 0
     full_because: str = ""
     schedule: str = ""
-    """The schedule that made it, and that removes it."""
+    """The schedule that made the backup and will remove it; empty if a person made it."""
     remark: str = ""
     size_bytes: int = 0
     verified_ns: int = 0
@@ -105,10 +106,10 @@ class BackupView(LenientModel):
 
 
 class BackupPage(LenientModel):
-    """The answer of `backup.list`, the oldest first."""
+    """The answer of `backup.list`, the oldest backup first."""
 
     items: tuple[BackupView, ...] = ()
     silent: tuple[Id, ...] = ()
     """Nodes that did not answer: their backups are not in the list."""
     truncated: bool = False
-    """True: there are more; select by `vm` or `node`."""
+    """True: further backups did not fit in; select by `vm` or `node`."""

@@ -19,11 +19,12 @@ class BackupScheduleSpec(StrictModel):
     """The VM of a schedule, the times of its backups, and how many are kept."""
 
     vm: Id
-    """The name of the VM. A VM that takes the name later is backed up as well."""
+    """The name of the VM. If another VM takes the name later, that VM is backed up."""
     every_s: Count = Field(ge=LEAST_EVERY_S, le=MOST_EVERY_S)
     """The seconds from the beginning of one backup to that of the next."""
     keep: Count = Field(ge=1, le=MAX_KEEP)
-    """The number of this schedule's backups to keep. Backups that these rest on do not count."""
+    """The number of this schedule's backups to keep. Backups that the kept ones rest on stay too,
+    and do not count."""
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups."""
     verify: bool = True
@@ -34,8 +35,8 @@ class BackupScheduleSpec(StrictModel):
 class BackupScheduleRecord(LenientModel):
     """`$KV.vm._bsched.<namespace>.<token>`: a schedule. The key is also the claim of its name.
 
-    A controller stores `run` before it stores the operation of the run. If it dies in between, the
-    next leader begins that run.
+    A controller stores `run` before it stores the operation of the run. If it dies between the two
+    writes, the next leader begins that run.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -63,7 +64,8 @@ class BackupScheduleRecord(LenientModel):
     owner: str = ""
     """The owner that the VM had when the schedule was created, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the schedule. A repeat of such a request changes
+    nothing."""
 
     @property
     def deleting(self) -> bool:
@@ -78,7 +80,7 @@ class BackupScheduleState(StrEnum):
     """The next run is not due."""
     RUNNING = "Running"
     FAILED = "Failed"
-    """The last run failed. The next one takes place all the same."""
+    """The last run failed. The next run takes place nevertheless."""
     MISSED = "Missed"
     """A run did not take place at its time."""
     SUSPENDED = "Suspended"
@@ -105,7 +107,7 @@ class BackupScheduleAsk(StrictModel):
 
 
 class BackupScheduleUpdate(BackupScheduleAsk):
-    """`backup-schedule.update`: change the given fields; the VM stays."""
+    """`backup-schedule.update`: change the given fields. The VM of a schedule cannot change."""
 
     every_s: Count | None = Field(None, ge=LEAST_EVERY_S, le=MOST_EVERY_S)
     keep: Count | None = Field(None, ge=1, le=MAX_KEEP)

@@ -45,12 +45,12 @@ node, operations.
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
-"""The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses. Also the
-guests of an overlay on one host."""
+"""Each node has one value with the addresses of all hosts: 500 hosts of ten IPv6 addresses. The
+limit also holds for the list of the guests of an overlay on one host."""
 GROUP = Bound("security group", 128 * KIB, 192 * KIB)
 """A request of up to 64 KiB."""
 NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)
-"""The group with the addresses of its peers. Controllers limit them to some 5,000."""
+"""A group with the addresses of its peers. Controllers limit these addresses to some 5,000."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)

@@ -17,7 +17,7 @@ class Plane(StrEnum):
     REQUEST = "request"
     """One request, one answer."""
     STREAM = "stream of replies"
-    """One request, many answers on its inbox."""
+    """One request, many answers on the request's inbox."""
     CORE = "core message"
     """Published without an answer; may be lost."""
     RECORD = "record"

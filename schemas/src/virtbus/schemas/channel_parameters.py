@@ -69,7 +69,8 @@ ASKERS = {
     "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }
-"""The callers of a verb of a node's services. Verbs that are not listed are called by nodeagent."""
+"""The callers of the verbs of a node's services. Clients call the verbs that open streams, and
+nodeagent calls all other verbs that are not listed."""
 
 
 def template(make: Callable[..., str], **fixed: str) -> str:

@@ -15,13 +15,13 @@ PluginsDigest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
-    """Return each `type` in the plugins of a conflist, with its path.
+    """Return the path and the value of each `type` in the plugins of a conflist.
 
-    A path is such as `plugins[0].ipam.type`. A plugin may run another one that its configuration
-    names, at any depth. So each `type` counts as a plugin.
+    An example of a path is `plugins[0].ipam.type`. A plugin may run another plugin that its
+    configuration names, at any depth. So each `type` counts as a plugin.
 
     Raises:
-        ValueError: `config` is no conflist.
+        ValueError: `config` is no conflist, or is nested too deeply.
     """
     try:
         conf = json.loads(config)
@@ -43,7 +43,7 @@ def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
 def plugins_digest(conf: Mapping[str, Any]) -> str:
     """Return a digest of the plugins of a conflist, or of one plugin's own configuration.
 
-    The digest is empty without plugins. It does not depend on the name and the version.
+    Without plugins the digest is empty. The digest ignores the keys `name` and `cniVersion`.
     """
     plugins = conf.get("plugins", [conf] if "type" in conf else [])
     if not isinstance(plugins, list) or not plugins:
@@ -58,7 +58,7 @@ def plugins_digest(conf: Mapping[str, Any]) -> str:
 
 
 def plugins_differ(index: int, network: str, why: str) -> VirtbusError:
-    """Return the error for entry `index` of the networks, whose plugins are not the named ones."""
+    """Return the error for `spec.networks[index]`, whose network lacks the requested plugins."""
     message = (
         f"{network!r} does not have the CNI plugins that the request names: {why}; make a network "
         "of the kind cni with them, or name no plugins (in Kubernetes: choose the network by the "

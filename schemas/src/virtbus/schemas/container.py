@@ -1,4 +1,4 @@
-"""Parses container image references, and defines a disk from such an image (containerDisk).
+"""Parses references to container images, and defines a disk from an image (containerDisk).
 
 References have the grammar of the distribution project's `reference` package, with Docker's short
 names: `fedora` is `docker.io/library/fedora:latest`.
@@ -93,7 +93,7 @@ def check_path(text: str) -> str:
 
 
 def _split(image: str) -> tuple[ContainerRef, str]:
-    """Return reference and digest (or empty) of `[registry/]repository[:tag][@digest]`."""
+    """Split `[registry/]repository[:tag][@digest]` into its reference and its digest or ""."""
     name, _, digest = image.partition("@")
     if "#" in name or ((digest or "@" in image) and _DIGEST.fullmatch(digest) is None):
         msg = "must be a container image, may end in @sha256: and 64 lower-case hex digits"
@@ -121,10 +121,11 @@ class ImagePullPolicy(StrEnum):
 
 
 def only_login(ref: ContainerRef, text: str) -> str:
-    """Return a `config.json` with the login in `text` for an image, and with no other.
+    """Return a `config.json` with the login in `text` for an image, and with no other login.
 
     Raises:
-        ValueError: `text` has no such login, or is invalid. The error does not quote `text`.
+        ValueError: `text` has no login for the image, or is invalid. The error does not quote
+            `text`.
     """
     login = login_for(ref.image, text.encode())
     if login is None:

@@ -12,7 +12,7 @@ class CountersAsk(StrictModel):
 
 
 class Traffic(LenientModel):
-    """One direction of an interface since its tap was made. A tap outlives the guest's restarts."""
+    """The traffic in one direction since the tap was made. A tap outlives the guest's restarts."""
 
     bytes: int = 0
     packets: int = 0
@@ -34,7 +34,7 @@ class NicCounters(LenientModel):
 
 
 class Counters(LenientModel):
-    """The interfaces of a VM, in their order."""
+    """The counters of a VM's interfaces."""
 
     uid: str
     interfaces: tuple[NicCounters, ...] = ()

@@ -21,7 +21,7 @@ class CpuFeature(StrictModel):
 
 
 class Cpu(StrictModel):
-    """The guest's CPU topology; vCPUs = sockets * cores * threads."""
+    """The guest's CPU: its topology, model and features. vCPUs = sockets * cores * threads."""
 
     sockets: Count = Field(1, ge=1, le=256)
     cores: Count = Field(1, ge=1, le=CORES_MAX)

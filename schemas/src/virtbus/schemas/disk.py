@@ -16,15 +16,15 @@ from virtbus.schemas.quantity import Bytes, Count
 BOOT_ORDER_MAX = 2**31 - 1
 """QEMU stores the boot order in an int32."""
 BLOCK_MIN, LOGICAL_BLOCK_MAX, PHYSICAL_BLOCK_MAX = 512, 4096, 2 * 1024**2
-"""Linux reads no logical blocks above a memory page."""
+"""Linux cannot read a disk whose logical blocks are larger than a memory page."""
 RATE_MAX = 10**15
-"""QEMU's largest rate. It also limits the product of a burst's rate and length."""
+"""QEMU's largest rate. QEMU has the same limit for the product of a burst's rate and length."""
 IO_THREADS_MAX = 64
 SERIAL_MAX, _START, _DIGITS = 20, 11, 8
 """virtio, sata and nvme cut a longer serial without an error."""
 DISK_MIN, DISK_MAX = 1024**2, 64 * 1024**4
 DISKS_MAX = 256
-"""Disks, and volumes, of one VM, as in KubeVirt."""
+"""The most disks, and the most volumes, of one VM, as in KubeVirt."""
 
 
 class DiskBus(StrEnum):
@@ -74,7 +74,7 @@ class CacheMode(StrEnum):
 
 
 UNBUFFERED = frozenset({None, CacheMode.NONE, CacheMode.DIRECTSYNC})
-"""The cache modes that a shared volume's disk may have. If the spec has no mode, it is `none`."""
+"""The values of `cache` that the disk of a shared volume may have. None means the mode `none`."""
 
 
 class IoMode(StrEnum):
@@ -99,13 +99,13 @@ class DetectZeroes(StrEnum):
 
     OFF = "off"
     ON = "on"
-    """They are stored as zero clusters."""
+    """Zeroes are stored as zero clusters."""
     UNMAP = "unmap"
-    """They are discarded."""
+    """Zeroes are discarded."""
 
 
 class Tray(StrEnum):
-    """The tray of a CD-ROM drive, as it should be."""
+    """The desired position of a CD-ROM drive's tray."""
 
     CLOSED = "closed"
     """The medium is in the drive."""
@@ -116,14 +116,17 @@ class Tray(StrEnum):
 
 
 class BlockSize(StrictModel):
-    """The block sizes that the guest sees; powers of two. Unset: 512, or the logical size."""
+    """The block sizes that the guest sees, powers of two. The default of `logical_bytes` is 512.
+
+    The default of `physical_bytes` is the logical size.
+    """
 
     logical_bytes: Bytes | None = Field(None, ge=BLOCK_MIN, le=LOGICAL_BLOCK_MAX)
     physical_bytes: Bytes | None = Field(None, ge=BLOCK_MIN, le=PHYSICAL_BLOCK_MAX)
 
 
 class Rates(StrictModel):
-    """Rates of a disk. A total excludes separate rates of reads and writes."""
+    """Rates of a disk. A total rate cannot be combined with separate rates of reads and writes."""
 
     bytes_per_s: Bytes | None = Field(None, ge=1, le=RATE_MAX)
     read_bytes_per_s: Bytes | None = Field(None, ge=1, le=RATE_MAX)
@@ -146,9 +149,9 @@ class IoThreadsPolicy(StrEnum):
     """The number of threads that the disks without a thread of their own share."""
 
     SHARED = "shared"
-    """One."""
+    """One thread."""
     AUTO = "auto"
-    """One for each of these disks, and at most two for each vCPU."""
+    """One thread for each of these disks, but at most two threads for each vCPU."""
     POOL = "pool"
     """`count` threads, which the disks use in turns."""
 
@@ -179,12 +182,12 @@ class Disk(StrictModel):
     io: IoMode | None = None
     """None: threads."""
     discard: Discard | None = None
-    """None: unmap, on each bus that has it."""
+    """None: unmap, on each bus that can discard."""
     detect_zeroes: DetectZeroes | None = None
     """None: off."""
     block_size: BlockSize | None = None
     dedicated_io_thread: bool | None = None
-    """True: the disk has a thread of its own; the others share those of the domain."""
+    """True: the disk has a thread of its own. The other disks share the threads of the domain."""
     limits: DiskLimits | None = None
     tray: Tray | None = None
     """None: closed."""
@@ -201,7 +204,7 @@ class Disk(StrictModel):
 
 
 def serial_of(name: str) -> str:
-    """Return the serial of a disk that has none of its own: its name, or a short form of it."""
+    """Return the serial of a disk whose spec has none: the disk's name, or a short form of it."""
     if len(name) <= SERIAL_MAX:
         return name
     digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
@@ -221,6 +224,6 @@ _PREFIXES = {DiskBus.VIRTIO: "vd", DiskBus.NVME: "nvme"}
 
 
 def letters(number: int) -> str:
-    """Return a to z, then aa, ab and so on."""
+    """Return `a` for 0, `z` for 25, `aa` for 26, and so on."""
     rest, last = divmod(number, len(ascii_lowercase))
     return (letters(rest - 1) if rest else "") + ascii_lowercase[last]

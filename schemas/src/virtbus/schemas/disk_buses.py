@@ -17,15 +17,15 @@ MAX_DISKS: Mapping[DiskBus, int] = {
     DiskBus.USB: 12,
     DiskBus.NVME: 24,
 }
-"""Disks of one VM on each bus.
+"""The most disks of one VM on each bus.
 
-Each virtio or NVMe disk needs a root port, and six SATA disks need a controller on one. All SCSI
-disks are on one controller. The USB controller has 15 ports.
+Each virtio or NVMe disk needs a PCIe root port. Every six SATA disks need a controller, which needs
+a root port. All SCSI disks are on one controller. The USB controller has 15 ports.
 """
 
 
 BOOTABLE_SATA = 12
-"""The firmware's memory suffices for some 14 SATA disks. The firmware never sees further ones."""
+"""The firmware's memory suffices for some 14 SATA disks. It never sees further SATA disks."""
 
 
 class Verb(StrEnum):
@@ -48,7 +48,7 @@ class Verb(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The verdict on a verb."""
+    """The verdict: a disk on the bus has the ability, or a request for it is refused."""
 
     WORKS = "works"
     REFUSED = "refused"

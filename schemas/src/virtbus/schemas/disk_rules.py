@@ -30,12 +30,15 @@ from virtbus.schemas.errors import Detail
 DISKS = "spec.domain.devices.disks"
 IO_THREADS = "spec.domain.io_threads"
 Problem = tuple[str, str]
-"""A field below the disk, and the message."""
+"""The path of a field, relative to its disk, and the message about the field."""
 _UNCACHED = (CacheMode.NONE, CacheMode.DIRECTSYNC)
 
 
 def disk_problems(disks: Mapping[int, Disk], threads: IoThreads | None = None) -> Iterator[Detail]:
-    """Yield the problems of a VM's threads and disks; the keys are places in the request's list."""
+    """Yield the problems of a VM's threads and disks.
+
+    The keys of `disks` are the indices of the disks in the request's list.
+    """
     if threads is not None:
         yield from _threads(threads)
     yield from _crowded(disks)

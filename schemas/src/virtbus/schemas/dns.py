@@ -56,7 +56,7 @@ NameServer = Annotated[IpText, AfterValidator(_server)]
 class DnsConfig(StrictModel):
     """The DNS settings of a guest, which replace those of its networks. Either field may be empty.
 
-    DHCP gives them to the guest.
+    DHCP gives the settings to the guest.
     """
 
     nameservers: tuple[NameServer, ...] = Field((), max_length=NAMESERVERS_MAX)

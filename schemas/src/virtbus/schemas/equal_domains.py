@@ -1,4 +1,4 @@
-"""Lets kept records share equal hardware: VMs are mostly of a few kinds."""
+"""Lets records in memory share one `spec.domain` if theirs are equal, which saves memory."""
 
 from weakref import WeakValueDictionary
 
@@ -9,16 +9,17 @@ _Kind = tuple[int, int, int]
 
 
 class EqualDomains:
-    """The last domain of each kind, while a kept record has it.
+    """The last `spec.domain` of each kind, as long as a record in memory has it.
 
-    A domain is 8 models of 600 bytes each, which is nearly half of a record.
+    Most VMs are of a few kinds. A `spec.domain` is 8 models of 600 bytes each, which is nearly half
+    of a record.
     """
 
     def __init__(self) -> None:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record; its domain becomes that of an earlier record, if they are equal."""
+        """Return the record. If its `spec.domain` equals the last one of its kind, they become one."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)
@@ -27,5 +28,5 @@ class EqualDomains:
         if earlier != domain:
             self._domains[kind] = domain
             return record
-        record.spec.__dict__["domain"] = earlier  # frozen, but nobody can tell equal values apart
+        record.spec.__dict__["domain"] = earlier  # frozen, but equal to the former value
         return record

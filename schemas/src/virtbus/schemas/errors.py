@@ -12,7 +12,7 @@ MAX_DETAILS = 100
 MAX_REASON_CHARS = 64
 MAX_MESSAGE_CHARS = 2000
 MAX_DETAIL_CHARS = 500
-"""Maximum length of a detail's path, message and hint."""
+"""Maximum length of each text of a detail: its path, its message and its hint."""
 MAX_ERROR_BYTES = 64 * 1024
 """Maximum size of an error as JSON or msgpack; a message on the bus may have 1 MiB."""
 _BODY_BYTES = 4096
@@ -20,11 +20,12 @@ _BODY_BYTES = 4096
 _DETAIL_BYTES = 40
 """Size of the field names and quotes of one encoded detail."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, which JSON writes with six bytes each, and lone surrogates."""
+"""Control characters and line separators, which JSON may write with six bytes each, and lone
+surrogates."""
 
 
 def quotable(text: str, most: int) -> str:
-    """Return `text` cut to `most` characters, with control characters replaced."""
+    """Return `text` cut to `most` characters, with unprintable characters replaced."""
     kept = text if len(text) <= most else text[: most - 1] + "…"
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", kept)
 
@@ -90,8 +91,8 @@ class ErrorBody(LenientModel):
     def bounded(self) -> "ErrorBody":
         """Return the error cut to at most MAX_ERROR_BYTES.
 
-        Texts are shortened first. Details that do not fit are omitted. Then the last detail says
-        how many are missing.
+        Texts are shortened first. Details that do not fit are omitted, and the last detail says how
+        many are missing.
         """
         message = quotable(self.message, MAX_MESSAGE_CHARS)
         kept: list[Detail] = []
@@ -131,7 +132,7 @@ class VirtbusError(Exception):
     """An error that a person or a program can act on. The bus client sends it as an answer.
 
     `reason` is a stable word (`name_taken`). `message` is a sentence that includes the next step.
-    It may quote untrusted text, so its size is bounded at construction.
+    The message may quote untrusted text, so its size is bounded at construction.
     """
 
     def __init__(
@@ -174,5 +175,5 @@ class VirtbusError(Exception):
 
     @property
     def expected(self) -> bool:
-        """Return True for the caller's mistakes and for overload; they are not logged as errors."""
+        """Return True for codes below 500, 503 and 504: such an error is not logged as an error."""
         return self.body.code < Code.INTERNAL or self.body.code in {Code.UNAVAILABLE, Code.DEADLINE}

@@ -68,7 +68,7 @@ class EventKind(StrEnum):
     BACKUP_SCHEDULE_CREATED = "backup-schedule.created"
     BACKUP_SCHEDULE_UPDATED = "backup-schedule.updated"
     BACKUP_SCHEDULE_FAILED = "backup-schedule.failed"
-    """A run made no backup, or one that is damaged."""
+    """A run made no backup, or a damaged backup."""
     BACKUP_SCHEDULE_DELETED = "backup-schedule.deleted"
     NETWORK_CREATED = "network.created"
     NETWORK_UPDATED = "network.updated"
@@ -129,7 +129,8 @@ class SpanBatch(LenientModel):
 class DeadLetter(LenientModel):
     """`virtbus.dlq.<service>`: a message that could not be handled, without its content.
 
-    The content may be secret. The stream may still have it at `revision` of `subject`.
+    The content is left out because it may be secret. The stream may still have the message at
+    `revision` of `subject`.
     """
 
     subject: str

@@ -16,7 +16,7 @@ class ExportLinkAsk(StrictModel):
 
 
 class ExportLink(LenientModel):
-    """With `url`, anybody can read the file until `expires_ns`. Its query is a secret."""
+    """With `url`, anybody can read the file until `expires_ns`. The query of `url` is a secret."""
 
     url: str
     expires_ns: int

@@ -35,8 +35,8 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,35}$")]
 class Filesystem(StrictModel):
     """A directory of the node, which the guest mounts by virtiofs with `name` as the tag.
 
-    The node's agent gives only directories below those of its setting `directories_allowed`. The
-    guest's root may set any owner and mode of the files there.
+    The node's agent accepts only directories at or below those of its setting
+    `directories_allowed`. The guest's root may set any owner and mode of the files in `directory`.
     """
 
     name: Tag
@@ -57,7 +57,8 @@ def root_of(directory: str, roots: Iterable[str]) -> str:
 def filesystem_problems(given: Iterable[Filesystem], volumes: Collection[str]) -> Iterator[Detail]:
     """Yield the problems between the directories of a VM; `volumes` are the names of its volumes.
 
-    The mounts of a seed refer to volumes and directories by name, so no two may have one name.
+    The mounts of a seed refer to volumes and directories by name, so each needs a name of its own.
+    Directories may overlap only if both are readonly.
     """
     seen: dict[str, Filesystem] = {}
     for index, one in enumerate(given):

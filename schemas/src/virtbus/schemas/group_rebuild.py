@@ -7,7 +7,7 @@ from virtbus.schemas.security_group import GroupSpec, NodeGroup
 
 
 class GroupsRead(LenientModel):
-    """`rpc.netd.groups`: a host's copies of the groups of its VMs, to rebuild a lost bus.
+    """`rpc.netd.groups`: read a host's copies of its VMs' security groups, to rebuild a lost bus.
 
     The answer is a page of the groups whose key is above `after`.
     """

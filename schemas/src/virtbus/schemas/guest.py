@@ -44,7 +44,7 @@ EXEC_WORD_BYTES = 64 * 1024
 class GuestExec(LenientModel):
     """`rpc.agent.exec`: runs a program in the guest by its guest agent, and waits for its end.
 
-    `words` are the program and its arguments. After `timeout_s` it is killed.
+    `words` are the program and its arguments. After `timeout_s` the program is killed.
     """
 
     uid: str
@@ -55,9 +55,9 @@ class GuestExec(LenientModel):
 
 
 class GuestExecuted(LenientModel):
-    """The end of a program in a guest. A signal is the exit code 128 + its number.
+    """The end of a program in a guest. If a signal ended it, `exit_code` is 128 + the signal.
 
-    `stdout` and `stderr` have the first bytes of its output, base64 in JSON.
+    `stdout` and `stderr` have the first bytes of the program's output, base64 in JSON.
     """
 
     exit_code: int

@@ -16,7 +16,7 @@ EnvironmentName = Annotated[
 EnvironmentValue = Annotated[
     str, StringConstraints(pattern=r"^[^\x00-\x08\x0A-\x1F\x7F]*$", max_length=FILE_CHARACTERS)
 ]
-"""One line (INJ-08); a longer text is a file."""
+"""One line (INJ-08). A text of several lines must be given as a file."""
 GuestPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1F\x7F]*$", max_length=1024)]
 HOSTNAMES_MAX = 64
 _ACCOUNT = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
@@ -50,14 +50,15 @@ class GuestFile(StrictModel):
 
 
 AUTO = "auto"
-"""The file system that is found on the disk."""
+"""cloud-init mounts the file system that it finds on the disk."""
 
 
 class GuestMount(StrictModel):
     """A volume of the VM that cloud-init mounts, by a path that does not depend on disk order.
 
-    The volume needs a file system. `make_filesystem` makes one at first boot, on an empty disk of
-    the VM only. Other volumes may have data. For these, a user can choose cloud-init's `fs_setup`.
+    The volume needs a file system. `make_filesystem` makes one at first boot, but only on an empty
+    disk of the VM's own. Other volumes may have data. For such a volume, a user can choose
+    cloud-init's `fs_setup`.
     """
 
     volume: Id
@@ -72,7 +73,7 @@ class GuestMount(StrictModel):
 
 
 class GuestLink(StrictModel):
-    """A name of a volume's disk in the guest, as a link that each boot makes again."""
+    """A symbolic link in the guest to the disk of a volume. Each boot makes the link again."""
 
     volume: Id
     path: GuestPath

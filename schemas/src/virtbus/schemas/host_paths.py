@@ -8,7 +8,10 @@ from virtbus.schemas.vm import VmSpec, Volume
 
 
 class PathUse(NamedTuple):
-    """A path of the node in a spec, and the field that has it."""
+    """A path of the node, and the field of the spec with the path.
+
+    `written` is True if the guest can write there.
+    """
 
     field: str
     path: str
@@ -16,7 +19,7 @@ class PathUse(NamedTuple):
 
 
 def host_paths(spec: VmSpec) -> Iterator[PathUse]:
-    """Yield the directories and the files with disks of a VM."""
+    """Yield the node's directories that a VM mounts, and the node's files that are its disks."""
     for index, one in enumerate(spec.domain.devices.filesystems):
         yield PathUse(f"{FILESYSTEMS}[{index}].directory", one.directory, not one.readonly)
     for index, volume in enumerate(spec.volumes):

@@ -29,8 +29,8 @@ class Instance(LenientModel):
     """One run of a node's agent.
 
     At `$KV.st.<node>._instance` it describes the agent that acts for the node. Each write is a
-    compare-and-set over the previous one. At `$KV.st.<node>._rival` it describes an agent that was
-    refused, and `why` says why. That key expires.
+    compare-and-set over the previous value. At `$KV.st.<node>._rival` it describes an agent that
+    was refused, and `why` says why. The key `_rival` expires.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -75,8 +75,8 @@ class HostRecord(LenientModel):
     """`$KV.vm.<node>._host`: the approved identity and capacity of a node's host.
 
     Controllers write it by compare-and-set: at the node's first heartbeat, and then only on a
-    person's request. `trusted` is set by `virtbus up` on a single host. That host has the bus
-    admin's credentials, so an approval would protect nothing: its capacity is used as reported.
+    person's request. `virtbus up` sets `trusted` on a single host. Such a host has the bus admin's
+    credentials, so it could approve itself. Its capacity is used as reported, without approval.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -86,7 +86,8 @@ class HostRecord(LenientModel):
     approved: Approved | None = None
     trusted: bool = False
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeated request changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""
 
 
 class SigningKey(LenientModel):

@@ -1,7 +1,8 @@
 """Identifiers, with one grammar for subject tokens, file names and domain names.
 
 In an id, a dot would add subject tokens, `*` and `>` could act as wildcards, and a slash would
-leave a directory. Requests and stored values use `Id` and `Uid`, which refuse all of them (BUS-01).
+leave a directory. Requests and stored values use `Id` and `Uid`, which refuse these characters
+(BUS-01).
 """
 
 import base64
@@ -55,7 +56,7 @@ HOST_NAME_MAX, _DOMAIN_MAX = 64, 253
 
 
 def is_host_name(text: str, limit: int = _DOMAIN_MAX) -> bool:
-    """Return True for DNS labels with dots between them."""
+    """Return True for DNS labels with dots between them, of at most `limit` characters."""
     return len(text) <= limit and all(map(is_id, text.split(".")))
 
 
@@ -77,7 +78,7 @@ DomainHostName = Annotated[
 """A host's name with its domain."""
 
 Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)]
-"""A VM's identity: a UUID (v7 where virtbus makes it), lower case."""
+"""The identity of a VM, an object or an operation: a UUID in lower case (v7 if virtbus makes it)."""
 
 _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
@@ -88,7 +89,7 @@ _COPY = rf"^{_NAME}(/{_NAME}/{_NAME}(@[0-9a-f]{{32}})?)?$"
 HostGroup = Annotated[str, StringConstraints(max_length=224, pattern=_COPY)]
 """`NODE/NAMESPACE/NAME@DIGEST`: a host's copy of a security group, with a digest of the copy.
 
-Earlier clients sent no digest, or only `NODE`; controllers refuse that.
+Earlier clients sent `NODE/NAMESPACE/NAME`, or only `NODE`. Controllers refuse both.
 """
 
 

@@ -28,7 +28,7 @@ class ImageSource(NamedTuple):
     For a container image (`docker://…`) the digest is that of the manifest, otherwise that of the
     image file.
 
-    `target` is the meaning of the name `locator` on the bus, None if the bus does not have it.
+    `target` is the meaning of the name `locator` on the bus; None if the bus has no such name.
     """
 
     locator: str
@@ -52,7 +52,7 @@ class ImageSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the image's name in a store. If a digest is pinned, it omits the URL's query.
+        """Return the image's name in a store. If a digest is pinned, the name has no URL query.
 
         A name with a target contains the target's key, so an image name with a new target is
         another name in the store.
@@ -72,7 +72,8 @@ def parse_image_ref(text: str) -> ImageSource:
     """Parse `name|URL[@sha256:<hex>]`; a container image's URL gets its default registry and tag.
 
     Raises:
-        ValueError: unlisted scheme, malformed name, malformed digest, or control characters.
+        ValueError: the scheme is unknown, the name or digest is malformed, or the text is empty or
+            contains a space or control character.
     """
     if not text or _UNPRINTABLE.search(text):
         msg = "must be an image name or URL without spaces or control characters"
@@ -221,7 +222,7 @@ class ImageTarget(LenientModel):
 
     @property
     def key(self) -> str:
-        """Return 16 hex digits: equal for the same URL, digest and transport."""
+        """Return 16 hex digits that depend only on the URL, the digest and the transport."""
         whole = f"{self.url}\n{self.digest or ''}\n{self.transport}"
         return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

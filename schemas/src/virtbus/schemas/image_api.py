@@ -34,7 +34,7 @@ class ImagePull(StrictModel):
         None, repr=False
     )
     """A `config.json` as written by `docker login`, for a container image. Only its login for this
-    image is used, in place of the node's login, and nothing stores it."""
+    image is used, in place of the node's login. The secret is never stored."""
 
     @field_validator("pull_secret")
     @classmethod
@@ -51,7 +51,7 @@ class ImagePull(StrictModel):
 class ImageDelete(StrictModel):
     """`image.delete`: removes an image by name, URL or digest from `node` (default: every node).
 
-    Its names are removed at once, its file as soon as no VM's disk uses it.
+    The image's names are removed at once. Its file is removed as soon as no VM's disk uses it.
     """
 
     ref: StoredRef

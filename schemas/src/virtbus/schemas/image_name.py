@@ -58,7 +58,7 @@ class ImageNameSpec(StrictModel):
 
 
 class ImageNameRecord(LenientModel):
-    """`$KV.vm._img.<namespace>.<token>`: an image name. Its key is derived from its name."""
+    """`$KV.vm._img.<namespace>.<token>`: an image name. `<token>` is derived from `name`."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
@@ -70,4 +70,5 @@ class ImageNameRecord(LenientModel):
     created_ns: int
     changed_ns: int
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""

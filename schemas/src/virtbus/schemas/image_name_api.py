@@ -19,8 +19,8 @@ class ImageNameAsk(StrictModel):
 class ImageNameSet(ImageNameAsk):
     """`imagename.set`: makes the name, or replaces its whole spec.
 
-    With `revision`, a name that has changed since is refused; 0: the name must not exist. Names of
-    the fleet are set and deleted with the credentials `admin` only.
+    With `revision`, the request is refused if the name has another revision; 0: the name must not
+    exist. Only the credentials `admin` can set or delete names of the fleet.
     """
 
     spec: ImageNameSpec
@@ -53,7 +53,7 @@ class ImageNameView(LenientModel):
 
 
 class ImageNameDeleted(LenientModel):
-    """The answer of `imagename.delete`. `uid` is empty if the value could not be read."""
+    """The answer of `imagename.delete`. `uid` is empty if the stored record could not be read."""
 
     namespace: str
     name: str

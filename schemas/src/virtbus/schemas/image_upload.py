@@ -11,7 +11,8 @@ from virtbus.schemas.model import LenientModel
 PIECE_BYTES = 128 * 1024
 """Maximum bytes in one message, so that other messages on the connection wait only briefly."""
 WINDOW_BYTES = 8 * PIECE_BYTES
-"""Bytes that a client may send before imaged confirms them. imaged holds them in memory."""
+"""Bytes that a client may send before imaged confirms them. imaged holds unconfirmed bytes in
+memory."""
 MAX_NAME_CHARS = 256
 
 

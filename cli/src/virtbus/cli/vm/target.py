@@ -24,7 +24,7 @@ def ref(name: str, namespace: str) -> dict[str, str]:
 
 
 def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `-n NAMESPACE`. By default it is VIRTBUS_NAMESPACE, or `default`."""
+    """Add the option `-n NAMESPACE`. Its default is $VIRTBUS_NAMESPACE, or `default`."""
     return click.option(
         "-n",
         "--namespace",
@@ -36,7 +36,7 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def namespace_filter(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option `-n NAMESPACE` of a list. By default it is VIRTBUS_NAMESPACE, or all."""
+    """Add `-n NAMESPACE`, which filters a list. Its default is $VIRTBUS_NAMESPACE, or all."""
     return click.option(
         "-n",
         "--namespace",

@@ -22,12 +22,12 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 )
 @name_argument
 @click.option(
-    "--all", "every", is_flag=True, help=("Every trace of the VM, instead of its creation only.")
+    "--all", "every", is_flag=True, help=("Show all traces of the VM, not only its creation.")
 )
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -> None:
-    """Show the steps of the VM NAME's creation as a tree with their durations."""
+    """Show the steps that created the VM NAME, as a tree with their durations."""
     uid = uid_of(invocation, name, namespace)
     traces = _traces(invocation, uid)
     if not traces:

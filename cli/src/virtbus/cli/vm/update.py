@@ -26,7 +26,10 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 )
 @name_argument
 @click.option(
-    "--cpus", type=int, metavar="N", help="Virtual CPUs. Sockets and threads stay if they divide N."
+    "--cpus",
+    type=int,
+    metavar="N",
+    help="Virtual CPUs. Sockets and threads stay if sockets * threads divides N.",
 )
 @click.option("--memory", metavar="SIZE", help="Such as 512MiB or 2GiB.")
 @click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
@@ -49,7 +52,7 @@ def command(
 ) -> None:
     """Change the VM NAME.
 
-    A change that a running guest cannot take waits for the next start. Until then the VM shows
+    A change that a running guest cannot take waits for its next start. Meanwhile the VM shows
     RestartRequired; `virtbus vm restart NAME` applies the change. A field that cannot change is
     refused with its path. If the VM has changed since FILE was written, FILE is refused.
     """
@@ -75,7 +78,7 @@ def _with(
     memory: str | None = None,
     protected: bool | None = None,
 ) -> dict[str, Any]:
-    """Return a spec with the values that are not None."""
+    """Return `spec` with the given values. None leaves the value in `spec` as it is."""
     domain = dict(spec.get("domain") or {})
     if cpus is not None:
         domain["cpu"] = _with_cpus(domain.get("cpu") or {}, cpus)
@@ -86,7 +89,7 @@ def _with(
 
 
 def _with_cpus(cpu: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return a CPU with `count` vCPUs. Its sockets and threads stay if they divide `count`."""
+    """Return `cpu` with `count` vCPUs. Sockets and threads stay if their product divides it."""
     known = [cpu.get("sockets", 1), cpu.get("threads", 1)]
     sockets, threads = (one if isinstance(one, int) and one > 0 else 1 for one in known)
     cores, rest = divmod(count, sockets * threads)

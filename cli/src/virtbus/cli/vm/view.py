@@ -42,7 +42,7 @@ def memory(view: Mapping[str, Any]) -> str:
 
 
 def image(view: Mapping[str, Any]) -> str:
-    """Return the image reference of the first volume with an image; `-` if there is none."""
+    """Return the image reference of the first volume that has one; `-` if no volume has one."""
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
@@ -52,7 +52,7 @@ def image(view: Mapping[str, Any]) -> str:
 
 
 def short(reference: str) -> str:
-    """Shorten an image reference for a column: the last part of its URL, 4 digits of its digest."""
+    """Shorten a long image reference to the end of its path and 4 digits of its digest."""
     if len(reference) <= _IMAGE_WIDTH:
         return reference
     place, at, digest = reference.partition("@sha256:")
@@ -70,7 +70,7 @@ def node(view: Mapping[str, Any]) -> str:
 
 
 def state(view: Mapping[str, Any]) -> str:
-    """Return the state; `,orphaned` is added if the VM's Kubernetes cluster no longer knows it."""
+    """Return the state, with `,orphaned` if the VM's Kubernetes cluster no longer knows the VM."""
     word = str(view.get("state") or "Pending")
     return f"{word},orphaned" if ORPHANED in (view.get("annotations") or {}) else word
 
@@ -90,7 +90,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def table(views: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of VMs. It has a column NAMESPACE unless all are in `default`."""
+    """Return a table of VMs. It has a column NAMESPACE unless all VMs are in `default`."""
     found = list(views)
     if all(view.get("namespace", "default") == "default" for view in found):
         return output.table(HEADER, [row(view) for view in found])
@@ -168,7 +168,7 @@ def _published(view: Mapping[str, Any]) -> list[str]:
 
 
 def _last_end(view: Mapping[str, Any]) -> str:
-    """Return how and when the last run of the guest ended; empty if none has ended."""
+    """Return how and when the last run of the guest ended; empty if no run has ended."""
     end = view.get("last_exit")
     if not end:
         return ""

@@ -37,8 +37,9 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 def command(invocation: Invocation, *, name: str, port: int, address: str, namespace: str) -> None:
     """Forward the display of the VM NAME to a VNC viewer on this computer.
 
-    It prints the address for the viewer, and forwards the display over the bus until Ctrl-C. There
-    is no password: anybody who can connect to that address sees the display and can type.
+    The command prints the address for the viewer, and forwards the display over the bus until
+    Ctrl-C. There is no password: anybody who can connect to the address sees the display and can
+    type.
     """
     view = fetch(invocation, name, namespace)
     subject = node_subject(view, "vnc")

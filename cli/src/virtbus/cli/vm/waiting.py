@@ -1,4 +1,7 @@
-"""Waits for a VM: shows its events and progress as steps. Only the API's watch ends the wait."""
+"""Waits for a VM, and shows its events and progress as steps.
+
+Events do not end the wait. Only a view of the VM from the API's watch does, or the time limit.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +49,7 @@ class WaitProgress(WatchObserver):
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
-        """Set the grace that `until` shows after 1 s, unless the event `domain.stopping` came."""
+        """Set the grace that `until` shows after 1 s if no event `domain.stopping` has come."""
         if views.state(view) in _OFF:
             return
         spec = view.get("spec") or {}
@@ -81,11 +84,11 @@ class WaitProgress(WatchObserver):
         missed: str,
         timeout_s: float,
     ) -> Mapping[str, Any]:
-        """Wait until `reached` returns True for the VM's view; return that view. Close the steps.
+        """Wait until `reached` returns True for the VM's view; return the view. Close the steps.
 
         Raises:
-            CliError: the VM was deleted, `reached` raised it, or the time limit was reached. The
-                message for the time limit begins with the VM's name and `missed`.
+            CliError: the VM was deleted, `reached` raised this error, or the time limit was
+                reached. The message for the time limit begins with the VM's name and `missed`.
         """
         name = view.get("name")
 

@@ -43,7 +43,7 @@ class Connection:
         """Connect to the first server that answers.
 
         Raises:
-            LinkError: no server answers; the message names each with its cause.
+            LinkError: no connection could be made; the message names each server with its cause.
             LoginDeniedError: the server refuses the credentials.
         """
         causes: dict[str, str] = {}
@@ -93,7 +93,7 @@ class Connection:
     def messages(self, timeout_s: float, also: int | None = None) -> list[WireMessage]:
         """Return the received messages. If there are none, wait up to `timeout_s` for some.
 
-        It also returns when the file descriptor `also` is readable.
+        The wait also ends when the file descriptor `also` is readable.
 
         Raises:
             LinkError: the connection ended.

@@ -18,7 +18,7 @@ class UndecodableError(Exception):
 
 
 def envelope(subject: str, message_id: str, timeout_ms: int | None, data: Any) -> dict[str, Any]:
-    """Return an envelope map for a message on `subject` with `data`; its source is this command."""
+    """Return the envelope of a message on `subject` with `data`, as a map."""
     return frame_of(subject, data, message_id=message_id, source=SOURCE, timeout_ms=timeout_ms)
 
 

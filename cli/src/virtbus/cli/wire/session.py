@@ -20,14 +20,15 @@ from virtbus.cli.wire.protocol import WireMessage
 
 REQUEST_TIMEOUT_S = 10.0
 NOBODY_PATIENCE_S = 3.0
-"""Time that a request waits for a service that does not respond; it may be restarting."""
+"""Time for which a request is repeated while no service subscribes to its subject. The service may
+be restarting."""
 RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
 """Longest `after_ms` of an error with retry `later` after which a request is repeated.
 
-An error with a longer one is raised, so that a person decides.
+An error with a longer `after_ms` is raised, so that a person decides.
 """
 Receive = Callable[[WireMessage], None]
 T = TypeVar("T")
@@ -137,8 +138,8 @@ class Session:
         permits a repeat.
 
         Raises:
-            CliError: refused; unavailable (nothing happened); outcome unknown (the time limit was
-                reached after the request was sent).
+            CliError: the request was refused. Or `unavailable`: nothing happened. Or `unknown`: the
+                request was sent and may have acted, but no answer came.
         """
         return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
 

@@ -14,7 +14,7 @@ RENEW_EVERY_S = 12.0
 """The server ends a watch after 30 s without a renewal."""
 SILENCE_S = 12.0
 """Time without a reply after which the watch is requested again. The server sends a heartbeat
-every 5 s, so two were lost."""
+every 5 s, so after this time at least two were lost."""
 RETRY_S = 0.5
 
 
@@ -31,11 +31,11 @@ class WatchObserver:
         """Handle the end of the first list."""
 
     def restarted(self) -> None:
-        """Handle the start of a new list. VMs that are not in it are gone."""
+        """Handle the start of a new list. VMs that are not in the new list are gone."""
 
 
 class WireWatch:
-    """One `vm.watch`; call `tick` at least every second while pumping the session."""
+    """One `vm.watch`. The caller pumps the session, and calls `tick` at least every second."""
 
     def __init__(self, session: Session, query: Mapping[str, Any], observer: WatchObserver) -> None:
         self._session = session
