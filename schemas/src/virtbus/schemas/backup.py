@@ -19,8 +19,8 @@ BITMAP = "virtbus-"
 """The prefix of the bitmaps of backups. virtbus touches only bitmaps with this prefix, or with
 `READ_BITMAP`."""
 READ_BITMAP = "virtbus.read-"
-"""The prefix of the bitmaps of readings (`backup.serve`). Readings have a chain of their own. No
-backup ends it."""
+"""The prefix of the bitmaps of readings (`backup.serve`). Their chain is separate: no backup ends
+the chain of readings."""
 MAX_TEXT = 2000
 """The longest text in a manifest, in characters. It is limited because programs other than virtbus
 may write manifests."""
@@ -48,7 +48,7 @@ class BackupMode(StrEnum):
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. An increment's file has changed clusters only."""
+    """A disk in a backup: the file `<name>.qcow2`. In an increment it has changed clusters only."""
 
     name: Id
     """The name of the disk in the VM's spec."""

@@ -19,7 +19,7 @@ class EqualDomains:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record. If its `spec.domain` equals the last one of its kind, they become one."""
+        """Return the record. If its `spec.domain` equals the last one of its kind, it uses that."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)

@@ -1,4 +1,4 @@
-"""The grammar of ids. It imports no library, for processes that must be small."""
+"""Defines the grammar of ids, without pydantic: some processes that import it must be small."""
 
 import re
 

@@ -78,7 +78,7 @@ DomainHostName = Annotated[
 """A host's name with its domain."""
 
 Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)]
-"""The identity of a VM, an object or an operation: a UUID in lower case (v7 if virtbus makes it)."""
+"""The identity of a VM, object or operation: a UUID in lower case (v7 if virtbus makes it)."""
 
 _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]

@@ -24,8 +24,9 @@ ImageName = Annotated[
 class UploadImage(LenientModel):
     """`rpc.imaged.upload`: a piece of a file that becomes the image `name`.
 
-    `digest` is the SHA-256 of the whole file, `at` the position of `data` in it. Without `data` the
-    request asks how many bytes are stored; with `at` = `size_bytes` it waits for the image.
+    `digest` is the SHA-256 of the whole file, and `at` is the position of `data` in the file.
+    Without `data` the request asks how many bytes are stored. If also `at` = `size_bytes`, it waits
+    for the image.
     """
 
     name: ImageName

@@ -7,7 +7,7 @@ from pydantic import Field
 from virtbus.schemas.model import LenientModel
 
 STAGED = ".new-"
-"""Prefix of the name of an unfinished file. It is in the folder of its final name."""
+"""Prefix of the name of an unfinished file. The file is in the folder of the finished file."""
 LAYERS = "layers"
 """`<state_dir>/disks/layers/`."""
 MAX_LAYERS = 24
@@ -25,6 +25,6 @@ class LayersAsk(LenientModel):
 
 
 class UnneededLayers(LenientModel):
-    """File names in `<state_dir>/disks/layers/` that two requests in a row found without a user."""
+    """Names of files in `<state_dir>/disks/layers/` that two requests in a row found unused."""
 
     names: tuple[Annotated[str, Field(pattern=LAYER_NAME)], ...] = ()

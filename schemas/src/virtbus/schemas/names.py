@@ -6,7 +6,7 @@ from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
 
 MAX_ADDRESSES = 16
-"""Maximum number of addresses in an answer, so that the answer fits any DNS message."""
+"""Maximum number of addresses in an answer, so that they fit into any DNS message."""
 
 
 class NameAsk(LenientModel):
@@ -23,7 +23,7 @@ class NameAsk(LenientModel):
 
 
 class NameAnswer(LenientModel):
-    """The VM that has a name or an address. `found` is False without a VM that the guest may see.
+    """The VM that has a name or an address; `found` is False if the guest may see no such VM.
 
     `addresses` have no prefix length. Some are valid only on `node`, for example those of the
     network `default`.

@@ -28,7 +28,7 @@ def check_mac(text: str) -> str:
 def guest_mac(uid: str, name: str) -> str:
     """Return the MAC of the interface `name` of a VM, if its spec has none.
 
-    It depends on no other interface, so it stays if one of them is removed.
+    The MAC depends on no other interface, so it stays if another interface is removed.
     """
     digest = hashlib.sha256(f"guest/{uid}/{name}".encode()).digest()
     return "02:" + digest[:5].hex(":")
@@ -45,14 +45,14 @@ class LinkState(StrEnum):
 
 
 class NetworkState(StrEnum):
-    """The network that a VM has on its node while it is off, for VMs whose spec names a state.
+    """The desired state of a VM's network on its node while the VM is off, if the spec names one.
 
     The condition `NetworkReady` shows whether the node has brought the network to this state.
     """
 
     HELD = "Held"
-    """The node keeps it. The container runtime of a node may create such a VM without disks, and
-    add the disks by a second create."""
+    """The node keeps the network. The container runtime of a node may create a VM in this state
+    without disks, and add the disks by a second create."""
     RELEASED = "Released"
     """The VM has no network, and cannot be started."""
 
@@ -62,9 +62,9 @@ class PlugState(StrEnum):
 
     PLUGGED = "plugged"
     WAITING = "waiting"
-    """Its network is made, and the guest does not have the device yet."""
+    """The interface's network is made, and the guest does not have the device yet."""
     LEAVING = "leaving"
-    """The record does not have it any more, and the guest has not released the device yet."""
+    """The record does not have the interface any more, and the guest still has the device."""
 
 
 class InterfaceStatus(LenientModel):
@@ -84,7 +84,7 @@ class InterfaceStatus(LenientModel):
     tap: str = ""
     netns: str = ""
     binding: str = Field("", exclude_if=not_)
-    """As the spec has it; empty: bridge."""
+    """The binding in the spec; empty: bridge."""
     guest_addresses: tuple[str, ...] = Field((), exclude_if=not_)
     """With masquerade: the addresses that the guest itself has."""
     plug: PlugState = Field(PlugState.PLUGGED, exclude_if=lambda plug: plug is PlugState.PLUGGED)

@@ -31,7 +31,7 @@ class NetworkCreate(StrictModel):
 
 
 class NetworkRef(StrictModel):
-    """`network.get`. With `uid`, a network of that name with another uid is refused."""
+    """`network.get`. The request is refused if the network has another uid than `uid`."""
 
     name: Id
     namespace: NetworkScope = "default"
@@ -39,9 +39,9 @@ class NetworkRef(StrictModel):
 
 
 class NetworkUpdate(NetworkRef):
-    """`network.update`: changes the given fields; `labels` replaces all.
+    """`network.update`: changes the given fields; `labels` replaces all labels.
 
-    `dns` and `mtu` concern VMs that are created later.
+    `dns` and `mtu` take effect only for VMs that are created later.
     """
 
     dns: tuple[Server, ...] | None = Field(None, max_length=DNS_MAX)
@@ -69,7 +69,7 @@ class NeededRoute(LenientModel):
     destination: str
     node: Id
     via: tuple[str, ...] = ()
-    """Addresses of the node; empty while it does not report any."""
+    """Addresses of the node; empty while the node does not report any."""
 
 
 class NetworkObjectView(LenientModel):
@@ -85,17 +85,17 @@ class NetworkObjectView(LenientModel):
     """The reason for a wait or a reverted delete, and the next step; otherwise empty."""
     routes: tuple[NeededRoute, ...] = ()
     users: tuple[str, ...] = ()
-    """The first VMs that use it, as `<namespace>/<name>`."""
+    """The first VMs that use the network, as `<namespace>/<name>`."""
     user_count: int = 0
     given: int = 0
-    """Addresses that are claimed on the bus."""
+    """Number of the network's addresses that are claimed on the bus."""
     generation: int
     revision: int
     created_ns: int
 
 
 class NetworkCreated(LenientModel):
-    """The answer of `network.create`. `created` False: it existed already, unchanged."""
+    """The answer of `network.create`. `created` is False if the network existed, unchanged."""
 
     network: NetworkObjectView
     created: bool = False

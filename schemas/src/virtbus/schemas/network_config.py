@@ -147,7 +147,7 @@ _OPENSTACK = Fields(
 
 def check_network_config(data: bytes) -> Findings:
     """Return the findings about a NoCloud seed's network-config. Blank data has none."""
-    from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 27 ms at each start
+    from virtbus.schemas.yaml_text import YamlError, read_yaml  # the import takes 27 ms
 
     found = Findings()
     try:
@@ -159,7 +159,7 @@ def check_network_config(data: bytes) -> Findings:
         found.problem("", f"is not YAML: {error}")
         return found
     if isinstance(value, dict) and set(value) == {"network"}:
-        value = value["network"]  # cloud-init accepts it since 24.1
+        value = value["network"]  # cloud-init accepts this key since 24.1
     if value is not None and not _disables(value):
         _check_version(value, found)
     return found

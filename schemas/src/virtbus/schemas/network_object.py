@@ -25,9 +25,9 @@ from virtbus.schemas.quantity import Count
 EVERYWHERE = UNPLACED
 """The namespace of networks that VMs of all namespaces may use. No VM is in it."""
 BUILT_IN = "default"
-"""The network of each node that needs no object. No object has this name."""
+"""The network that each node has without a network object. No object has this name."""
 BRIDGE_MTU = 1500
-"""The MTU of a network that virtbus bridges, unless its object has another."""
+"""The MTU of a network that virtbus bridges, unless the network object has another MTU."""
 SUBNETS_MAX = 64
 CONFIG_MAX = 8192
 DNS_MAX = 3
@@ -48,20 +48,22 @@ class NetworkKind(StrEnum):
     OVERLAY = "overlay"
     """As nat, and guests of several hosts reach each other, by tunnels between the hosts."""
     BRIDGE = "bridge"
-    """Guests are on the segment of an existing bridge of the host."""
+    """Guests are on the segment of an existing Linux bridge of the host."""
     MACVTAP = "macvtap"
     """Guests are on the segment of an interface of the host, without a bridge."""
     CNI = "cni"
-    """The plugins of a CNI conflist, of the node or of the object."""
+    """Plugins of a CNI conflist connect the guests. The node or the network object has the
+    conflist."""
 
 
 class PoolScope(StrEnum):
-    """The part of the fleet that gives each address of a network only once."""
+    """The part of the fleet in which each address of a network is given only once."""
 
     HOST = "host"
-    """Each host gives the addresses to its own VMs, so two hosts may give the same one."""
+    """Each host gives the addresses to its own VMs, so two hosts may give the same address."""
     FLEET = "fleet"
-    """Controllers claim each address on the bus before the VM's commit. A move keeps it."""
+    """Controllers claim each address on the bus before the VM's commit. A VM that moves keeps its
+    addresses."""
 
 
 ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
@@ -77,11 +79,11 @@ class MacvtapMode(StrEnum):
     """The way in which guests on one interface of a host reach each other."""
 
     BRIDGE = "bridge"
-    """Directly."""
+    """Guests reach each other directly."""
     VEPA = "vepa"
-    """By a switch outside that sends their frames back."""
+    """Guests reach each other by an external switch, which sends their frames back."""
     PRIVATE = "private"
-    """Not at all."""
+    """Guests do not reach each other."""
     PASSTHRU = "passthru"
     """There is one guest only, which has the interface to itself."""
 
@@ -148,20 +150,22 @@ NetworkScope = Annotated[str, StringConstraints(max_length=63), AfterValidator(_
 
 
 class NetworkSpec(StrictModel):
-    """The specification of a network. Only `dns`, `mtu` and `protected` change later."""
+    """The specification of a network. Only `dns`, `mtu` and `protected` can change later."""
 
     kind: NetworkKind
     subnet: Subnet | None = None
-    """The guests' addresses, the same on each host. On a segment, netd then answers DHCP."""
+    """The guests' addresses, the same on each host. If a network on a segment has a subnet, netd
+    answers DHCP."""
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
-    """For `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
+    """For `routed`: the subnet of each node. A node without one takes no VMs of the network."""
     gateway: Ipv4 | None = None
-    """For `nat` and `overlay`: the host's address in the subnet; default: the first one.
+    """For `nat` and `overlay`: the host's address in the subnet; default: the first address.
 
     On a segment: the address of the segment's router; default: none.
     """
     subnet6: Subnet6 | None = None
-    """As `subnet`, for IPv6. Guests get both addresses; on a segment, `subnet` may be left out."""
+    """As `subnet`, for IPv6. With both subnets, guests get both addresses. On a segment, `subnet`
+    may be left out."""
     subnets6: dict[Id, Subnet6] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """As `subnets`, for IPv6."""
     gateway6: Ipv6 | None = None
@@ -171,17 +175,21 @@ class NetworkSpec(StrictModel):
     excluded: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
     """Addresses that no interface gets, not even on request."""
     pool: PoolScope | None = None
-    """For `nat` and `isolated`: None is `host`."""
+    """For `nat` and `isolated`. None means `host`."""
     dns: tuple[Server, ...] = Field((), max_length=DNS_MAX)
-    """Name servers for other names than VMs'; empty: the node's servers, or none for `isolated`.
+    """Name servers for all names except those of VMs.
+
+    Empty: the node's servers, or none for `isolated`.
 
     IPv6 servers are allowed only if the guests themselves ask them: on segments, and for the kinds
     `isolated` and `cni`.
     """
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
-    """None: 1500 (less in tunnels), the plugins' for `cni`, or the link's for kinds with `link`."""
+    """None: 1500 (less in tunnels); for `cni`, the MTU of the plugins; for kinds with `link`, the
+    MTU of the link."""
     link: LinkName | None = None
-    """For `bridge` and `macvtap`: the host's bridge or interface. A node must have and allow it."""
+    """For `bridge` and `macvtap`: the host's Linux bridge or interface. A node must have this link,
+    and allow its use."""
     vlan: Count | None = Field(None, ge=1, le=4094)
     """For `bridge`: the VLAN of the guests' frames, which the guests see untagged."""
     mode: MacvtapMode | None = None
@@ -191,7 +199,8 @@ class NetworkSpec(StrictModel):
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
     share_names: bool = Field(False, exclude_if=not_)
-    """True: guests on the network resolve the names of VMs on it in all namespaces."""
+    """True: guests on the network can resolve the names of all VMs on the network, also of VMs in
+    other namespaces."""
     default_deny: bool = Field(False, exclude_if=not_)
     """True: guests have only the connections that a rule of a security group allows."""
     protected: bool = False
@@ -199,7 +208,7 @@ class NetworkSpec(StrictModel):
 
     @property
     def claimed(self) -> bool:
-        """Return True if its addresses are claimed on the bus, each once for the whole fleet."""
+        """Return True if the network's addresses are claimed on the bus, each once in the fleet."""
         has_pool = self.subnet is not None or self.subnet6 is not None
         return has_pool and (self.kind in SPANNING or self.pool is PoolScope.FLEET)
 
@@ -215,7 +224,10 @@ class NetworkSpec(StrictModel):
         ]
 
     def _pools_on_segment(self) -> Iterator[AddressPool]:
-        """Yield the pools of a segment, whose gateways are optional. IPv6's is link-local."""
+        """Yield the pools of a network on a segment.
+
+        Its IPv4 gateway is optional. Its IPv6 gateway is link-local, so it is in no subnet.
+        """
         if self.subnet is not None:
             gateway = IPv4Address(self.gateway) if self.gateway is not None else None
             yield pool_of(IPv4Network(self.subnet), gateway, self.ranges, self.excluded)
@@ -232,7 +244,7 @@ class NetworkSpec(StrictModel):
         return IPv6Interface((address, network.prefixlen))
 
     def gateway_on(self, node: str) -> IPv4Interface | None:
-        """Return the gateway with the prefix of the node's subnet; None if the node has none."""
+        """Return the IPv4 gateway with the prefix of the node's subnet; None if there is none."""
         subnet = self.subnets.get(node) if self.kind is NetworkKind.ROUTED else self.subnet
         if subnet is None:
             return None
@@ -276,7 +288,8 @@ class NetworkRecord(LenientModel):
     vni: int = Field(0, ge=0, le=VNI_MAX)
     """For `overlay`: as in `NetworkTarget`."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""
 
     @property
     def target(self) -> NetworkTarget:
@@ -296,6 +309,6 @@ class NetworkState(StrEnum):
 
     READY = "Ready"
     IN_USE = "InUse"
-    """VMs use it."""
+    """VMs use the network."""
     DELETING = "Deleting"
-    """It takes no further VMs, and is removed unless a VM uses it."""
+    """The network takes no further VMs, and is removed unless a VM uses it."""

@@ -35,17 +35,17 @@ class NicPath(LenientModel):
     plugins: tuple[str, ...] = ()
     """The types of the network's CNI plugins, in order."""
     limits: dict[str, int] = Field(default_factory=dict)
-    """Bytes per second, by direction: `to guest`, `from guest`."""
+    """The rate limits in bytes per second, by direction: `to guest`, `from guest`."""
     ports: tuple[str, ...] = Field((), exclude_if=not_)
     """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
     leased: bool = Field(False, exclude_if=not_)
-    """True: the DHCP server of the segment gives the interface its address, and not netd."""
+    """True: the DHCP server of the segment, and not netd, gives the interface its address."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which the interface has only connections that a security group allows."""
 
 
 class PathFault(LenientModel):
-    """Something that is broken, and the next step. `interface` is empty if it concerns all."""
+    """A fault, and the next step. `interface` is empty if the fault concerns all interfaces."""
 
     interface: str = ""
     what: str
@@ -53,7 +53,7 @@ class PathFault(LenientModel):
 
 
 class NetworkView(LenientModel):
-    """The network of a VM on its node. `faults` is None unless it was tested."""
+    """The network of a VM on its node. `faults` is None if the network was not tested."""
 
     uid: str
     node: str = ""
@@ -61,7 +61,7 @@ class NetworkView(LenientModel):
     state: Literal["none", "failed", "ready"] = "none"
     guest_runs: bool = False
     subnet: str = ""
-    """The built-in network of the node."""
+    """The subnet of the node's built-in network."""
     gateway: str = ""
     zone: str = ""
     """The domain of VMs' names; empty: no names."""

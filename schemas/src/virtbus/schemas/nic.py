@@ -10,16 +10,18 @@ from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Bytes
 
 NICS_MAX = 32
-"""Names of links on the host have one character for the number of an interface."""
+"""The most interfaces of a VM. Names of links on the host have one character for the number of an
+interface."""
 E1000_MAX = 8
-"""Interfaces of the models e1000 and e1000e: each takes 4 KiB of the 64 KiB of I/O ports."""
+"""The most interfaces of a VM with the models e1000 and e1000e. Each takes 4 KiB of the 64 KiB of
+I/O ports."""
 ADDRESSES_MAX = 8
 ACPI_INDEX_MAX = 16 * 1024 - 1
 """QEMU's largest acpi-index."""
 MTU_MIN, MTU_MAX = 576, 65_521
 """The smallest MTU of an IPv4 host (RFC 791), and the largest of a tap."""
 QUEUES_MAX, QUEUES_IN_ALL = 16, 128
-"""The queues of an interface, and those of a VM: vmwrapper takes a descriptor for each."""
+"""The most queues of an interface, and of a VM. vmwrapper takes a descriptor for each queue."""
 RATE_MIN, RATE_MAX = 1000, 10**12
 BURST_MIN, BURST_MAX = 1600, 2**31 - 1
 
@@ -61,7 +63,7 @@ class NicBinding(StrEnum):
 
 
 class NicLimit(StrictModel):
-    """The rate of one direction. A larger `burst_bytes` may pass at once after a quiet time."""
+    """The rate of one direction. After a quiet time, `burst_bytes` may pass at once."""
 
     bytes_per_s: Bytes = Field(ge=RATE_MIN, le=RATE_MAX)
     burst_bytes: Bytes | None = Field(None, ge=BURST_MIN, le=BURST_MAX)
@@ -72,6 +74,6 @@ class NicLimits(StrictModel):
     """Limits of an interface's traffic. The Ethernet headers of frames count, too."""
 
     inbound: NicLimit | None = None
-    """To the guest."""
+    """The limit of traffic to the guest."""
     outbound: NicLimit | None = None
-    """From the guest."""
+    """The limit of traffic from the guest."""

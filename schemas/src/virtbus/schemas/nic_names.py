@@ -1,4 +1,4 @@
-"""Derives the names of the host's links of a VM's interfaces, which several services read."""
+"""Derives the names of the links that a VM's interfaces have on the host, for several services."""
 
 import hashlib
 
@@ -7,9 +7,9 @@ NUMBERS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def host_link(uid: str, index: int) -> str:
-    """Return the name of the host's end of interface `index`.
+    """Return the name of the link that is the host's end of the interface with number `index`.
 
     A link's name has at most 15 bytes, so it contains 48 bits of a hash of the uid. The link's
-    alias is the whole uid, so netd never adopts the link of another VM with this hash (NET-01).
+    alias is the full uid, so netd never adopts the link of another VM with the same hash (NET-01).
     """
     return f"vb{hashlib.sha256(uid.encode()).hexdigest()[:12]}{NUMBERS[index]}"

@@ -15,7 +15,7 @@ NICS = "spec.domain.devices.interfaces"
 
 
 def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> Iterator[Detail]:
-    """Yield the problems of a VM's interfaces, by their places in the request's list."""
+    """Yield the problems of a VM's interfaces; the keys are indices in the request's lists."""
     orders = {disk.boot_order: f"disk {disk.name!r}" for disk in disks.values() if disk.boot_order}
     indices: dict[int, str] = {}
     yield from _sums(nics)
@@ -36,7 +36,7 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
 
 
 def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield the problems of guests behind NAT, and of its fields without it."""
+    """Yield the problems of masquerade, and of its fields in interfaces without masquerade."""
     first = ""
     for index, nic in nics.items():
         path = f"{NICS}[{index}]"
@@ -62,7 +62,7 @@ def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield the first interface with which a VM has too many queues, or too many of e1000."""
+    """Yield the first interface with which a VM has too many queues, or too many e1000 devices."""
     queues = e1000 = 0
     for index, nic in nics.items():
         own = nic.queues or 1
@@ -77,7 +77,7 @@ def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield a problem for each published port that an earlier port of the VM, or a host, takes."""
+    """Yield a problem for each published port that an earlier port of the VM, or a tunnel, uses."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):

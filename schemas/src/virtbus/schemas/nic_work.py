@@ -8,8 +8,8 @@ from virtbus.schemas.model import LenientModel
 class NicWork(LenientModel):
     """`rpc.netd.nic`: one step of a hot-plug or unplug of the interface `name`; safe to repeat.
 
-    `lend` makes the tap in the host's namespace, for libvirt. `join` moves it to the VM's network,
-    once QEMU has it open. `drop` removes the interface, once QEMU has released it.
+    `lend` makes the tap in the host's namespace, for libvirt. `join` moves the tap to the VM's
+    network, once QEMU has opened it. `drop` removes the interface, once QEMU has released it.
     """
 
     uid: str

@@ -51,13 +51,14 @@ class NodeRecord(LenientModel):
     """Disk space that new VMs leave free. 0: disk space is not checked (simulated nodes)."""
     max_vcpus: int = 0
     kubernetes_cpus: float = 0
-    """CPUs that kubelet gives to the pods of this node, VM pods included. 0: it gives none away."""
+    """CPUs that kubelet gives to the pods of this node, VM pods included. 0: kubelet gives none."""
     kubernetes_memory_bytes: int = 0
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)
     networks: tuple[str, ...] = ("default",)
     network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
+    """The namespaces that may use each network other than `default`; `*` means all namespaces. A
+    network without an entry may not be used."""
     guest_subnet: str = ""
     """The subnet of the network `default`."""
     guest_subnet6: str = ""
@@ -68,13 +69,13 @@ class NodeRecord(LenientModel):
     link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
     """The MTUs of the host's links in `links`."""
     tunnel: TunnelEnd | None = None
-    """The end of the tunnels of overlays; None: the node takes no VMs of overlays."""
+    """The host's end of the tunnels of overlays; None: the node takes no VMs of overlays."""
     bindings: tuple[str, ...] = ()
-    """Bindings of interfaces whose programs the node has: `passt`."""
+    """Bindings that need a program, if the node has the program: `passt`."""
     directories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Directories of the host that VM pods may mount. Directories below these are included.
 
-    The value has the namespaces whose other VMs may mount the directory; `*` means all."""
+    The value has the namespaces whose VMs without a pod may mount the directory; `*` means all."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
@@ -84,10 +85,10 @@ class NodeRecord(LenientModel):
     held: int = 0
     """Number of VMs on the node without a record on the bus. Only a person starts or ends them."""
     quarantined: int = 0
-    """Number of entries in the node's quarantine, and the disk space that they use."""
+    """Number of entries in the node's quarantine; `quarantined_bytes` is their disk space."""
     quarantined_bytes: int = 0
     image_bytes: int = 0
-    """Disk space of images and partial downloads, and its quota; 0: no quota."""
+    """Disk space of images and partial downloads. `image_quota_bytes` is its quota; 0: no quota."""
     image_quota_bytes: int = 0
     host: HostMarks | None = None
 
@@ -141,7 +142,8 @@ class NodeSpec(LenientModel):
     draining: Drain | None = None
     fenced: Fence | None = None
     lease_revision: int = 0
-    """The revision of the lease under which a leader task wrote it; 0 for a person's request."""
+    """The revision of the lease under which a leader task wrote this value; 0 for a person's
+    request."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests about the node. A repeated request changes nothing."""
 
@@ -174,7 +176,7 @@ class HostAddresses(LenientModel):
 
 
 class Reserved(LenientModel):
-    """`$KV.vm._reserved.node.<node>`: the sum of the resources of strict VMs on a node.
+    """`$KV.vm._reserved.node.<node>`: the summed resources of VMs with `Overcommit.STRICT`.
 
     It is written only in one atomic batch with the VMs' records. Memory includes QEMU's overhead.
     """
@@ -191,7 +193,7 @@ class NodeView(NodeRecord):
 
     node_spec: NodeSpec | None = None
     images: int = 0
-    """Number of its image keys: one for each name and each digest, at most 512."""
+    """Number of the node's image keys: one for each name and each digest, at most 512."""
     pools: tuple[PoolReport, ...] = ()
     vms: int = 0
     committed_vcpus: int = 0

@@ -26,7 +26,8 @@ class Ensure(LenientModel):
     """`rpc.<imaged|netd>.ensure`: make the VM's disks or network; the answer is the ready event.
 
     `image_pull` are the VM's own secrets for pulls, by volume: logins of container disks, and
-    queries of image URLs. imaged gets them here because it does not read `$KV.sec`.
+    queries of image URLs. imaged gets these secrets in the request because it does not read
+    `$KV.sec`.
     """
 
     record: VmRecord
@@ -40,8 +41,8 @@ ANY_EPOCH = 2**62
 class Release(LenientModel):
     """`rpc.<imaged|netd>.release`: remove everything of `uid`.
 
-    After the release, the service refuses to make anything for `epoch` or a lower one, so that late
-    requests have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033).
+    After the release, the service makes nothing for `epoch` or a lower epoch, so that late requests
+    have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033).
     `forced`: after three failures of a CNI plugin, netd gives up what the plugin made.
     """
 
@@ -61,8 +62,8 @@ class ReleaseReply(LenientModel):
 class VolumeRelease(LenientModel):
     """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds.
 
-    With `made_by`, complete data stays unless this fill made it and no VM has used it since. With
-    `kept`, nothing is removed unless the node has the content of the volume `kept`.
+    With `made_by`, complete data stays unless the fill `made_by` made it and no VM has used it
+    since. With `kept`, nothing is removed unless the node has the content of the volume `kept`.
     """
 
     ref: VolumeRef
@@ -95,7 +96,8 @@ class ExportWork(LenientModel):
 class FillWork(LenientModel):
     """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel it.
 
-    imaged never writes to a volume that has content. Then a cancel comes too late.
+    imaged never writes to a volume that has content. Once the volume has content, a cancel comes
+    too late.
     """
 
     id: Uid
@@ -144,7 +146,7 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    whose folder's name is greater, with `snapshots_after` only such snapshots.
+    whose folder's name is greater. `snapshots_after` does the same for snapshots.
     """
 
     uid: str | None = None
@@ -156,7 +158,7 @@ class Inspect(LenientModel):
 class HeldVolume(LenientModel):
     """The data of a volume on a host. `ref` is the host's copy of its reference, if readable.
 
-    `holder` is the last VM whose disks were made with it.
+    `holder` is the last VM whose disks were made with the volume.
     """
 
     folder: str
@@ -248,7 +250,7 @@ class ServiceReport(LenientModel):
     link_mtus: dict[str, int] = Field(default_factory=dict, exclude_if=not_)
     tunnel: TunnelEnd | None = None
     bindings: tuple[str, ...] = ()
-    """Bindings of interfaces whose programs the host has."""
+    """Bindings that need a program, if the host has the program."""
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0
@@ -266,7 +268,7 @@ class ListImages(LenientModel):
 
 
 class HeldImages(LenientModel):
-    """A page of a node's images; `next` is the `after` of the next page, empty on the last."""
+    """A page of a node's images; `next` is the `after` of the next page, empty if there is none."""
 
     images: tuple[ImageInfo, ...] = ()
     next: str = ""
@@ -275,8 +277,8 @@ class HeldImages(LenientModel):
 class PullImage(LenientModel):
     """`rpc.imaged.pull`: fetch the image `ref`. `job` is the UUID in the progress subject.
 
-    `target` is the meaning of the name in `ref`, if the bus has that name. `pull_secret` is the
-    login for the registry of `ref`, as a `config.json`; nothing stores it.
+    `target` is the meaning of the name in `ref`, if the bus has the name. `pull_secret` is the
+    login for the registry of `ref`, as a `config.json`. The login is never stored.
     """
 
     ref: str

@@ -17,13 +17,13 @@ class OperationPhase(StrEnum):
     """The phase of an operation. The last three are its ends."""
 
     ACCEPTED = "Accepted"
-    """It is stored, and its node has not begun it."""
+    """The operation is stored, and its node has not begun it."""
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    """It has no effect on its VM or volume."""
+    """The operation ended without effect on its VM or volume."""
     CANCELLED = "Cancelled"
-    """It ended without effect, at a client's request."""
+    """The operation ended without effect, at a client's request."""
 
 
 OperationEvent = Literal["begin", "succeed", "fail", "cancel"]
@@ -92,7 +92,8 @@ class OperationRecord(LenientModel):
     name: Id
     """The name of the VM or the volume."""
     epoch: int = 0
-    """The epoch of the VM at the request. If the VM has another epoch, it has left the node."""
+    """The epoch of the VM at the request. If the VM has another epoch by now, it has left the
+    node."""
     disk: str = ""
     """The exported disk of the VM, by the name of its volume in the spec; otherwise empty."""
     ref: VolumeRef | None = None
@@ -101,30 +102,31 @@ class OperationRecord(LenientModel):
     """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2
     snapshot: SnapshotRef | None = None
-    """The snapshot that it makes. A restore first makes a snapshot of the replaced disks."""
+    """The snapshot that the operation makes. A restore first makes a snapshot of the disks that it
+    replaces."""
     restored: SnapshotRef | None = None
-    """The snapshot that it restores."""
+    """The snapshot that the operation restores."""
     layered: bool = False
     """True: the files of the disks become layers, also if the VM is off (ADR 0061)."""
     mode: BackupMode = BackupMode.AUTO
-    """The kind of backup that it makes."""
+    """The kind of backup that the operation makes."""
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain of backups."""
     schedule: str = ""
-    """The schedule that makes the backup; empty for a person."""
+    """The schedule that requested the backup; empty if a person requested it."""
     backup: str = ""
-    """The backup that it verifies; otherwise empty."""
+    """The backup that the operation verifies; otherwise empty."""
     since: str = ""
     """The earlier reading whose bitmap shows which clusters were written since; empty: none."""
     within_s: int = Field(0, ge=0)
-    """The time that a reader has; then the operation fails."""
+    """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False
     """True: the reader has everything, so the operation succeeds."""
     cancel: bool = False
-    """True: end it, unless its final step has begun."""
+    """True: end the operation, unless its final step has begun."""
     created_ns: int
     owner: str = ""
-    """The bridge that requested it, or empty, as `VmRecord.owner`."""
+    """The bridge that requested the operation, or empty, as `VmRecord.owner`."""
 
 
 class ExportResult(LenientModel):
@@ -148,7 +150,7 @@ class OperationStatus(LenientModel):
     phase: OperationPhase = OperationPhase.ACCEPTED
     step: str = ""
     message: str = ""
-    """The reason for a wait; empty if it does not wait."""
+    """The reason for a wait; empty if the operation does not wait."""
     done_bytes: int = Field(0, ge=0)
     total_bytes: int = Field(0, ge=0)
     """An estimate; 0 if it is unknown."""
@@ -171,7 +173,7 @@ class OperationStatus(LenientModel):
         return any(step.final and step.name == self.step for step in steps)
 
     def after(self, event: OperationEvent, now_ns: int, **fields: object) -> "OperationStatus":
-        """Return the status after an event; unchanged if the table has no row for it."""
+        """Return the status after an event; unchanged if TABLE has no row for phase and event."""
         phase = TABLE.get((self.phase, event))
         if phase is None:
             return self

@@ -15,9 +15,9 @@ from virtbus.schemas.quantity import Count
 class OperationExport(StrictModel):
     """`operation.export`: write a disk to a file on its node.
 
-    The disk is that of a VM that is off (`vm`, and `disk`: the default is its first), or a
-    `volume` that no VM holds. Give exactly one of `vm` and `volume`. Without `id` the server
-    generates one. Send your own UUID to make the request repeatable.
+    The disk belongs to a VM that is off (`vm`), or is a `volume` that no VM holds. Give exactly one
+    of `vm` and `volume`. `disk` names the VM's disk; the default is its first. Without `id` the
+    server generates one. Send your own UUID to make the request repeatable.
     """
 
     namespace: Id = "default"
@@ -32,7 +32,7 @@ class OperationFlatten(StrictModel):
     """`operation.flatten`: let disks rest on no layers, but only on their images, if any.
 
     The disks are those of a VM, which may run (`vm`), or a `volume` whose VM is off. Give exactly
-    one of them. Without `id` the server generates one.
+    one of `vm` and `volume`. Without `id` the server generates one.
     """
 
     namespace: Id = "default"
@@ -72,12 +72,12 @@ class OperationView(LenientModel):
     node: str
     disk: str = ""
     backup: str = ""
-    """The backup that it verifies."""
+    """The backup that the operation verifies."""
     format: ExportFormat = ExportFormat.QCOW2
     phase: OperationPhase = OperationPhase.ACCEPTED
     step: str = ""
     message: str = ""
-    """The reason for a wait, and the next step; empty if it does not wait."""
+    """The reason for a wait, and the next step; empty if the operation does not wait."""
     cancel: bool = False
     done_bytes: int = 0
     total_bytes: int = 0
@@ -91,6 +91,6 @@ class OperationView(LenientModel):
 
 
 class OperationPage(Paged):
-    """A page of `operation.list`, the oldest first."""
+    """A page of `operation.list`, the oldest operation first."""
 
     items: tuple[OperationView, ...] = ()

@@ -9,7 +9,7 @@ ENCAPSULATION_BYTES = 50
 """The bytes that VXLAN over IPv4 adds to a guest's packet: Ethernet, VXLAN, UDP and IP headers."""
 VNI_MAX = 2**24 - 1
 MEMBERS_MAX = 2000
-"""The number of interfaces of a network on one host that other hosts learn of, at most."""
+"""The most interfaces of a network on one host that other hosts learn of."""
 
 
 TUNNEL_PORT = 14789
@@ -17,14 +17,14 @@ TUNNEL_PORT = 14789
 
 
 class TunnelEnd(LenientModel):
-    """The end of a host's tunnels: its address on the underlay, and the MTU there."""
+    """The end of a host's tunnels: its address on the underlay, and the underlay's MTU."""
 
     address: str
     mtu: int
 
 
 class OverlayMember(LenientModel):
-    """An interface of a guest, as other hosts send to it."""
+    """An interface of a guest, with the MAC and the addresses that other hosts send to."""
 
     mac: str
     addresses: tuple[str, ...] = ()

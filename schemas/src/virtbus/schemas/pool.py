@@ -11,12 +11,12 @@ from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 LOCAL = "local"
 """The pool that each node has without a setting. It is in the folder of the node's disks."""
 POOLS_MAX = 16
-"""Pools of one node. Their reports share one message."""
+"""The most pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
 END_BYTES = 1024**2
-"""The end of a device that virtbus keeps for its marks. A guest does not see it."""
+"""The bytes at the end of a device that virtbus keeps for its marks. A guest does not see them."""
 ASSIGNED_MAX = 64
-"""Volumes that the pools of one node have assigned. They share one message, too."""
+"""The most volumes that the pools of one node have assigned. Their names share one message, too."""
 
 
 class PoolKind(StrEnum):
@@ -31,7 +31,7 @@ class PoolKind(StrEnum):
     NBD = "nbd"
     """A server of network block devices; each volume is an export that its operator made."""
     ISCSI = "iscsi"
-    """An iSCSI portal; each volume is a unit of a target."""
+    """An iSCSI portal; each volume is a logical unit (LUN) of a target."""
     RBD = "rbd"
     """A Ceph cluster; each volume is an image."""
     NFS = "nfs"
@@ -39,8 +39,8 @@ class PoolKind(StrEnum):
 
 
 ON_DEVICES = frozenset({PoolKind.BLOCK, PoolKind.LVM})
-"""Kinds whose volumes are block devices of the host. The agent opens them, and an operation writes
-their first content."""
+"""Kinds whose volumes are block devices of the host. The agent opens the devices, and an operation
+writes their first content."""
 
 
 class Abilities(NamedTuple):
@@ -54,16 +54,16 @@ class Abilities(NamedTuple):
     """Snapshots of VMs that are off, as copies. To restore one, create a new volume from it."""
     backups: bool
     clones: bool
-    """A volume on an image exists at once. Elsewhere, it is a full copy."""
+    """A volume on an image exists at once. Without this ability, it is a full copy."""
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
     copies: bool
     """virtbus writes the first content: nothing, an image, or a copy."""
     exports: bool
-    """virtbus reads the data of volumes that no guest uses: exports, and copies of them."""
+    """virtbus can read the data of volumes that no guest uses, to export or copy the volumes."""
     assigned: bool
-    """The pool's operator makes the place of each volume, and assigns it by the volume's name."""
+    """The pool's operator makes a place for each volume, and assigns it by the volume's name."""
 
 
 _ON_SERVER = Abilities(
@@ -125,11 +125,12 @@ BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 _NOT_SHARED = dict.fromkeys(
     ("snapshots", "copied_snapshots", "backups", "clones", "grow", "exports"), False
 )
-"""Each of them needs one QEMU that knows all writes to the volume (ADR 0086)."""
+"""The abilities that a shared volume lacks, because each of these abilities needs one QEMU that
+knows all writes to the volume (ADR 0086)."""
 
 
 def abilities_of(name: str, kind: PoolKind, *, shared: bool = False) -> Abilities:
-    """Return the abilities of a pool; `shared`: those of a shared volume in it."""
+    """Return the abilities of a pool; with `shared`, the abilities of a shared volume in it."""
     able = BUILT_IN if name == LOCAL else ABILITIES[kind]
     return able._replace(**_NOT_SHARED) if shared else able
 
@@ -139,17 +140,17 @@ class PoolState(StrEnum):
 
     READY = "Ready"
     FULL = "Full"
-    """It has reached its reserve or its overcommit limit. It takes no new data; deletes work."""
+    """The pool has reached its reserve or overcommit limit. It takes no new data; deletes work."""
     READ_ONLY = "ReadOnly"
-    """Its file system refuses writes."""
+    """The pool's file system refuses writes."""
     SLOW = "Slow"
-    """It did not answer the last probe in time."""
+    """The pool did not answer the last test in time."""
     GONE = "Gone"
-    """It is not there: not mounted, or it does not answer."""
+    """The pool is not mounted, or does not answer."""
 
 
 TAKES_DATA = frozenset({PoolState.READY, PoolState.SLOW})
-"""States in which a pool takes new data. Others have a reason in the report's message."""
+"""States in which a pool takes new data. For other states, the report's `message` is the reason."""
 USABLE = TAKES_DATA | {PoolState.FULL}
 """States in which a VM with data in the pool may start."""
 
@@ -161,25 +162,25 @@ class PoolReport(LenientModel):
     kind: PoolKind
     state: PoolState
     message: str = Field("", max_length=MESSAGE_MAX)
-    """The reason of the state, and the next step; empty if it is Ready."""
+    """The reason of the state, and the next step; empty if the state is Ready."""
     size_bytes: int = 0
     free_bytes: int = 0
     reserve_bytes: int = 0
-    """Bytes that new data leaves free."""
+    """The bytes that new data must leave free."""
     allocated_bytes: int = 0
-    """The sum of the sizes that the guests see."""
+    """The sum of the volumes' sizes, as guests see them."""
     overcommit: float = 0.0
     """The limit of `allocated_bytes`, as a multiple of `size_bytes`; 0: no limit."""
     volumes: int = 0
     block_bytes: int = 0
-    """The unit of writes on its storage."""
+    """The unit of writes on the pool's storage."""
     assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
     """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
     place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """By assigned volume: the room of its place, as far as the node knows it."""
+    """The size of the place of each assigned volume, if the node knows the size."""
     places_confirmed_ns: int = 0
-    """The time of the oldest of these sizes, if the server is away or did not repeat it; 0: all are
-    current."""
+    """The time of the oldest size in `place_bytes` that the server no longer confirms; 0: all sizes
+    are current."""
 
     @property
     def abilities(self) -> Abilities:
@@ -187,7 +188,7 @@ class PoolReport(LenientModel):
         return abilities_of(self.name, self.kind)
 
     def refusal(self, more_bytes: int) -> str:
-        """Return why it does not take `more_bytes` of new data; empty if it does."""
+        """Return why the pool does not take `more_bytes` of new data; empty if it does."""
         if self.state not in TAKES_DATA:
             return f"is {self.state}: {self.message}"
         limit_bytes = self.size_bytes * self.overcommit

@@ -19,9 +19,9 @@ from virtbus.schemas.quantity import Count
 
 PORT_MAX = 65_535
 PUBLISHED_MAX = 32
-"""Published ports of one interface."""
+"""The most published ports of one interface."""
 GUEST_PORTS_MAX = 64
-"""Declared ports, or ranges of them, of one interface."""
+"""The most declared ports or ranges of ports of one interface."""
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown in messages; no socket is bound to it
 EVERY_ADDRESS6 = "::"
 Protocol = Literal["tcp", "udp"]
@@ -66,7 +66,7 @@ class GuestPort(StrictModel):
         return f"{first if first == last else f'{first}-{last}'}/{self.protocol}"
 
     def has(self, port: int, protocol: str) -> bool:
-        """Return True if a port is among them."""
+        """Return True if `port` of `protocol` is one of these ports."""
         first, last = self.range
         return protocol == self.protocol and first <= port <= last
 
@@ -78,7 +78,7 @@ class PublishedPort(StrictModel):
     guest_port: Count = Field(ge=1, le=PORT_MAX)
     protocol: Protocol = "tcp"
     host_address: HostAddress | None = None
-    """None: every address of the host, except loopback. IPv6 needs a guest with IPv6."""
+    """None: every address of the host, except loopback. An IPv6 address needs a guest with IPv6."""
 
     def clashes(self, other: "PublishedPort") -> bool:
         """Return True if a packet to one port could be meant for the other."""
@@ -87,7 +87,7 @@ class PublishedPort(StrictModel):
         return same and (mine is None or others is None or mine == others)
 
     def has(self, version: int) -> bool:
-        """Return True if packets of this version of IP may come to the port."""
+        """Return True if packets of the IP version `version` may come to the port."""
         return self.host_address is None or ip_address(self.host_address).version == version
 
     @property

@@ -80,7 +80,7 @@ _LONG_NUMBER = re.compile(r"\b[0-9]{7,19}\b")
 
 
 def name_bytes(text: str) -> str:
-    """Return `text` with its long numbers in units if that is exact: 16777216 → 16MiB."""
+    """Return `text` with each long number in a binary unit, if that is exact: 16777216 → 16MiB."""
 
     def name(match: re.Match[str]) -> str:
         named = format_bytes(int(match[0]))

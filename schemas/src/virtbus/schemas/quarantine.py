@@ -46,9 +46,10 @@ class QuarantineEntry(LenientModel):
 
 
 class QuarantineWork(LenientModel):
-    """`rpc.imaged.quarantine`: list entries, get one, restore its disks to `uid`, or purge it.
+    """`rpc.imaged.quarantine`: list all entries, or get, restore or purge one `entry`.
 
-    `restore` first moves existing disks of `uid` into a new entry, which `keep` describes.
+    `restore` makes the entry's disks those of the VM `uid`. It first moves existing disks of `uid`
+    into a new entry, which `keep` describes.
     """
 
     do: Literal["list", "get", "restore", "purge"]
@@ -68,8 +69,8 @@ class Quarantine(LenientModel):
 class QuarantineAsk(LenientModel):
     """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
-    `keep` ends a guest without a record. With `below_epoch` it does so only if the guest's epoch is
-    lower. Such a VM has moved to another node, and only controllers know this.
+    `keep` ends a guest without a record. With `below_epoch`, it ends only a guest with a lower
+    epoch, whose VM has moved to another node. Only controllers know of the move.
     """
 
     do: Literal["list", "adopt", "keep", "purge"]

@@ -1,4 +1,4 @@
-"""Reads stored values within the size limit of their kind; an invalid one raises VirtbusError."""
+"""Reads stored values within the size limit of their kind; an invalid value raises VirtbusError."""
 
 from typing import Any, TypeVar
 
@@ -44,8 +44,9 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
     """Return the bytes `value`, stored at `key`, as `model`.
 
     Raises:
-        VirtbusError: 413 larger than the read limit of its kind; 400 malformed or not a `model`;
-            422 `newer_schema` or `older_schema`: another version of virtbus wrote it.
+        VirtbusError: 413: the value is larger than the read limit of its kind. 400: it is malformed
+            or not a `model`. 422 `newer_schema` or `older_schema`: another version of virtbus wrote
+            it.
     """
     return as_stored(model, plain_stored(key, value))
 
@@ -69,8 +70,8 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
     """Return the record or tombstone at `key`.
 
     Raises:
-        VirtbusError: as `read_stored`; 400 `foreign_record`: key and record name different VMs or
-            nodes, for example after corruption, so neither is trusted (BUS-04).
+        VirtbusError: the errors of `read_stored`. 400 `foreign_record`: key and record name
+            different VMs or nodes, for example after corruption, so neither is trusted (BUS-04).
     """
     data = plain_stored(key, value)
     if isinstance(data, dict) and data.get("tombstone"):
@@ -124,7 +125,7 @@ def read_security_group(key: str, value: bytes) -> SecurityGroupRecord:
 
 
 def of_node_group(key: str) -> bool:
-    """Return True for the key of a security group of VMs of a node."""
+    """Return True for the key of a `NodeGroup`."""
     tokens = key.split(".")
     return len(tokens) == 6 and tokens[3] == SECURITY_GROUPS
 
@@ -136,7 +137,7 @@ def group_of_node_group(key: str) -> tuple[str, str]:
 
 
 def read_node_group(key: str, value: bytes) -> NodeGroup:
-    """Return the group of VMs of a node at `key`; raises VirtbusError as `read_record`."""
+    """Return the `NodeGroup` at `key`; raises VirtbusError as `read_record`."""
     group = read_stored(NodeGroup, key, value)
     refuse_foreign(key, node_group(key.split(".")[2], group.namespace, group.name))
     return group
@@ -174,7 +175,7 @@ def read_operation_status(key: str, value: bytes) -> OperationStatus:
 
 
 def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
+    """Raise 400 if a value is stored at `key`, but its content belongs at key `own` (BUS-04)."""
     if key != own:
         message = f"the value at {key} belongs to another key"
         raise VirtbusError(Code.INVALID, "foreign_record", message)

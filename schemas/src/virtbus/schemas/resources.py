@@ -1,4 +1,4 @@
-"""Defines a running VM's shares of its host's CPUs and memory, as asked for and as in force."""
+"""Defines the limits of a running VM on its host's CPUs and memory: as requested, and in force."""
 
 import re
 from typing import Annotated
@@ -15,7 +15,7 @@ QUOTA_MIN_US, QUOTA_MAX_US = 1000, 17_592_186_044_415
 CPU_MAX = 4095
 """The highest number of a host's CPU."""
 _RANGE = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?")
-"""`int` accepts more, such as spaces, signs and the digits of other scripts."""
+"""The pattern is needed because `int` also accepts spaces, signs and digits of other scripts."""
 
 
 def cpu_numbers(text: str) -> frozenset[int]:
@@ -44,7 +44,7 @@ def cpu_list(numbers: frozenset[int]) -> str:
 
 
 class Resources(StrictModel):
-    """Limits of a VM on its host; all of them change while the guest runs. None: no limit."""
+    """Limits of a VM on its host. All of them can change while the guest runs. None: no limit."""
 
     cpu_shares: Count | None = Field(None, ge=SHARES_MIN, le=SHARES_MAX)
     """The weight against other VMs when CPUs are short, in the units of cgroup v1."""
@@ -74,7 +74,7 @@ NO_LIMITS = Resources()
 class ResourcesInForce(LenientModel):
     """The limits that the host enforces, as libvirt and the guest's balloon report them.
 
-    Values that libvirt rounds are shown as asked for.
+    A value that libvirt rounds is shown as it was requested.
     """
 
     cpu_shares: int | None = None

@@ -1,7 +1,7 @@
-"""Finds the secrets that a record names in an entry of `$KV.sec`.
+"""Finds, in an entry of `$KV.sec`, the secrets whose digest is in a VM's record.
 
-An entry has the secrets after the last change, and those before it. The record names one of the
-two by its digest (`seed_updates` of the controller).
+An entry has the secrets after the last change, and the secrets before it. The record has the digest
+of one of the two (`seed_updates` of the controller).
 """
 
 import hashlib
@@ -15,7 +15,7 @@ def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
     """Return the secrets in an entry that have this digest; None if neither version has it.
 
     Raises:
-        VirtbusError: 422 the entry cannot be read.
+        VirtbusError: the errors of `read_stored`, for the entry or the secrets in it.
     """
     if hashlib.sha256(value).hexdigest() == digest:
         return read_stored(VmSecrets, key, value)
@@ -28,10 +28,10 @@ def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
 
 
 def digest_of(secrets: VmSecrets) -> str:
-    """Return the digest of secrets; those that they replaced do not count."""
+    """Return the digest of `secrets` without `replaced`."""
     return hashlib.sha256(without_replaced(secrets)).hexdigest()
 
 
 def without_replaced(secrets: VmSecrets) -> bytes:
-    """Return the entry of secrets without those that they replaced."""
+    """Return the encoded `secrets` without `replaced`."""
     return encode(secrets.model_copy(update={"replaced": b""}))

@@ -18,9 +18,9 @@ CIDRS_MAX = 64
 GROUPS_MAX = 16
 EXPRESSIONS_MAX = 16
 MATCHES_MAX = 1024
-"""The ports and peers of all rules of a group. Each packet is compared with them in turn."""
+"""The most ports and peers in all rules of a group. Each packet is compared with them in turn."""
 ANYWHERE = "*"
-"""The place of an address that no other guest has, on any network."""
+"""In `NodeGroup.peers`: the place of addresses that no other guest has, on any network."""
 _PORT_MAX = 65_535
 _KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
@@ -71,7 +71,7 @@ def _label_value(text: str) -> str:
     return text
 
 
-# The patterns are no part of the models: in Markdown, they look like links.
+# Functions check the patterns, because in the generated Markdown a pattern looks like a link.
 ExpressionValue = Annotated[str, StringConstraints(max_length=63), AfterValidator(_label_value)]
 
 
@@ -112,7 +112,7 @@ class LabelExpression(StrictModel):
 
 
 class LabelSelector(StrictModel):
-    """Selects VMs of the group's namespace by their labels. An empty one selects all of them."""
+    """Selects VMs of the group's namespace by their labels. An empty selector selects all VMs."""
 
     labels: Labels = Field(default_factory=dict)
     expressions: tuple[LabelExpression, ...] = Field((), max_length=EXPRESSIONS_MAX)
@@ -171,7 +171,7 @@ class SecurityRule(StrictModel):
 
     @property
     def matches(self) -> int:
-        """Return the number of comparisons that a host makes for the rule, at most."""
+        """Return the largest number of comparisons that a host makes for the rule."""
         return 2 * max(1, len(self.ports)) + len(self.cidrs) + 2 * len(self.groups)
 
     @field_validator("ports")
@@ -204,14 +204,14 @@ class GroupSpec(StrictModel):
 
     @property
     def isolated(self) -> frozenset[Direction]:
-        """Return the directions in which members have only what a rule allows."""
+        """Return the directions in which members have only connections that a rule allows."""
         if self.isolates is not None:
             return frozenset(self.isolates)
         return frozenset(rule.direction for rule in self.rules)
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Return the names of the groups that its rules name, each once, in order."""
+        """Return the names of the groups in the rules, each once, in order."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.groups))
 
 
@@ -228,12 +228,13 @@ class SecurityGroupRecord(LenientModel):
     labels: dict[str, str] = Field(default_factory=dict)
     spec: GroupSpec
     owner: str = ""
-    """The bridge that made it, or empty. No other bridge may change it."""
+    """The bridge that made the group, or empty. No other bridge may change the group."""
     generation: int = Field(1, ge=1)
     """Rises with every change of the spec."""
     created_ns: int
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""
 
     @property
     def deleting(self) -> bool:
@@ -242,7 +243,7 @@ class SecurityGroupRecord(LenientModel):
 
 
 class GroupedVm(Protocol):
-    """The properties of a VM that decide about its groups."""
+    """The properties of a VM that decide which groups select it."""
 
     @property
     def namespace(self) -> str: ...

@@ -11,7 +11,7 @@ from virtbus.schemas.vm import Labels
 
 
 class SecurityGroupCreate(StrictModel):
-    """`security-group.create`. Its rules apply to running VMs, too.
+    """`security-group.create`. The group's rules apply to running VMs, too.
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
     """
@@ -24,7 +24,7 @@ class SecurityGroupCreate(StrictModel):
 
 
 class SecurityGroupRef(StrictModel):
-    """`security-group.get`. With `uid`, a group of that name with another uid is refused."""
+    """`security-group.get`. The request is refused if the group has another uid than `uid`."""
 
     name: Id
     namespace: Id = "default"
@@ -32,7 +32,7 @@ class SecurityGroupRef(StrictModel):
 
 
 class SecurityGroupUpdate(SecurityGroupRef):
-    """`security-group.update`: `spec` and `labels` replace the former ones as a whole.
+    """`security-group.update`: `spec` and `labels` replace the former values completely.
 
     With `revision`, the update is refused if the group was changed after that revision.
     """
@@ -45,7 +45,7 @@ class SecurityGroupUpdate(SecurityGroupRef):
 class SecurityGroupDelete(SecurityGroupRef):
     """`security-group.delete`: ends the rules.
 
-    VMs in no other group are open again, except on networks with `default_deny`.
+    VMs in no other group can have all connections again, except on networks with `default_deny`.
     """
 
 
@@ -69,10 +69,10 @@ class SecurityGroupView(LenientModel):
     isolates: tuple[Direction, ...] = ()
     """The directions in which members have only connections that a rule allows."""
     members: tuple[str, ...] = ()
-    """The names of the first VMs that it selects."""
+    """The names of the first VMs that the group selects."""
     member_count: int = 0
     message: str = ""
-    """Groups that its rules name and that do not exist; otherwise empty."""
+    """The groups in the rules that do not exist; empty if all exist."""
     owner: str = ""
     generation: int
     revision: int
@@ -80,7 +80,7 @@ class SecurityGroupView(LenientModel):
 
 
 class SecurityGroupCreated(LenientModel):
-    """The answer of `security-group.create`. `created` False: it existed already, unchanged."""
+    """The answer of `security-group.create`. `created` is False if the group existed, unchanged."""
 
     group: SecurityGroupView
     created: bool = False

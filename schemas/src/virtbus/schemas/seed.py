@@ -34,7 +34,8 @@ FILES = 128
 HOST_ALIASES_MAX, HOST_ALIAS_CHARACTERS_MAX = 256, 64 * 1024
 NETWORK_BYTES = META_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
-"""A validation context for a caller that reads the network data itself: parsing it is slow."""
+"""A validation context in which network data is not checked. Parsing it is slow, and the caller
+checks it later."""
 PARTS = 32
 
 
@@ -71,7 +72,7 @@ MetaData = Annotated[str, StringConstraints(max_length=META_BYTES), AfterValidat
 class UserDataPart(StrictModel):
     """One of several sources of user data, as text or as base64.
 
-    Its kind is detected by its first line, as cloud-init does, unless `content_type` names it.
+    Without `content_type`, the kind of the data is detected by its first line, as in cloud-init.
     """
 
     data: str | None = Field(None, max_length=FILE_CHARACTERS)
@@ -104,8 +105,8 @@ class CloudInit(StrictModel):
 
     User, vendor and network data are each given as text or as base64 (not both). The base64 may
     contain any bytes, such as gzip. cloud-init applies vendor data below user data: the user's
-    values win. `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of
-    a message.
+    values win. `user_data_parts` follow `user_data`. Parts that are cloud-configs are merged; other
+    parts become parts of a MIME message.
     """
 
     user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
@@ -116,7 +117,7 @@ class CloudInit(StrictModel):
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
     meta_data: MetaData | None = Field(None, exclude_if=not_)
-    """Further keys of the meta-data, as a JSON object. Keys of the platform win."""
+    """Further keys of the meta-data, as a JSON object. virtbus' value of a key wins."""
     hostname: HostName | None = None
     fqdn: DomainHostName | None = Field(None, exclude_if=not_)
     """The host name with its domain (`hostname -f`). `hostname` stays the guest's own name."""

@@ -31,8 +31,8 @@ class SnapshotDisk(LenientModel):
 class SnapshotRecord(LenientModel):
     """`$KV.vm._snap.<namespace>.<token>`: a snapshot. The key is also the claim of its name.
 
-    The operation whose id is the snapshot's uid makes its data. A delete leaves a purge marker with
-    the uid for a day.
+    The operation with the snapshot's uid as its id makes the data. A delete leaves a purge marker
+    with the uid for a day.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -44,33 +44,35 @@ class SnapshotRecord(LenientModel):
     """The name of the VM or the volume."""
     source_uid: Uid
     node: Id
-    """The node of its data."""
+    """The node of the snapshot's data."""
     protected: bool = False
     """True: a delete is refused until this is cleared."""
     replaced_by: str = ""
-    """The snapshot whose restore replaced the disks that this snapshot has; or empty."""
+    """If a restore made this snapshot: the snapshot that was restored, whose disks replaced the
+    disks in this one. Otherwise empty."""
     ready: bool = False
-    """True once its data is complete."""
+    """True once the snapshot's data is complete."""
     size_bytes: int = Field(0, ge=0)
     """The bytes that were copied; 0 if the file system shares them with the source."""
     lost: bool = False
-    """True if a person gave up its data together with its node (`node.forget`)."""
+    """True if a person gave up the data together with the node (`node.forget`)."""
     deleting: bool = False
     generation: int = 1
     created_ns: int
     owner: str = ""
-    """The owner of its VM or volume, as `VmRecord.owner`."""
+    """The owner of the VM or volume, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""
 
 
 class SnapshotState(StrEnum):
     """The state of a snapshot that users see."""
 
     CREATING = "Creating"
-    """Its operation has not ended. If that fails, the snapshot is removed."""
+    """The snapshot's operation has not ended. If it fails, the snapshot is removed."""
     READY = "Ready"
     LOST = "Lost"
-    """Its node was forgotten, with its data."""
+    """The snapshot's node was forgotten, with the data."""
     DELETING = "Deleting"
-    """Its data is being removed from its node."""
+    """The snapshot's data is being removed from the node."""

@@ -14,10 +14,10 @@ from virtbus.schemas.snapshot import SnapshotState
 class SnapshotCreate(StrictModel):
     """`snapshot.create`: freeze the disks of a VM, or a volume.
 
-    The disks of a running guest become layers at one instant, without a copy. Those of a VM that is
-    off are copied; with `layered`, they become layers as well. Give exactly one of `vm` and
+    The disks of a running guest become layers at one instant, without a copy. The disks of a VM
+    that is off are copied; with `layered`, they become layers, too. Give exactly one of `vm` and
     `volume`. Without `uid` the server generates one. Send your own UUID to make the request
-    repeatable. It is also the id of the operation that makes the data.
+    repeatable. The uid is also the id of the operation that makes the data.
     """
 
     name: Id
@@ -30,7 +30,7 @@ class SnapshotCreate(StrictModel):
 
 
 class SnapshotAsk(StrictModel):
-    """`snapshot.get`. With `uid`, a snapshot of that name with another uid is refused."""
+    """`snapshot.get`. The request is refused if the snapshot has another uid than `uid`."""
 
     name: Id
     namespace: Id = "default"
@@ -50,7 +50,8 @@ class SnapshotDelete(SnapshotAsk):
 class SnapshotAdopt(SnapshotAsk):
     """`snapshot.adopt`: write the record of a snapshot whose data is on `node` without a record.
 
-    The node says what the snapshot is. `uid` is needed only if it has several of that name.
+    The node's copy describes the snapshot. `uid` is needed only if the node has several snapshots
+    of the name.
     """
 
     node: Id
@@ -59,10 +60,10 @@ class SnapshotAdopt(SnapshotAsk):
 class SnapshotRestore(SnapshotAsk):
     """`snapshot.restore`: replace the disks of its VM or volume by those of the snapshot.
 
-    The VM must be off. `to` is another VM, or another volume, whose disks of the same names are
-    replaced instead; it is on the same node, and keeps its own identity. The disks that are
-    replaced become the snapshot `keep`; the default is a name made of this one. `keep_uid` is its
-    uid and the id of the operation, as in `snapshot.create`.
+    The VM must be off. `to` is another VM or volume on the same node, whose disks of the same names
+    are replaced instead. It keeps its own identity. The disks that are replaced become the snapshot
+    `keep`; the default is a name made of the restored snapshot's name. `keep_uid` is the uid of
+    `keep`, and the id of the operation, as in `snapshot.create`.
     """
 
     to: Id | None = None
@@ -72,7 +73,7 @@ class SnapshotRestore(SnapshotAsk):
 
 
 class SnapshotList(StrictModel):
-    """`snapshot.list`. `vm` or `volume` select those of one VM or volume, by name.
+    """`snapshot.list`. `vm` or `volume` select the snapshots of one VM or volume, by name.
 
     Send the `continue` of a page to request the next page.
     """
@@ -88,21 +89,21 @@ class SnapshotView(LenientModel):
     """A snapshot as the API shows it."""
 
     uid: Uid
-    """Also the id of the operation that makes its data."""
+    """The uid of the snapshot, and the id of the operation that makes its data."""
     namespace: Id
     name: Id
     owner: str = ""
     resource: Literal["vm", "volume"]
     source: Id
-    """The name of its VM or volume."""
+    """The name of the VM or the volume."""
     source_uid: Uid
     state: SnapshotState
     message: str = ""
-    """The reason for a wait, and the next step; empty if it does not wait."""
+    """The reason for a wait, and the next step; empty if there is no wait."""
     node: str
     protected: bool = False
     replaced_by: str = ""
-    """The snapshot whose restore replaced these disks, if it was made by a restore."""
+    """If a restore made this snapshot: the snapshot that was restored. Otherwise empty."""
     size_bytes: int = 0
     generation: int
     revision: int

@@ -13,5 +13,5 @@ class SnapshotRef(LenientModel):
 
     @property
     def folder(self) -> str:
-        """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
+        """Return the name of the snapshot's folder on a host. It is unique: ids have no dots."""
         return f"{self.namespace}.{self.name}.{self.uid}"

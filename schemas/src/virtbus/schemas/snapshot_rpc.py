@@ -30,7 +30,7 @@ class SnapshotWork(LenientModel):
     layered: bool = False
     """True: the files of the disks become layers; the disks continue in new files (ADR 0061)."""
     live: bool = False
-    """True: a guest uses the disks. Its QEMU takes the new files while the step is `layer`."""
+    """True: a guest uses the disks. Its QEMU changes to new files while the step is `layer`."""
     switched: bool | None = None
     """True: QEMU uses the new files, so the work goes forward. False: the work is undone."""
 
@@ -42,6 +42,6 @@ class SnapshotRelease(LenientModel):
 
 
 class SnapshotReleased(LenientModel):
-    """Nothing of the snapshot is left; `found`: there was something."""
+    """Nothing of the snapshot is left. `found` is True if there was something to remove."""
 
     found: bool = False

@@ -1,4 +1,4 @@
-"""Names the rules for running a VM, and for leaving its node, with KubeVirt's words."""
+"""Defines the rules for running a VM, and for its leaving a node, with KubeVirt's words."""
 
 from enum import StrEnum
 
@@ -22,10 +22,10 @@ class EvictionStrategy(StrEnum):
     """
 
     NONE = "None"
-    """It is stopped and started elsewhere; its written disks are lost."""
+    """The VM is stopped and started on another node; its written disks are lost."""
     LIVE_MIGRATE = "LiveMigrate"
-    """It leaves only by live migration, which virtbus does not support yet. So it stays."""
+    """The VM leaves only by live migration, which virtbus does not support yet. So it stays."""
     LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
     """Like None, as long as virtbus has no live migration."""
     EXTERNAL = "External"
-    """It stays; an external controller moves it with `vm.move`."""
+    """The VM stays until an external controller moves it with `vm.move`."""

@@ -1,6 +1,6 @@
 """Streams of bytes between a client and a VM, through its node (ADR 0023).
 
-A request that opens a stream (`StreamOpen`) is answered by many `StreamData`. The first one names
+A request that opens a stream (`StreamOpen`) gets many answers (`StreamData`). The first answer has
 the subject to which the client sends its own `StreamData`. Each end counts bytes from 0 and
 announces up to which byte the other end may send.
 """
@@ -47,7 +47,7 @@ class LogsRead(StreamOpen):
 
 
 class PortOpen(StreamOpen):
-    """`rpc.agent.port`: a connection to a port of the guest, made by its node.
+    """`rpc.agent.port`: open a connection from the VM's node to a port of the guest.
 
     Each `StreamData` of a `udp` stream is one datagram. A datagram that is empty or too large is
     lost.
@@ -69,7 +69,7 @@ class ExportRead(StreamOpen):
 class DisksRead(StreamOpen):
     """`rpc.agent.nbd`: one connection to the NBD server of the reading `uid` (the operation's id).
 
-    Its exports are the disks of the VM by their names in the spec (`backup.serve`).
+    The server's exports are the VM's disks, with their names in the spec (`backup.serve`).
     """
 
 

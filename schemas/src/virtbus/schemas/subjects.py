@@ -1,6 +1,6 @@
 """Functions that return the subjects of the bus.
 
-They check every token, so an id can neither add tokens nor match other subjects.
+The functions check every token, so an id can neither add tokens nor match other subjects.
 """
 
 import re
@@ -68,7 +68,7 @@ def vm_anywhere(uid: str) -> str:
 
 
 def vm_all() -> str:
-    """Filter over every record, tombstone, join nonce, claim, named object and operation."""
+    """Filter over all keys of the bucket `vm`: records, claims, objects, operations and others."""
     return "$KV.vm.>"
 
 
@@ -100,7 +100,7 @@ def backup_schedule_record(namespace: str, name: str) -> str:
 
 
 def network_record(namespace: str, name: str) -> str:
-    """`$KV.vm._net.<namespace>.<base32(name)>`: a network; the namespace `_` is all of them."""
+    """`$KV.vm._net.<namespace>.<base32(name)>`: a network; `_` is for all namespaces."""
     return f"$KV.vm.{NETWORKS}.{check_scope(namespace)}.{name_token(check_id(name))}"
 
 
@@ -187,7 +187,7 @@ def hosts_all() -> str:
 
 
 def node_reserved(node: str) -> str:
-    """`$KV.vm._reserved.node.<node>`: the resources of strict VMs on a node."""
+    """`$KV.vm._reserved.node.<node>`: the resources of VMs with `Overcommit.STRICT` on a node."""
     return f"$KV.vm.{RESERVED}.node.{check_id(node)}"
 
 
@@ -294,7 +294,7 @@ def node_event(node: str, kind: str) -> str:
 
 
 def events(uid: str | None = None) -> str:
-    """Filter over one VM's events, or all."""
+    """Filter over one VM's events, or over all events."""
     return f"{PREFIX}.evt.*.{check_uid(uid)}.>" if uid else f"{PREFIX}.evt.>"
 
 

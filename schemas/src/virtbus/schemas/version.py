@@ -4,7 +4,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 
 VERSION = "0.2.0"
-"""A constant, because importlib.metadata takes 20 ms. A test compares it with all packages."""
+"""A constant, because importlib.metadata takes 20 ms. A test checks that all packages have it."""
 
 _OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
 

@@ -85,7 +85,7 @@ class Interface(StrictModel):
     mac_address: Mac | None = None
     model: NicModel = NicModel.VIRTIO
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX, exclude_if=not_)
-    """The order among disks and interfaces; None: the guest does not boot from it."""
+    """The order among disks and interfaces; None: the guest does not boot from the interface."""
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
@@ -225,7 +225,7 @@ class Overcommit(StrEnum):
     """The overcommit policy of a VM."""
 
     SHARED = "shared"
-    """VMs share host CPUs, by default eight vCPUs each; a stopped VM frees its CPUs and memory."""
+    """By default, eight vCPUs may share a host CPU. A stopped VM frees its CPUs and memory."""
     STRICT = "strict"
     """The VM's CPUs and memory are reserved for it from placement to delete, even when stopped."""
 
@@ -297,32 +297,33 @@ class VmRecord(LenientModel):
     pause_epoch: int = 0
     """Rises with every pause and unpause. An unpause also resumes a guest that libvirt paused."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
+    """Ids of the last requests, except updates, that changed the record. Repeats change nothing."""
     origin: Origin | None = None
     """For a clone: the snapshot that its own disks begin with."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False
-    """True if the node should end the guest and release the VM. Then a controller moves it."""
+    """True if the node should end the guest and release the VM. A controller then moves the VM."""
     evacuation_target: str | None = None
     """The requested target node of the evacuation; None: placement decides."""
     reserved: bool = False
-    """Its CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
+    """True: the VM's CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
     lease: int = 0
-    """The revision of the lease under which a leader task last moved it; 0: none did."""
+    """The revision of the lease under which a leader task last moved the VM; 0: none moved it."""
     owner: str = ""
-    """The bridge that created it, or empty; set by controllers. No other bridge changes it."""
+    """The bridge that created the VM, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None
     sec_digest: str | None = None
     seed_generation: int = 0
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
-    """The volumes that it holds, by their names in specs, until the guest has released them."""
+    """The volumes that the VM holds, by their names in specs, until the guest has released them."""
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
-    """The meanings of image names on the bus at its create, by the plain names in its spec."""
+    """The meanings of image names on the bus at the VM's create, by the plain names in its spec."""
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
-    """The network objects that it uses, by the names in its spec."""
+    """The network objects that the VM uses, by the names in its spec."""
     address_claims: dict[str, ClaimedAddresses] = Field(default_factory=dict)
-    """The addresses that it holds on the bus, by interface, until the guest has released it."""
+    """The addresses that the VM has claimed on the bus, by interface, until the guest has released
+    the interface."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
@@ -340,7 +341,7 @@ class VmRecord(LenientModel):
         return {name: ref for name, ref in self.volume_refs.items() if name not in wanted}
 
     def image_of(self, volume: Volume) -> str:
-        """Return the image of a volume of the spec, empty if it has none."""
+        """Return the image of a volume of the spec; empty if the volume has none."""
         ref = self.volume_refs.get(volume.name)
         return ref.image if ref is not None else volume.image_ref
 
@@ -375,7 +376,7 @@ class JoinNonce(LenientModel):
 
 
 class VmSecrets(LenientModel):
-    """`$KV.sec.<node>.<uid>`: secret inputs. Those of volumes are by volume name."""
+    """`$KV.sec.<node>.<uid>`: secret inputs. Secret inputs of volumes are by volume name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
@@ -384,4 +385,4 @@ class VmSecrets(LenientModel):
     ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""
-    replaced: bytes = b""  # those before the last change: `secrets_in_force`
+    replaced: bytes = b""  # the secrets before the last change: `secrets_in_force`

@@ -21,7 +21,7 @@ its spec names."""
 FailureStage = Literal["", "image", "network", "start", "guest"]
 """The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
 
-Programs decide by it; `reason` is more precise and `message` is for people.
+Programs decide by the stage; `reason` is more precise, and `message` is for people.
 """
 
 
@@ -60,12 +60,12 @@ class VmStatus(LenientModel):
     disk_limits: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Limits in force by disk, as libvirt reports them, with the fields of DiskLimits and Rates.
 
-    Those of a burst have the prefix `burst_`.
+    Limits of a burst have the prefix `burst_`.
     """
     resources: ResourcesInForce | None = None
-    """The limits in force of a running guest; None: it has none, or they are not known yet."""
+    """The limits in force of a running guest; None: there are none, or they are not known yet."""
     disks_pending: dict[str, str] = Field(default_factory=dict)
-    """By disk: the reason why the guest does not have it as in the record. The agent retries."""
+    """By disk: the reason why the guest's disk differs from the record. The agent retries."""
     detached: tuple[str, ...] = ()
     """The disks of `VmRecord.detaching`, as of `generation`, that no guest has any more."""
     started_ns: int | None = None
@@ -124,6 +124,6 @@ class VmView(LenientModel):
     observed_generation: int = 0
     spec: VmSpec
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
-    """The meanings of image names on the bus at its create, by the plain names in its spec."""
+    """The meanings of image names on the bus at the VM's create, by the plain names in its spec."""
     cut: tuple[str, ...] = ()
     """Fields that were omitted because the view was too large for one message."""

@@ -42,7 +42,7 @@ class VolumeMove(LenientModel):
     """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
     One write to the record puts the volume on its target. If the move fails before that write, the
-    volume stays on its source. Afterwards, the data in the other place is removed.
+    volume stays on its source. After success or failure, the data in the other place is removed.
     """
 
     source: Id
@@ -50,7 +50,7 @@ class VolumeMove(LenientModel):
     export: Uid
     """The operation on the source that writes the data to a file."""
     fill: Uid
-    """The operation on the target that makes the disk of that file."""
+    """The operation on the target that makes the disk from that file."""
     failed: str = ""
     """The reason of a failure; empty for none. The volume stays on its source."""
     cleaned: bool = False
@@ -58,10 +58,10 @@ class VolumeMove(LenientModel):
     pool: Id | None = None
     """The pool that gets the data; None: the target's pool of the same name."""
     former_pool: Id = LOCAL
-    """The pool that had the data, if `pool` is another one."""
+    """The pool that had the data, if `pool` is another pool."""
     kind: PoolKind = PoolKind.LOCAL
     former_kind: PoolKind = PoolKind.LOCAL
-    """The kinds of the two pools."""
+    """The kind of the former pool; `kind` is that of the new pool."""
 
 
 class VolumeHold(LenientModel):
@@ -69,7 +69,7 @@ class VolumeHold(LenientModel):
 
     since_ns: int
     node: str = ""
-    """The node of that VM; empty while it has none."""
+    """The node of the VM; empty while the VM has none."""
 
 
 class VolumeRecord(LenientModel):
@@ -85,43 +85,44 @@ class VolumeRecord(LenientModel):
     labels: dict[str, str] = Field(default_factory=dict)
     spec: VolumeSpec
     pool_kind: PoolKind = PoolKind.LOCAL
-    """The kind of its pool, as the nodes reported it at its create."""
+    """The kind of the volume's pool, as the nodes reported it at the volume's create."""
     node: str = ""
-    """The node of its data; empty until a VM uses it, unless its creator chose the node.
+    """The node of the data; empty until a VM uses the volume, unless its creator chose the node.
 
     A volume that several hosts reach has a node only while a VM holds it, and none if it is shared.
     """
     bound: bool = False
-    """True since a VM used it: its node may have its data."""
+    """True after a VM has used the volume: the node may have its data."""
     lost: bool = False
-    """True if a person gave up its data together with its node (`node.forget`)."""
+    """True if a person gave up the data together with the node (`node.forget`)."""
     holder: str = ""
-    """The uid of the VM that may write to it; empty if there is none. For a shared volume: the
-    first of its holders."""
+    """The uid of the VM that may write to the volume; empty if there is none. For a shared volume:
+    the first of its holders."""
     held_since_ns: int = 0
-    """Unix time at which that VM became the holder; 0 if there is none."""
+    """Unix time at which the VM `holder` became the holder; 0 if there is none."""
     holds: dict[str, VolumeHold] = Field(default_factory=dict, exclude_if=not_)
     """All holders of a shared volume, by uid; empty for other volumes."""
     made_for: str = ""
-    """The uid of the VM whose spec made it; empty if `volume.create` did (ADR 0072)."""
+    """The uid of the VM whose spec made the volume; empty if `volume.create` did (ADR 0072)."""
     target: ImageTarget | None = None
-    """The meaning of its image's name at its create, if the bus had that name."""
+    """The meaning of the image's name at the volume's create, if the bus had the name."""
     fill: VolumeFill | None = None
-    """The state of its first content; None if a VM makes the disk."""
+    """The state of the first content; None if the disk is made for the first VM."""
     move: VolumeMove | None = None
-    """The move of its data that has not ended, or the last one that failed."""
+    """The move of the data that has not ended, or the last move that failed."""
     deleting: bool = False
     generation: int = 1
     """Rises with every change of the spec."""
     created_ns: int
     owner: str = ""
-    """The bridge that created it, or empty, as `VmRecord.owner`."""
+    """The bridge that created the volume, or empty, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests that changed it. A repeat changes nothing."""
+    """Ids of the last requests that changed the record. A repeat of such a request changes
+    nothing."""
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Return the uids of the VMs that may write to it."""
+        """Return the uids of the VMs that may write to the volume."""
         return tuple(self.holds) or ((self.holder,) if self.holder else ())
 
     @property
@@ -131,7 +132,7 @@ class VolumeRecord(LenientModel):
 
     @property
     def ends_with(self) -> str:
-        """Return the uid of the VM whose delete removes the volume, if it then holds the volume."""
+        """Return the uid of the VM whose delete removes the volume, if the VM holds it then."""
         kept = self.spec.retention is Retention.RETAIN or self.spec.protected
         return "" if kept else self.made_for
 
@@ -154,20 +155,20 @@ class VolumeState(StrEnum):
     """The state of a volume that users see."""
 
     AVAILABLE = "Available"
-    """No VM has used it, so it has no data yet."""
+    """No VM has used the volume, so it has no data yet."""
     BOUND = "Bound"
-    """A VM has used it: its node may have its data. No VM holds it."""
+    """A VM has used the volume: its node may have its data. No VM holds the volume."""
     FILLING = "Filling"
-    """Its content is being copied. A VM with this volume waits."""
+    """The volume's content is being copied. A VM with this volume waits."""
     FILL_FAILED = "FillFailed"
-    """Its content could not be copied. `volume.fill` repeats the copy."""
+    """The volume's content could not be copied. `volume.fill` repeats the copy."""
     MOVING = "Moving"
-    """Its data is being copied to another node or pool. No VM can start with it meanwhile."""
+    """The data is being copied to another node or pool. No VM can start with the volume."""
     IN_USE = "InUse"
-    """A VM holds it."""
+    """A VM holds the volume."""
     DETACHING = "Detaching"
-    """A VM holds it until its guest has released the disk; the request is repeated."""
+    """A VM holds the volume until its guest has released the disk. The guest is asked again."""
     LOST = "Lost"
-    """Its node was forgotten, with its data."""
+    """The volume's node was forgotten, with the data."""
     DELETING = "Deleting"
-    """Its data is being removed from its node."""
+    """The volume's data is being removed from the node."""

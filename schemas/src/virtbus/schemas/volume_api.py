@@ -15,9 +15,9 @@ class VolumeCreate(StrictModel):
     """`volume.create`.
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
-    `node` chooses the node of the data; the default is the node of the first VM that uses it. The
-    data of a copy is on the node of the copied volume, or on `node`, or on a node that the
-    controller chooses.
+    `node` chooses the node of the data. The default is the node of the first VM that uses the
+    volume. The data of a copy is on the node of the copied volume, or on `node`, or on a node that
+    the controller chooses.
     """
 
     name: Id
@@ -29,7 +29,7 @@ class VolumeCreate(StrictModel):
 
 
 class VolumeAsk(StrictModel):
-    """`volume.get`. With `uid`, a volume of that name with another uid is refused."""
+    """`volume.get`. The request is refused if the volume has another uid than `uid`."""
 
     name: Id
     namespace: Id = "default"
@@ -37,7 +37,7 @@ class VolumeAsk(StrictModel):
 
 
 class VolumeUpdate(VolumeAsk):
-    """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
+    """`volume.update`: changes the given fields. `size` may only grow; `labels` replaces all labels.
 
     A volume also grows under a running guest, if the disk's bus can report the size to the guest.
     """
@@ -60,8 +60,8 @@ class VolumeFillAgain(VolumeAsk):
 class VolumeMoveTo(VolumeAsk):
     """`volume.move`: moves the data to `node`, or to `pool`, or both.
 
-    A VM that holds the volume must be off. The VM goes to another node with all of its volumes, or
-    stays with all of them. A request with the present node and pool of the data gives up a move
+    A VM that holds the volume must be off. If the node changes, the VM moves with all of its
+    volumes, or nothing moves. A request with the present node and pool of the data cancels a move
     that has not ended.
     """
 
@@ -74,7 +74,8 @@ class VolumeMoveTo(VolumeAsk):
 class VolumeAdopt(VolumeAsk):
     """`volume.adopt`: writes the record of a volume whose data is on `node` without a record.
 
-    The node says what the volume is. `uid` is needed only if it has several of that name.
+    The node's copy describes the volume. `uid` is needed only if the node has several volumes of
+    the name.
     """
 
     node: Id
@@ -83,8 +84,8 @@ class VolumeAdopt(VolumeAsk):
 class VolumeAttach(VolumeAsk):
     """`volume.attach`: adds the volume to a VM of its namespace, as a further disk.
 
-    The VM holds the volume from then on. A running guest gets the disk at once, if its bus can.
-    `disk` is the name of the disk; default: the volume's.
+    After the attach, the VM holds the volume. A running guest gets the disk at once, if the disk's
+    bus has hot-plug. `disk` is the name of the disk; the default is the volume's name.
     """
 
     vm: Id
@@ -95,11 +96,11 @@ class VolumeAttach(VolumeAsk):
 class VolumeDetach(VolumeAsk):
     """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
-    A running guest must release the disk: until then the volume is Detaching. With `vm`, another
-    holder is refused; a shared volume with several holders needs it. A volume that the VM does not
-    hold is not changed. `gone` is the uid of a holder without a record. With it, a person confirms
-    that this holder has no guest. A disk that is mounted in the guest is refused
-    without `force`, if the guest agent can tell.
+    While a running guest has not released the disk, the volume is Detaching. With `vm`, the request
+    is refused if another VM holds the volume; a shared volume with several holders needs `vm`. A
+    volume that the VM does not hold is not changed. `gone` is the uid of a holder without a record.
+    With `gone`, a person confirms that this holder has no guest. Without `force`, the request is
+    refused if the guest agent says that the disk is mounted.
     """
 
     vm: Id | None = None
@@ -124,7 +125,7 @@ class VolumeHolder(LenientModel):
     since_ns: int = 0
     node: str = ""
     detaching: bool = False
-    """True: it holds the volume only until its guest has released the disk."""
+    """True: the VM holds the volume only until its guest has released the disk."""
 
 
 class VolumeView(LenientModel):
@@ -138,22 +139,22 @@ class VolumeView(LenientModel):
     spec: VolumeSpec
     state: VolumeState
     message: str = ""
-    """The reason for a wait, and the next step; empty if it does not wait."""
+    """The reason for a wait, and the next step; empty if there is no wait."""
     node: str = ""
-    """The node of its data; empty until a VM uses it, unless its creator chose the node."""
+    """The node of the data; empty until a VM uses the volume, unless its creator chose the node."""
     holder: str = ""
-    """The uid of the VM that may write to it; of a shared volume the first of its `holders`."""
+    """The uid of the VM that may write to the volume; if it is shared, the first of `holders`."""
     holder_name: str = ""
     held_since_ns: int = 0
-    """Unix time at which that VM became the holder; 0 if there is none."""
+    """Unix time at which the VM `holder` became the holder; 0 if there is none."""
     holders: tuple[VolumeHolder, ...] = ()
-    """All VMs that hold it: at most one, unless its access is `shared`."""
+    """All VMs that hold the volume: at most one, unless the volume's access is `shared`."""
     made_for: str = ""
-    """The uid of the VM whose spec made it; empty if `volume.create` did."""
+    """The uid of the VM whose spec made the volume; empty if `volume.create` did."""
     fill_operation: str = ""
-    """The operation that copies its content; empty if there is none, or if it succeeded."""
+    """The operation that copies the content; empty if there is none, or if it succeeded."""
     moving_to: str = ""
-    """The node to which its data is being moved."""
+    """The node to which the data is being moved."""
     deleting: bool = False
     generation: int
     revision: int
@@ -161,7 +162,7 @@ class VolumeView(LenientModel):
 
 
 class VolumeCreated(LenientModel):
-    """The answer of `volume.create`. `created` False: it existed already, unchanged."""
+    """The answer of `volume.create`. `created` is False if the volume existed, unchanged."""
 
     volume: VolumeView
     created: bool = False

@@ -30,13 +30,13 @@ DevicePattern = Annotated[
 
 
 class HostDevice(StrictModel):
-    """A block device of the node, by its path there: a PersistentVolume of a pod.
+    """A block device of the node, by its path on the node: a PersistentVolume of a pod.
 
     Only the container runtime of a node may use it, and the node's agent opens only devices that
     its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the device.
 
-    With an `image`, imaged writes the image once, and the content outlives the VM. The last MiB of
-    the device is then virtbus' own.
+    With an `image`, imaged writes the image once, the content outlives the VM, and virtbus keeps
+    the last MiB of the device for itself.
     """
 
     path: DevicePath
@@ -44,7 +44,7 @@ class HostDevice(StrictModel):
 
 
 class HostDisk(StrictModel):
-    """A raw disk in a file of the node, below a directory of its setting `directories_allowed`.
+    """A raw disk in a file of the node, below a directory of the setting `directories_allowed`.
 
     With a `capacity`, the node makes the file if it is missing. The file outlives the VM.
     """
@@ -72,17 +72,17 @@ class VolumeRef(LenientModel):
     name: Id
     size_bytes: int
     image: str = ""
-    """The image of its first content; empty if the volume begins empty or is copied."""
+    """The image of the first content; empty if the volume begins empty or is copied."""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     copied: bool = False
-    """True: an operation makes the disk, and a VM waits for its end."""
+    """True: an operation makes the disk, and a VM waits for the operation's end."""
     pool: Id = LOCAL
     """The pool of the node that has the data."""
     kind: PoolKind = PoolKind.LOCAL
-    """The kind of that pool."""
+    """The kind of `pool`."""
     shared: bool = Field(False, exclude_if=not_)
-    """True: other VMs may hold it at the same time, so its data is raw (ADR 0086)."""
+    """True: several VMs may hold the volume at the same time, so its data is raw (ADR 0086)."""
 
     @property
     def abilities(self) -> Abilities:
@@ -91,12 +91,12 @@ class VolumeRef(LenientModel):
 
     @property
     def key(self) -> str:
-        """Return its name in the settings of pools."""
+        """Return the volume's name in the settings of pools."""
         return f"{self.namespace}.{self.name}"
 
     @property
     def folder(self) -> str:
-        """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
+        """Return the name of the volume's folder on a host. It is unique: ids have no dots."""
         return f"{self.namespace}.{self.name}.{self.uid}"
 
 
@@ -111,7 +111,7 @@ class FillSource(LenientModel):
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     volume: VolumeRef | None = None
     vm: Uid | None = None
-    """The VM, with its `epoch` on the node. `disk` is the name of its volume in the spec."""
+    """The VM, with its `epoch` on the node. `disk` names the volume in the VM's spec."""
     epoch: int = 0
     snapshot: SnapshotRef | None = None
     disk: str = ""

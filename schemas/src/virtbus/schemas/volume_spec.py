@@ -16,7 +16,7 @@ from virtbus.schemas.quantity import Bytes
 def check_plain_ref(ref: str) -> str:
     """Return a reference without a query; raise ValueError if it has one.
 
-    A query may be a signature, and a volume has no secrets.
+    A query may be a signature, which is a secret, and a volume cannot keep a secret.
     """
     if "?" in ref:
         msg = "must have no query: a volume cannot keep it secret; pull the image, then name it"
@@ -50,9 +50,10 @@ SHARED_MAX = 16
 class VolumeSource(StrictModel):
     """The first content of a volume. Without a source it is empty.
 
-    The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
-    `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default: its first),
-    is always copied. So is the `disk` of a `backup`, which is in a directory of the node.
+    The disk is an overlay on the `image`; with `full` it is a copy, which does not need the image
+    later. A `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default:
+    the first disk), is always copied. The `disk` of a `backup` in a directory of the node is always
+    copied, too.
     """
 
     image: PlainRef | None = None
@@ -102,7 +103,7 @@ class VolumeSpec(StrictModel):
     protected: bool = False
     """True: a delete is refused until this is cleared."""
     access: Access = Field(Access.ONE, exclude_if=lambda access: access is Access.ONE)
-    """It never changes."""
+    """The access of a volume never changes."""
 
     @property
     def is_shared(self) -> bool:
@@ -130,7 +131,7 @@ class VolumeSpec(StrictModel):
     def is_copied(self) -> bool:
         """Return True if an operation writes the content, before a VM uses it.
 
-        Only a disk in the pool `local` rests on an image: the image store is on the same disk.
+        Only a volume in the pool `local` can rest on an image, because the image store is there.
         """
         of_image = self.source.image is not None and self.pool != LOCAL
         return of_image or self.source.is_copied

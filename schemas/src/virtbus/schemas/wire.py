@@ -101,7 +101,7 @@ def _malformed(message: str) -> VirtbusError:
 
 
 def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
-    """Raise if the value nests too deep, has more than `most` items, or cannot be encoded again.
+    """Raise if `root` nests too deep, has more than `most` values, or cannot be encoded again.
 
     `sure`: scalar types that need no check.
     """
@@ -167,7 +167,8 @@ def decode(
     """Return the value of a msgpack or JSON body.
 
     Raises:
-        VirtbusError: 413 more than `most_bytes`; 400 malformed, or more than `most_values`.
+        VirtbusError: 413: the body is larger than `most_bytes`. 400: it is malformed, or has more
+            than `most_values` values.
     """
     if len(body) > most_bytes:
         raise VirtbusError(
@@ -175,7 +176,7 @@ def decode(
             "too_large",
             f"the message has {len(body)} bytes; at most {most_bytes} are accepted",
         )
-    budget = _Budget(most_values) if len(body) > most_values else None  # a value has a byte or more
+    budget = _Budget(most_values) if len(body) > most_values else None  # a value takes a byte or more
     pairs = budget.pairs if budget is not None else _unique
     sure = _SURE_IN_MSGPACK
     try:
@@ -285,8 +286,8 @@ def problems(
 ) -> tuple[Detail, ...]:
     """Return pydantic's errors as details. The input is not repeated because it may be a secret.
 
-    With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. At
-    most MAX_DETAILS details are returned; then the last one counts the others.
+    With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. If
+    there are more than MAX_DETAILS errors, the last detail counts the omitted ones.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     details, hints = [], 0

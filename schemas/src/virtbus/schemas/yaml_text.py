@@ -18,7 +18,7 @@ class YamlError(ValueError):
     """The text is not YAML, or exceeds a limit.
 
     `line` and `column` count from 1; 0: unknown. `shown` is the message on several lines, with the
-    position. Both texts may have parts of the document.
+    position. The message and `shown` may contain parts of the document.
     """
 
     def __init__(self, message: str, line: int = 0, shown: str = "", column: int = 0) -> None:
@@ -95,7 +95,7 @@ class _Loader(yaml.SafeLoader):
             raise _over(message, event)
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        """Raise if too many brackets are open: the scanner's time for a token grows with them."""
+        """Raise if too many brackets are open: each one slows the scanner down for every token."""
         if self.flow_level > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}"
             mark: Any = self.get_mark()

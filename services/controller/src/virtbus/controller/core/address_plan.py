@@ -40,7 +40,7 @@ class Need(NamedTuple):
         return ClaimedAddresses(network=self.target.uid, addresses=self.nic.addresses, mac=mac)
 
     def open_pools(self) -> list[AddressPool]:
-        """Return the pools from which an address is chosen: the versions that the spec omits."""
+        """Return the pools of the IP versions for which the spec names no address."""
         given = {ip_address(text).version for text in self.nic.addresses}
         return [pool for pool in self.target.spec.pools() if pool.subnet.version not in given]
 
@@ -93,8 +93,8 @@ def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
     """Return the record without the claims of interfaces that its guest no longer has.
 
-    Only a status of the record's node, epoch and generation counts. An earlier status may lack an
-    interface that the guest received later.
+    Only a status of the record's node and epoch counts, and of its generation or a later one. An
+    earlier status may lack an interface that the guest received later.
     """
     wanted = {nic.name for nic in record.spec.domain.devices.interfaces}
     left = record.address_claims.keys() - wanted
@@ -156,7 +156,8 @@ def _outside(path: str, text: str, network: str, target: NetworkTarget | None) -
 def _not_of_plugins(path: str, network: str, config: str | None) -> Iterator[Detail]:
     """Yield a problem if the network's plugins take no addresses from a spec.
 
-    `config` is None for a conflist of a node. Only the node knows it, so nothing is refused here.
+    `config` is None for a conflist of a node. Only the node knows such a conflist, so nothing is
+    refused here.
     """
     if config is not None and not capability(json.loads(config), "ips"):
         hint = "leave addresses out, or make a network whose conflist has the capability ips"

@@ -98,7 +98,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
 
 
 def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
-    """Add the problems of the seeds' network data to `found`; return its unknown keys."""
+    """Add the problems of the seeds' network data to `found`; return warnings of unknown keys."""
     unknown: list[Detail] = []
     volumes = create.spec.volumes if create.spec is not None else ()
     for path, findings in network_findings(volumes):
@@ -116,7 +116,7 @@ def checked_spec(spec: Plain) -> VmSpec:
         valid = VmSpec.model_validate(spec, context=NETWORK_LATER)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
-    check_devices(valid)  # each volume has a disk now
+    check_devices(valid)  # `complete` has added disks
     return valid
 
 
@@ -172,7 +172,7 @@ def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
     seeds = [v[kind] for v in volumes for kind in SEEDS if v.get(kind) is not None]
     state = create.spec.network_state if create.spec is not None else None
     if not (seeds or volumes) and state is not None:
-        return []  # a second create brings its disks
+        return []  # a second create adds the disks
     if not seeds:
         seeds = [{}]
         volumes.append({"name": SEED, "cloud_init_no_cloud": seeds[0]})
@@ -195,8 +195,8 @@ def _networks(create: VmCreate) -> Sequence[Plain]:
 
 
 # --- problems between fields -----------------------------------------------------------------
-# These functions read the raw request, so that their problems are in the same answer as those of
-# pydantic. They skip values of a wrong type, because pydantic reports them.
+# These functions read the raw request, so that one answer has their problems and pydantic's. They
+# skip values of a wrong type, because pydantic reports these values.
 
 
 def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
@@ -224,7 +224,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
 def _with_root(
     data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the volumes, then that of the shorthand `image`, so that paths keep their index."""
+    """Return the volumes, and after them the shorthand's volume, so that the indices stay."""
     return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
@@ -299,7 +299,7 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
 
 
 def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
-    """Report an `ignition` that lacks its `config`, as only a stored record may."""
+    """Report an `ignition` without a `config`. Only a stored record may lack the `config`."""
     given = spec.get("ignition")
     if given is None or _map(given).get("config") is not None:
         return []
@@ -323,7 +323,7 @@ def _has_seal(ref: Any) -> bool:
     try:
         return isinstance(ref, str) and is_sealed(ref)
     except ValueError:
-        return False  # pydantic reports it
+        return False  # pydantic reports the error
 
 
 def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
@@ -369,7 +369,7 @@ def _valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads 
 
 
 def _valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
-    """Return valid interfaces by index. pydantic reports the problems of others."""
+    """Return valid interfaces by index. pydantic reports the problems of invalid ones."""
     devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
     nics = {}
     for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):

@@ -15,8 +15,8 @@ from virtbus.schemas.vm import VmRecord
 def takes_room(record: VmRecord) -> bool:
     """Return True if the VM allocates CPU and memory (ADR 0012).
 
-    A stopped strict VM keeps its reservation. Any other stopped VM allocates none; its start checks
-    capacity again.
+    A stopped VM keeps its reservation if it has the overcommit policy strict. Any other stopped VM
+    allocates nothing; its start checks capacity again.
     """
     return record.powered or record.reserved
 
@@ -31,10 +31,11 @@ class Load:
     reserved_vms: int = 0
     reserved_vcpus: int = 0
     reserved_memory_bytes: int = 0
-    """The three `reserved_` sums are the part of strict VMs."""
+    """The three `reserved_` sums count only VMs with the overcommit policy strict."""
     pod_vcpus: int = 0
     pod_memory_bytes: int = 0
-    """The part of VMs of the node's container runtime, which kubelet has granted."""
+    """The two `pod_` sums count only VMs of the node's container runtime. kubelet has granted their
+    CPUs and memory."""
 
     def count(self, record: VmRecord, sign: int) -> None:
         """Add (`sign` 1) or subtract (-1) a record."""
@@ -52,7 +53,7 @@ class Load:
             self.reserved_memory_bytes += memory_bytes
 
     def counted(self, node: NodeRecord) -> tuple[int, int]:
-        """Return vCPUs and memory, without those of VM pods if kubelet has a share of its own.
+        """Return vCPUs and memory. VM pods count only where kubelet has no share of its own.
 
         A node may give kubelet a share of its CPUs, of its memory, of both, or none.
         """
@@ -66,7 +67,7 @@ NOTHING = Load()
 
 
 def with_vm(node: Candidate, record: VmRecord) -> Candidate:
-    """Return the node with one more VM; a stopped VM adds only its disks, unless it is strict."""
+    """Return the node with one more VM; a stopped VM adds no CPUs and memory, unless reserved."""
     on = takes_room(record)
     return replace(
         node,

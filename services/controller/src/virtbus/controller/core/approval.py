@@ -16,7 +16,7 @@ SLACK = 1.02
 
 
 def approval(record: NodeRecord) -> Approved:
-    """Return the labels and capacity of a heartbeat as approved values."""
+    """Return a heartbeat's capacity and labels, without the host name, as approved values."""
     labels = {key: value for key, value in record.labels.items() if key != HOSTNAME}
     return Approved(
         labels=labels,
@@ -50,7 +50,7 @@ def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
 
 
 def beyond(record: NodeRecord, host: HostRecord | None) -> tuple[str, ...]:
-    """Return a text for each reported value beyond the approved ones."""
+    """Return a text for each reported value beyond its approved value."""
     return tuple(_beyond(record, _limits(host)))
 
 

@@ -30,7 +30,10 @@ def shown(node: str, held: HeldBackup, *, whole: bool = False) -> BackupView:
 
 
 def selected(want: BackupList, held: HeldBackup) -> bool:
-    """Return True for a backup that a list asks for. An unreadable one has no name."""
+    """Return True for a backup that a list asks for.
+
+    An unreadable backup has no known VM or namespace, so it is only in a list without both.
+    """
     made = held.manifest
     if made is None:
         return want.vm is None and want.namespace is None
@@ -40,14 +43,14 @@ def selected(want: BackupList, held: HeldBackup) -> bool:
 def creating(
     want: BackupCreate, fields: dict[str, object], id_: str, now_ns: int
 ) -> OperationRecord:
-    """Return the operation that makes a backup; `fields` are those of `resting.of_vm`."""
+    """Return the operation that makes a backup; `fields` is the result of `resting.of_vm`."""
     asked = {"mode": want.mode, "chain": want.chain, "namespace": want.namespace}
     made = {"kind": "backup", "id": id_, "created_ns": now_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})
 
 
 def scheduled(record: BackupScheduleRecord, fields: dict[str, object]) -> OperationRecord:
-    """Return the operation of a schedule's run; each computation returns an equal record."""
+    """Return the operation of a schedule's run. Calls with equal arguments return equal records."""
     asked = {"chain": record.spec.chain, "namespace": record.namespace, "schedule": record.name}
     made = {"kind": "backup", "id": record.run, "created_ns": record.begun_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})

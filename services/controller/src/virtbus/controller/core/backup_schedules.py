@@ -32,7 +32,8 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each schedule whose last runs failed or were missed.
 
-        From the sixth on, they are only counted. Nobody expects a backup of a suspended schedule.
+        From the sixth schedule on, the schedules are only counted. Nobody expects a backup of a
+        suspended schedule, so it is left out.
         """
         records = [held.record for held in self.listed(None)]
         bad = [one for one in records if why(one) and not one.spec.suspended]
@@ -45,7 +46,7 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
 
 
 def why(record: BackupScheduleRecord) -> str:
-    """Return why the last run failed or was missed; empty if neither."""
+    """Return why the last run failed, and how many runs were missed; empty if neither."""
     missed = f"{record.missed} runs were missed" if record.missed else ""
     return "; ".join(one for one in (record.failed, missed) if one)
 
@@ -103,7 +104,7 @@ def begun(record: BackupScheduleRecord, run: str, now_ns: int) -> BackupSchedule
 
 
 def overdue(record: BackupScheduleRecord, now_ns: int) -> BackupScheduleRecord:
-    """Return the schedule with the runs counted as missed that were due during the present run."""
+    """Return the schedule; runs that were due during the present run count as missed."""
     if not record.run or record.spec.suspended or record.next_ns > now_ns:
         return record
     every_ns = record.spec.every_s * SECOND_NS
