@@ -33,9 +33,7 @@ POLL_S = 0.5
     shell_complete=completion_sources.nodes,
     help="The node that gets the data.  [default: NAME's node]",
 )
-@click.option(
-    "--pool", metavar="POOL", help="The pool that gets the data.  [default: NAME's pool]"
-)
+@click.option("--pool", metavar="POOL", help="The pool that gets the data.  [default: NAME's pool]")
 @click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the move has ended."
 )

@@ -37,7 +37,7 @@ class VolumeAsk(StrictModel):
 
 
 class VolumeUpdate(VolumeAsk):
-    """`volume.update`: changes the given fields. `size` may only grow; `labels` replaces all labels.
+    """`volume.update`: changes the given fields. `size` may only grow; `labels` replace all labels.
 
     A volume also grows under a running guest, if the disk's bus can report the size to the guest.
     """

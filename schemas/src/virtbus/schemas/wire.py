@@ -176,7 +176,7 @@ def decode(
             "too_large",
             f"the message has {len(body)} bytes; at most {most_bytes} are accepted",
         )
-    budget = _Budget(most_values) if len(body) > most_values else None  # a value takes a byte or more
+    budget = _Budget(most_values) if len(body) > most_values else None  # each value takes a byte
     pairs = budget.pairs if budget is not None else _unique
     sure = _SURE_IN_MSGPACK
     try:

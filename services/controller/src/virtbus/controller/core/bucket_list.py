@@ -1,7 +1,8 @@
 """Compares a list of a bucket with the cache, and finds values that are missing or outdated.
 
-Revisions only rise, so a cache ignores a value with a lower one. But a bus that was restored in
-place continues at a lower revision. Then a list proves that the cached value is outdated.
+Revisions only rise, so a cache ignores a value with a lower revision. But a bus that was restored
+in place continues at a lower revision. On such a bus, a list proves that a cached value is
+outdated.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,11 +19,14 @@ class BucketList:
         self._all = False
         """The list also replaces cached values of the same revision.
 
-        After a restore, another value may have that revision.
+        After a restore, another value may have the same revision.
         """
 
     def begin(self, cached: Mapping[str, int]) -> None:
-        """Begin a list. `cached` has the revisions of cached values; 0: any value replaces it."""
+        """Begin a list. `cached` has the revisions of cached values.
+
+        With the revision 0, any value in the list replaces the cached value.
+        """
         self._missing = dict(cached)
         self._all, self._older = self._older, False
 
@@ -32,7 +36,7 @@ class BucketList:
         return bool(self._missing)
 
     def outdated(self, names: Iterable[str], revision: int) -> list[str]:
-        """Return the names whose cached value is outdated, although its revision is not lower."""
+        """Return the names whose cached value is outdated, though its revision is not lower."""
         found = []
         for name in self._missing.keys() & names:
             cached = self._missing.pop(name)

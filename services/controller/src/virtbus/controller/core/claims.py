@@ -70,7 +70,10 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Return a uid's state by its last message; `last` None and not `purged`: there is none."""
+    """Return a uid's state by its last message. `last` is None if the uid has no readable message.
+
+    `purged` is True if the last message is a purge marker.
+    """
     if purged:
         return UidState.MARKER
     if last is None:
@@ -81,8 +84,8 @@ def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
 def name_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
     """Return the action for a create of `wanted` whose name another uid claims.
 
-    `where` and `last` are the state and message of that uid. If its record has another name, it can
-    never be committed under this name.
+    `where` and `last` are the state and message of the other uid. If the other uid's record has
+    another name, that uid can never be committed under this name.
     """
     if isinstance(last, VmRecord) and not bears(last, wanted.namespace, wanted.name):
         return NameStep.TAKE
@@ -116,7 +119,7 @@ def claim_value(key: str, uid: str) -> NameClaim | AddressClaim:
 def address_step(where: UidState) -> NameStep:
     """Return the action for a VM that asks for an address which another uid claims.
 
-    `where` is the state of that uid. The claim stands even if the record of that uid lacks the
+    `where` is the state of the other uid. The claim stands even if the other uid's record lacks the
     address: the update that adds the address may not be committed yet.
     """
     return _NAME_STEPS[where]

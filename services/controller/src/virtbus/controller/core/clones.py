@@ -9,10 +9,12 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 
 
 def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
-    """Return the origin of a clone; `home` is the node of its volumes.
+    """Return the origin of a clone; `home` is the node of the clone's volumes.
 
     Raises:
-        VirtbusError: 409 `snapshot_not_ready`, `snapshot_lost`, `not_of_a_vm`, `volumes_apart`.
+        VirtbusError: 409. `deleting`: the snapshot is being deleted. `snapshot_lost`: the data was
+            given up. `snapshot_not_ready`: the data is not complete. `not_of_a_vm`: the snapshot is
+            of a volume. `volumes_apart`: the clone's volumes are on another node.
     """
     refuse_incomplete(snapshot)
     if snapshot.resource != "vm":
@@ -33,7 +35,7 @@ def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
 def taken_over(
     spec: VmSpec, own: VmSecrets | None, source: VmRecord, held: VmSecrets, name: str, uid: str
 ) -> VmSecrets:
-    """Return the secrets of a clone: its own ones, or its source's where it leaves one empty.
+    """Return the secrets of a clone: its own, and its source's for each one that it leaves empty.
 
     `held` are the source's secrets. A host name that is the source's name becomes `name`.
     """

@@ -1,4 +1,4 @@
-"""Derives what a VM needs of a node from its spec."""
+"""Derives, from a VM's spec, the demand that a node must meet to take the VM."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class Demand(NamedTuple):
     kubelet decides about its directories."""
     runtime_node: str = ""
     """The node whose container runtime made the VM; no other node takes it. kubelet has granted
-    CPUs and memory there, so nothing else refuses them (ADR 0059)."""
+    CPUs and memory on this node, so placement does not refuse them (ADR 0059)."""
 
 
 def demand_of(

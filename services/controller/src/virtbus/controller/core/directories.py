@@ -32,7 +32,8 @@ def check_directories(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord])
 def not_offered(directories: Iterable[str], namespace: str, node: NodeRecord) -> str | None:
     """Return the directories that a node does not offer to a namespace, as a reason, or None.
 
-    If `namespace` is empty, kubelet decides about the VM: it is enough that the node offers them.
+    If `namespace` is empty, kubelet decides about the VM, and the node need only offer the
+    directories.
     """
     there = node.directories
     roots = {one: root_of(one, there) for one in directories}

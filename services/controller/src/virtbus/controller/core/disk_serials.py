@@ -17,10 +17,11 @@ Raw = Mapping[str, Any]
 def mount_problems(
     volumes: Sequence[Raw], disks: Sequence[Raw], tags: Sequence[Any] = ()
 ) -> list[Detail]:
-    """Return the problems of mounts and links: disks not found, and file systems not to be made.
+    """Return the problems of mounts and links.
 
-    `tags` are the names of directories, which are mounted by virtiofs. A file system is made on an
-    empty disk only.
+    A guest would not find a disk, a file system cannot be made, or a directory gets a property of
+    disks. `tags` are the names of directories, which are mounted by virtiofs. A file system is made
+    on an empty disk only.
     """
     if not (mounts := _mounts(volumes)):
         return []
@@ -69,7 +70,7 @@ def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
         return (
             f"its disk's serial number {serial:.40} has a dot: cloud-init reads a partition in it"
         )
-    # cloud-init tries these suffixes for a partition, also for the first one of a whole disk
+    # cloud-init tries these suffixes for a partition, and those of partition 1 for a whole disk
     for suffix in ("", f"{partition}", f"p{partition}"):
         if serial + suffix in others:
             what = f"{serial}{suffix}"

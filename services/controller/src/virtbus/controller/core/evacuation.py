@@ -45,8 +45,8 @@ def data_stays(record: VmRecord) -> str:
     """Return a text on what keeps a VM on its node, such as volumes; empty if nothing does.
 
     A VM of a node's container runtime runs on that node only. Several nodes reach a volume of a
-    pool on a server, so it keeps no VM. Nor does a directory that the guest only reads: each node
-    that offers it has it.
+    pool on a server, so such a volume keeps no VM on its node. A directory that the guest only
+    reads keeps no VM either, because other nodes may offer the directory.
     """
     if why := bound_to_host(record):
         return why
@@ -61,7 +61,7 @@ def data_stays(record: VmRecord) -> str:
 
 
 def bound_to_host(record: VmRecord) -> str:
-    """Return a text on what keeps a VM on its node besides disks and volumes; empty: nothing."""
+    """Return a text on what keeps a VM on its node besides disks and volumes; empty if nothing."""
     if record.node == node_of(record.owner):
         return (
             f"the container runtime of {record.node} made it for a pod; delete the pod to run it "
@@ -81,7 +81,7 @@ def local_volumes(record: VmRecord) -> list[VolumeRef]:
 
 
 def data_loss_reason(record: VmRecord) -> str:
-    """Return a text on the disks that a move would lose and how to permit it; empty: none."""
+    """Return a text on the disks that a move would lose, and how to permit that; empty if none."""
     disks = record.spec.local_disks
     if not disks:
         return ""
@@ -150,7 +150,7 @@ def released_by_node(record: VmRecord, status: VmStatus | None) -> bool:
 
 
 def _needs(record: VmRecord) -> Needs:
-    """Return the pools that a VM's next node needs: those of the volumes that go along."""
+    """Return the pools that a VM's next node needs, for the volumes that move with the VM."""
     return needs_of_shared(record.volume_refs.values())
 
 
@@ -167,14 +167,14 @@ class EvacuationTargets:
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._nodes = {candidate.record.node: candidate for candidate in candidates}
         self._hopeless: dict[tuple[object, ...], str] = {}
-        """Demands that no node can take, with the reason. Free capacity only shrinks here, so a
-        similar VM gets the same answer."""
+        """Demands that no node can take, with the reason. In this object, free capacity only
+        shrinks, so a similar VM gets the same answer."""
 
     def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
         """Return a target node and "", or "" and the reason why there is none.
 
         With `home`, the VM's own node is the last choice. A VM with a requested target gets only
-        that node, or with `home` its own.
+        the target, or with `home` its own node.
         """
         goal = (record.node, record.evacuation_target, home, _needs(record))
         like = (

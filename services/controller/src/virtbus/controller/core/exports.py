@@ -24,7 +24,8 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
     """Return the fields of an export of a VM's disk.
 
     Raises:
-        VirtbusError: 404 `no_disk`; 409 as `resting.of_vm`; 422 `no_copies`.
+        VirtbusError: the errors of `resting.of_vm`. 404 `no_disk`: the VM does not have the disk.
+            422 `no_copies`: virtbus cannot read the disk's volume.
     """
     fields = resting.of_vm(vm, state)
     disk = _disk(want, vm)
@@ -49,7 +50,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
     """Return the fields of an export of a volume.
 
     Raises:
-        VirtbusError: 409 as `resting.of_volume`; `volume_in_use` if any VM holds the volume.
+        VirtbusError: the errors of `resting.of_volume`. 409 `volume_in_use`: a VM holds the volume.
     """
     fields = resting.of_volume(record, "")
     if record.holder:
@@ -59,7 +60,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
 
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
-    """Raise 409 if the operation that has the id is another one."""
+    """Raise 409 if `there`, the operation that has the id, is not the wanted operation."""
     same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored"}
     same |= {"backup", "since"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):

@@ -55,7 +55,7 @@ OPEN = NodeSpec(node=UNPLACED), 0
 
 @dataclass
 class Fleet:
-    """All cached state. `revision` and `status_revision` are the highest since the last lists.
+    """All cached state. `revision` and `status_revision` are the highest seen since the last lists.
 
     Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
     VM counts only while the VM's record is on that node.
@@ -64,7 +64,7 @@ class Fleet:
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Overcommit factor of a node's shared CPUs."""
     vms: dict[str, StoredVm] = field(default_factory=dict)
-    """By uid. Only `apply` and `drop_vm` write it; they keep `names` and `promises` consistent."""
+    """VMs by uid. Only `apply` and `drop_vm` write it, so that `names` and `promises` match it."""
     promises: Allocations = field(default_factory=Allocations)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     holding: UnrecordedVms = field(default_factory=UnrecordedVms)
@@ -209,7 +209,7 @@ class Fleet:
             self._candidates.pop(node_spec.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Process one status; return its uid. Raise VirtbusError if its key differs (BUS-04)."""
+        """Process one status; return its uid. Raise VirtbusError if `key` is wrong (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
@@ -235,7 +235,7 @@ class Fleet:
         self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
-        """Process a heartbeat; return its node. Raise VirtbusError if its key differs."""
+        """Process a heartbeat; return its node. Raise VirtbusError if `key` is wrong."""
         record = as_stored(NodeRecord, plain := plain_stored(key, value))
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
@@ -258,12 +258,12 @@ class Fleet:
         self.nodes.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
-        """Forget nodes that left: their heartbeat keys expire without a message."""
+        """Forget nodes that left some time ago: their heartbeat keys expire without a message."""
         for node in [n for n, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """Process the end of a heartbeat key: forget a node that left, if nothing else names it."""
+        """Process the end of a heartbeat: forget a node that left, without VMs and join record."""
         seen = self.nodes.get(node)
         kept = node in self.hosts.joined or node in self.promises.on
         if seen and seen.record.state is NodeState.LEFT and not kept:
@@ -341,7 +341,7 @@ class Fleet:
         return self.show_held(held, now_s) if (held := self.vms.get(uid)) else None
 
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
-        """Return the API's view of a record, which may be newer than the cached one."""
+        """Return the API's view of a record, which may be newer than the cached record."""
         seen = self.last_status(held.record)
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # no heartbeat

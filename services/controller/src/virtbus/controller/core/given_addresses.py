@@ -1,4 +1,4 @@
-"""Caches the claimed addresses of each network, and the order in which others were released."""
+"""Caches the claimed addresses of each network, and its released addresses in their order."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -6,7 +6,8 @@ from types import MappingProxyType
 from virtbus.schemas.subjects import ADDRESS_KEYS, claimed_address
 
 FREED_KEPT = 20_000
-"""Number of released addresses of a network whose order is kept. Older ones count as unused."""
+"""Number of released addresses that are kept for a network. Addresses that were released earlier
+count as unused."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -23,7 +24,7 @@ class GivenAddresses:
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str) -> None:
-        """Process a claim. Claims of names change nothing, here and below."""
+        """Process a claim. This method and `purge` ignore claims of names."""
         if not key.startswith(ADDRESS_KEYS):
             return
         network, address = claimed_address(key)
@@ -56,11 +57,11 @@ class GivenAddresses:
         return self._taken.get(network, frozenset())
 
     def freed(self, network: str) -> Mapping[str, int]:
-        """Return the released addresses of a network, with the order of their releases."""
+        """Return the released addresses of a network, with the revisions of their releases."""
         return self._freed.get(network, _NONE)
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of claims of one network (its uid); None: of all."""
+        """Return the number of claims of the network with this uid; None: of all networks."""
         if namespace is None:
             return sum(map(len, self._taken.values()))
         return len(self.taken(namespace))

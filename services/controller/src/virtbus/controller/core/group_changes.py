@@ -56,7 +56,7 @@ def not_found(want: SecurityGroupRef) -> VirtbusError:
 
 
 def shown(held: StoredGroup, members: Sequence[str], missing: Sequence[str]) -> SecurityGroupView:
-    """Return the group as the API shows it; `missing` are groups that its rules name."""
+    """Return the group as the API shows it; `missing` are groups in its rules that do not exist."""
     record = held.record
     return SecurityGroupView(
         uid=record.uid,

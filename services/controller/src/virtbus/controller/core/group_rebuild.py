@@ -1,7 +1,7 @@
 """Decides which groups of hosts a rebuilt bus gets: only those that a person has accepted.
 
-A host could invent a group that opens VMs of other hosts, or still have one that was deleted. So
-a person, who sees the rules, must accept each copy (ADR 0069).
+A host could invent a group that opens VMs of other hosts, or still have a deleted group. So a
+person, who sees the rules, must accept each copy (ADR 0069).
 """
 
 import json
@@ -28,7 +28,7 @@ class GroupAction(StrEnum):
     ADD = "add"
     """The bus has no such group: write the copy."""
     RAISE = "raise"
-    """The bus has an older generation, for example of a backup: replace it."""
+    """The bus has an older generation, for example from a backup: write the copy over it."""
     UNCONFIRMED = "unconfirmed"
     """Nobody has accepted the copy."""
     CONFLICT = "conflict"
@@ -46,7 +46,7 @@ class HostedGroup:
 
 
 def digest_of(group: NodeGroup) -> str:
-    """Return the digest of a copy without its peers; equal copies have the same."""
+    """Return the digest of a copy without its peers; equal copies have the same digest."""
     bare = group.model_copy(update={"peers": {}})
     plain = bare.model_dump(mode="json", exclude_defaults=True)
     return sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
@@ -77,10 +77,11 @@ def lost_groups(
     bus: Mapping[tuple[str, str], Known],
     accepted: Accepted,
 ) -> list[HostedGroup]:
-    """Return a step for each group that hosts have, and the bus lacks or has in an older version.
+    """Return the steps for groups that hosts have, and the bus lacks or has in an older version.
 
-    `reports` has the groups of each node. `bus` lacks the names of groups that were deleted on this
-    bus. Copies with an owner are left out, because bridges make their own groups again.
+    `reports` has the groups of each node. `bus` has the bus's group of each name, or None. Names of
+    groups that were deleted on this bus are not in `bus`, and get no step. Copies with an owner are
+    left out, because bridges make their own groups again.
     """
     copies: dict[tuple[str, str], list[tuple[NodeGroup, str]]] = {}
     for node, groups in sorted(reports.items()):
@@ -101,7 +102,7 @@ def _is_newer(group: NodeGroup, known: Known) -> bool:
 def _steps(
     copies: Sequence[tuple[NodeGroup, str]], known: Known, accepted: Accepted
 ) -> Iterator[HostedGroup]:
-    """Yield the steps for the copies of one group: equal copies of several nodes are one."""
+    """Yield the steps for the copies of one group; equal copies of several nodes have one step."""
     words = {node: accepted.get((node, group.namespace, group.name)) for group, node in copies}
     sure = [(group, node) for group, node in copies if digest_of(group) in (words[node] or ())]
     changed = [one for one in copies if words[one[1]] and one not in sure]

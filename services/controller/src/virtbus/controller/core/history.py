@@ -54,8 +54,8 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
 def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
     """Return a message's identity (subject and id), and its events.
 
-    Messages with one identity are one event. The subject contains the node, so no node can replace
-    another node's event. A message may have several spans.
+    Messages with the same identity are the same event. The subject contains the node, so no node
+    can replace another node's event. A message may have several spans.
     """
     unread = (message.subject, str(message.sequence))
     try:

@@ -16,7 +16,7 @@ from virtbus.schemas.wire import read
 RIVAL_FRESH_S = 20.0
 """Time after which a silent refused agent is forgotten. It repeats its message every 5 s."""
 RIVALS_KEPT = 8
-"""Limit of refused agents for one node, in case many hosts have copies of its credentials."""
+"""Limit of refused agents for one node, because many hosts may have the node's credentials."""
 
 
 class Rival(NamedTuple):
@@ -41,7 +41,7 @@ class Hosts:
     def put(self, key: str, value: bytes, revision: int) -> str:
         """Process a host record.
 
-        Return the node, or raise VirtbusError if it does not match its key.
+        Return the node, or raise VirtbusError if the record does not match its key.
         """
         record = read(HostRecord, value)
         refuse_foreign(key, is_id(record.node) and subjects.node_host(record.node))
@@ -49,7 +49,7 @@ class Hosts:
         return record.node
 
     def took(self, node: str, record: HostRecord | None, revision: int) -> None:
-        """Store a host record, unless a newer revision is known."""
+        """Store a host record, unless this or a newer revision is known."""
         if self.revision(node) < revision:
             self.records[node] = (record, revision)
 

@@ -25,7 +25,7 @@ def changed(
     """Return the record after a request; `new` is the record if the name does not exist.
 
     Raises:
-        VirtbusError: 409 `stale_revision`.
+        VirtbusError: 409 `stale_revision`: the name has another revision than the request.
     """
     revision = there.revision if there is not None else 0
     if want.revision not in {None, revision}:

@@ -1,6 +1,6 @@
 """Caches the images that each node reports, as keys of references and digests, for placement.
 
-It also holds the cache of the image names on the bus.
+`KnownImages` also has the cache of the image names on the bus.
 """
 
 from hashlib import sha256

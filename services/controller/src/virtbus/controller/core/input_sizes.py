@@ -11,7 +11,8 @@ from virtbus.schemas.wire import encode
 
 KEY_BYTES = 64
 MOST_GROWTH = 4
-"""Upper bound of a record's bytes for each byte of the spec's JSON, or character of a label.
+"""Upper bound of a record's bytes for each byte of the spec's JSON, and for each character of its
+labels and annotations.
 
 For example, a short query of a URL becomes a long digest.
 """

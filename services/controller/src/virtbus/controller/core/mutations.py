@@ -69,7 +69,7 @@ OF_A_NIC = re.compile(
 )
 """AT_RESTART, OF_A_DISK and OF_A_NIC are fields that take effect at the guest's next start.
 
-Until then the VM shows RestartRequired. Limits and trays of disks take effect at once.
+Until that start the VM shows RestartRequired. Limits and trays of disks take effect at once.
 """
 OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
 OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
@@ -102,10 +102,12 @@ def updated(
 ) -> VmRecord:
     """Return the record with the new spec, labels and annotations (None: unchanged).
 
-    `reseeded`: secrets of its first-boot data change, too. `spec` does not contain these secrets.
+    `reseeded`: secrets of the VM's first-boot data change, too. `spec` does not contain these
+    secrets.
 
     Raises:
-        VirtbusError: 422 naming each field that cannot change, 409 while the VM is being deleted.
+        VirtbusError: 400: the devices have problems. 409: the VM is being deleted, or should run
+            with a released network. 422: some fields cannot change; the details name each of them.
     """
     refuse_deleting(record)
     update: dict[str, Any] = {}
@@ -121,7 +123,7 @@ def updated(
 
 
 def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any]:
-    """Return the changes of a record for another spec; raise VirtbusError as `updated`."""
+    """Return the changes of a record that a new spec causes; raise VirtbusError as `updated`."""
     update: dict[str, Any] = {}
     spec = _sealed_as_before(spec, record.spec)
     public, _ = split_secrets(spec, record.uid)
@@ -177,13 +179,13 @@ def _is_medium(path: str, spec: VmSpec) -> bool:
 
 
 def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTarget]) -> VmRecord:
-    """Return a changed record with image targets; `found` has those of its new image names.
+    """Return a changed record with image targets; `found` has the targets of new image names.
 
     The names of unchanged volumes keep the meaning that they had.
 
     Raises:
-        VirtbusError: 422 `medium_unpinned`: a new image has no digest, so its node could not tell
-            it from the medium before.
+        VirtbusError: 422 `medium_unpinned`: a new image has no digest, so the node could not
+            distinguish the image from the medium before.
     """
     had = {volume.image_ref for volume in before.spec.volumes}
     old, new = set(), []
@@ -250,9 +252,12 @@ def starts_paused(spec: VmSpec) -> bool:
 def powered(
     record: VmRecord, *, on: bool, grace_s: int | None = None, paused: bool | None = None
 ) -> VmRecord:
-    """Return the record after start (`on`) or stop; each raises the power epoch.
+    """Return the record after a start (`on`) or stop, with a higher power epoch.
 
     `paused`: the start leaves the guest paused; None: as the spec says.
+
+    Raises:
+        VirtbusError: 409: the VM is being deleted, or should start with a released network.
     """
     refuse_deleting(record)
     still = starts_paused(record.spec) if paused is None else paused
@@ -275,7 +280,8 @@ def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
     """Return the record after a start. A VM that is `up` (running or starting) keeps `paused`.
 
     Raises:
-        VirtbusError: 409 if a running VM should be started paused, or the VM is being deleted.
+        VirtbusError: 409: the VM is up and not paused, and should start paused. The errors of
+            `powered`.
     """
     if up and paused and not record.paused:
         message = f"{record.name} runs already; `virtbus vm pause {record.name}` pauses it"
@@ -284,7 +290,7 @@ def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
 
 
 def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
-    """Return the record after a restart; raise VirtbusError 409 if the VM is not `up`."""
+    """Return the record after a restart; raise VirtbusError 409 if not `up`, or as `powered`."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     new = powered(record, on=True, grace_s=grace_s)
@@ -292,7 +298,7 @@ def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
 
 
 def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:
-    """Return the record after pause (`on`) or unpause; raise 409 if the VM is not `up`."""
+    """Return the record after pause (`on`) or unpause; raise 409 if not `up`, or being deleted."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     return record.model_copy(update={"paused": on, "pause_epoch": record.pause_epoch + 1})
@@ -305,7 +311,7 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
 
 
 def with_request(record: RecordT, before: RecordT | None, request_id: str) -> RecordT:
-    """Return the record with the request's id. One equal to `before` (None: new) stays as it is."""
+    """Return the record with the request's id; unchanged if equal to `before` (None: no record)."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})
@@ -330,7 +336,7 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
     """Return the record after a delete request; a repeat may only shorten the grace.
 
     Raises:
-        VirtbusError: 409 `protected`: an update must clear that first.
+        VirtbusError: 409 `protected`: the VM is protected until an update ends that.
     """
     if not record.deleting:
         refuse_protected(record)

@@ -37,12 +37,12 @@ def create_step(
 ) -> CreateStep:
     """Return the next step of a create.
 
-    `there` is the object that has the name, `ended` the uid in a purge marker, or empty. `kind` is
-    the word for such an object, and `differences` are those of `there` and `wanted`.
+    `there` is the object that has the name. `ended` is the uid in a purge marker, or empty. `kind`
+    is the word for such an object. `differences` are the differences of `there` and `wanted`.
 
     Raises:
-        VirtbusError: 409 another object has the name, or the object differs from the request or is
-            being deleted; 410 the uid was deleted.
+        VirtbusError: 409: another object has the name, or `there` differs from the request or is
+            being deleted. 410: the object with the wanted uid was deleted.
     """
     if there is None:
         if ended == wanted.uid:
@@ -70,7 +70,7 @@ def refuse_deleting(record: NamedObject, kind: str) -> None:
 
 
 def refuse_other(uid: str | None, record: NamedObject, kind: str) -> None:
-    """Raise 409 if the object of the requested name has another uid than the requested one."""
+    """Raise 409 if the object of the requested name has another uid than the requested `uid`."""
     if uid is not None and uid != record.uid:
         message = f"{record.name} is the {kind} {record.uid}, not {uid}; leave uid out"
         raise VirtbusError(Code.CONFLICT, "not_its_uid", message)

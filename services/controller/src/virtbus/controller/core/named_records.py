@@ -38,7 +38,7 @@ class NamedRecords(Generic[NamedT]):
             self._store(self._key_of(held.record), held)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process a purge marker, from the watch or of our own."""
+        """Process a purge marker that the watch has delivered, or that we have written."""
         self._seen = max(self._seen, revision)
         known = self._stored.get(key)
         if known is None or known.revision < revision:
@@ -67,7 +67,7 @@ class NamedRecords(Generic[NamedT]):
         return self._stored.get(key)
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of records of a namespace; None: of all."""
+        """Return the number of records of a namespace; None: of all namespaces."""
         return len(self._stored) if namespace is None else self._in_namespace[namespace]
 
     def listed(self, namespace: str | None) -> list[Stored[NamedT]]:

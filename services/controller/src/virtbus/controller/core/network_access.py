@@ -44,8 +44,8 @@ def refuse_unknown(
     """Refuse networks that are neither objects, nor offered by a node, nor `known`.
 
     Raises:
-        VirtbusError: 404 `network_unknown` with the fields; 503 if no node has reported yet, or if
-        nodes that have VMs (`unheard`) have not.
+        VirtbusError: 404 `network_unknown`: the details have the fields. 503 `networks_unheard`: no
+            node has reported yet, or nodes that have VMs (`unheard`) have not reported yet.
     """
     wanted = _wanted(spec, targets)
     if not wanted:
@@ -75,7 +75,7 @@ def refuse_unknown(
 
 
 def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
-    """Return the networks that a node itself has to offer, by field, without `default`."""
+    """Return the networks that a node itself has to offer, by field path, without `default`."""
     wanted = {
         f"spec.networks[{index}].network": _offered(network.network, targets)
         for index, network in enumerate(spec.networks)

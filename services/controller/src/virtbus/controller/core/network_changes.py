@@ -31,7 +31,7 @@ from virtbus.schemas.wire import invalid
 USERS_SHOWN = 8
 POOL = frozenset({"subnet6", "ranges", "excluded", "pool"})
 """The fields of a pool of addresses, besides its IPv4 subnet."""
-NAMES = frozenset({"dns", "share_names"})  # of kinds whose gateway resolves names
+NAMES = frozenset({"dns", "share_names"})  # fields of kinds whose gateway resolves names
 _OF_NAT = frozenset({"subnet", "gateway", "gateway6", *NAMES, "mtu", *POOL})
 _ON_SEGMENT = _OF_NAT - {"pool", "share_names"}
 _FIELDS = {
@@ -58,10 +58,10 @@ _SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a bridge or i
 
 
 def choose_vni(uid: str, networks: Networks) -> int:
-    """Return the number of a new overlay: a hash of its uid, or the next that is free.
+    """Return the number of a new overlay: a hash of its uid, or the next free number.
 
-    Two creates at one moment may choose one number. A host then takes the first of the two only
-    (`vni_taken`), and no host sends frames of one to guests of the other.
+    Two creates at the same moment may choose the same number. A host then takes only the first of
+    the two overlays (`vni_taken`), so no host sends frames of one overlay to guests of the other.
     """
     taken = {held.record.vni for held in networks.listed(None)}
     start = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:3], "big")
@@ -82,7 +82,7 @@ def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) 
 
 # --- what users may ask for -------------------------------------------------------------------
 def refuse_spec(name: str, spec: NetworkSpec) -> None:
-    """Raise 400 with each field that is missing, or that the kind does not have."""
+    """Raise 400 with each field that is missing or wrong, or that the kind does not have."""
     found = list(_problems(spec))
     if name == BUILT_IN:
         hint = "choose another: VMs use the built-in network without an object"
@@ -127,8 +127,9 @@ def refuse_client(
     """Raise 403 if the account may not make or change this network.
 
     Hosts have routes to subnets of nat, routed and overlay networks, a conflist runs programs on
-    nodes, and a link leads to an operator's segment. So clients choose subnets within `free` only.
-    If `spec` is None, only the namespace counts.
+    nodes, and a link leads to an operator's segment. So clients may choose only subnets within
+    `free`, and neither a link nor a conflist in the object. If `spec` is None, only the namespace
+    counts.
     """
     if account.lower() in ADMINS:
         return
@@ -159,7 +160,7 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that another network, a node's `default` or a host's address uses.
+    """Raise 409 with each subnet that overlaps a network, a node's `default` or a host's address.
 
     On a segment, only other networks count.
     """
@@ -199,7 +200,7 @@ def updated(record: NetworkRecord, want: NetworkUpdate) -> NetworkRecord:
     """Return the network with the changes of a request.
 
     Raises:
-        VirtbusError: 400 the kind has no such field; 409 it is being deleted.
+        VirtbusError: 400: the kind has no such field. 409: the network is being deleted.
     """
     refuse_deleting(record, "network")
     fields = {"dns": want.dns, "mtu": want.mtu, "protected": want.protected}
@@ -218,7 +219,7 @@ def deleting(record: NetworkRecord, users: Sequence[str], now_ns: int) -> Networ
     """Return the network after a delete request.
 
     Raises:
-        VirtbusError: 409 it is protected, or VMs use it.
+        VirtbusError: 409: the network is protected, or VMs use it.
     """
     if record.deleting:
         return record
@@ -255,10 +256,13 @@ def _use(users: Sequence[str]) -> str:
 def mended(
     want: NetworkRef, known: NetworkRecord | None, users: Sequence[str], uid: str, now_ns: int
 ) -> NetworkRecord:
-    """Return a record that is being deleted, in place of an unreadable one.
+    """Return a record with a delete request, which replaces an unreadable record.
 
-    `known` is its last readable record, if any; without one, the network gets `uid`. `users` are
-    the VMs that name it. Raises VirtbusError as `deleting`.
+    `known` is the last readable record of the network, if any. Without one, the network gets the
+    requested uid, or `uid`. `users` are the VMs that name the network.
+
+    Raises:
+        VirtbusError: the errors of `deleting`. 409: `known` has another uid than the requested uid.
     """
     if known is None:
         known = NetworkRecord(

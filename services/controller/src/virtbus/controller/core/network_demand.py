@@ -1,4 +1,4 @@
-"""Derives what a VM's networks need of its node (ADR 0055)."""
+"""Derives the demands of a VM's networks on the VM's node (ADR 0055)."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -21,9 +21,10 @@ class NetworkDemand(NamedTuple):
     """The needs of a VM's networks; equal for VMs that need the same."""
 
     offered: frozenset[str] = frozenset({BUILT_IN})
-    """Networks that the node itself has: `default`, and conflists."""
+    """Networks that the node itself must offer: `default`, and conflists."""
     nodes: frozenset[str] | None = None
-    """The nodes that have a subnet of each routed network; None: any."""
+    """The nodes on which each routed network has a subnet with the VM's static addresses; None: all
+    nodes."""
     plugins: frozenset[str] = frozenset()
     """CNI plugins that the node has to allow."""
     tunnel: bool = False
@@ -31,7 +32,7 @@ class NetworkDemand(NamedTuple):
     links: frozenset[tuple[str, str]] = frozenset()
     """Links that the node has to allow, each with the kind of its network."""
     bindings: frozenset[NicBinding] = frozenset()
-    """Bindings of interfaces whose programs the node needs."""
+    """Bindings for which the node needs a program: `passt`."""
 
 
 def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:

@@ -1,6 +1,6 @@
 """Refuses a spec that does not fit its networks, before the VM is stored.
 
-netd checks the same at the start. Only netd knows the conflists of its node.
+netd checks the same at the start, and checks conflists of its node, which only netd knows.
 """
 
 import json
@@ -28,7 +28,7 @@ def refuse_misfits(spec: VmSpec, targets: Targets) -> None:
     """Check bindings and CNI plugins against the networks of a spec.
 
     Raises:
-        VirtbusError: 400 with the fields.
+        VirtbusError: 400: the details have the fields.
     """
     names = {network.name: network.network for network in spec.networks}
     details = tuple(
@@ -67,5 +67,5 @@ def _misfits(nic: Interface, network: str, target: NetworkTarget | None) -> Iter
 
 
 def _other_plugins(spec: NetworkSpec, digest: str) -> bool:
-    """Return True if the object has other plugins. Only a node knows those of a conflist."""
+    """Return True if the object's own conflist has other plugins. A node's conflist is unknown."""
     return spec.config is not None and plugins_digest(json.loads(spec.config)) != digest

@@ -12,9 +12,10 @@ _NODES_SHOWN = 8
 
 
 def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
-    """Raise 422 if no node of the fleet could have the network.
+    """Raise 422 if no node of the fleet could have the network, or a part of it.
 
-    A fleet without nodes refuses nothing.
+    Parts are subnets of unknown nodes, and an MTU that a node cannot carry. A fleet without nodes
+    refuses nothing.
     """
     if not nodes:
         return
@@ -43,7 +44,7 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
 
 
 def refuse_mtu(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
-    """Raise 422 if the hosts' own network does not carry the MTU of a network."""
+    """Raise 422 if a host's own network cannot carry the MTU of a network."""
     _refuse(list(_too_large(spec, nodes.values())))
 
 
@@ -54,7 +55,7 @@ def _refuse(found: Sequence[Detail]) -> None:
 
 
 def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
-    """Yield the reason why a host of the network cannot carry its MTU; hosts differ in theirs."""
+    """Yield the reason why a host cannot carry the network's MTU. The lowest limit counts."""
     carried = [(mtu, node.node) for node in nodes if (mtu := _carried(spec, node)) is not None]
     if spec.mtu and carried and spec.mtu > min(carried)[0]:
         mtu, node = min(carried)
@@ -64,7 +65,7 @@ def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detai
 
 
 def _carried(spec: NetworkSpec, node: NodeRecord) -> int | None:
-    """Return the MTU that a node's own network leaves to guests; None if the node tells none."""
+    """Return the MTU that a node's own network leaves to guests; None if it is not reported."""
     if spec.kind is NetworkKind.OVERLAY:
         return None if node.tunnel is None else node.tunnel.mtu - ENCAPSULATION_BYTES
     has_link = spec.link is not None and node.links.get(spec.link) == spec.kind
