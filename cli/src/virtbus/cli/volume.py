@@ -53,10 +53,10 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
 def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
-    One VM at a time holds a volume. It begins with the VM's create or an attach, and ends with the
-    VM's delete or a detach. Several VMs may hold a volume with `--access shared`. The data is on
-    one node, and VMs that use the volume are placed on that node. Several nodes may reach a volume
-    in a pool on a server.
+    One VM at a time holds a volume. The hold begins with the VM's create or an attach, and ends
+    with the VM's delete or a detach. Several VMs may hold a volume with `--access shared`. The data
+    is on one node, and VMs that use the volume are placed on that node. Several nodes may reach a
+    volume in a pool on a server.
     """
 
 

@@ -168,7 +168,7 @@ def command(
 def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
     """Return the spec's `source`; empty for an empty volume.
 
-    For `--from-file` it is a placeholder, which `_make_of_file` replaces after the upload.
+    For `--from-file` the source is a placeholder, which `_make_of_file` replaces after the upload.
     """
     given = [flags[one] for one in SOURCES if flags[one]]
     if len(given) + (file is not None) > 1:

@@ -39,8 +39,8 @@ STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 heartbeats fit in the 16 MiB of the bucket `node`."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
-"""Name claims, join records, desired states of nodes, reserved sums, leases, image keys of a
-node, operations.
+"""The values of this kind are name claims, join records, desired states of nodes, reserved sums,
+leases, image keys of a node, and operations.
 """
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""
@@ -48,7 +48,7 @@ HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """Each node has one value with the addresses of all hosts: 500 hosts of ten IPv6 addresses. The
 limit also holds for the list of the guests of an overlay on one host."""
 GROUP = Bound("security group", 128 * KIB, 192 * KIB)
-"""A request of up to 64 KiB."""
+"""Enough for the record of a group whose request has up to 64 KiB."""
 NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)
 """A group with the addresses of its peers. Controllers limit these addresses to some 5,000."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)

@@ -140,7 +140,7 @@ class DiskLimits(Rates):
     """The rates that a disk never exceeds for long."""
 
     burst: Rates | None = None
-    """Higher rates after a quiet time. Each needs a value for the same field in `limits` itself."""
+    """Higher rates after a quiet time. Each rate needs a value in the same field of `limits`."""
     burst_s: Count | None = Field(None, ge=1, le=86_400)
     """The length of a burst. Unset: one second."""
 
@@ -153,7 +153,7 @@ class IoThreadsPolicy(StrEnum):
     AUTO = "auto"
     """One thread for each of these disks, but at most two threads for each vCPU."""
     POOL = "pool"
-    """`count` threads, which the disks use in turns."""
+    """`count` threads. The disks are assigned to the threads in turn."""
 
 
 class IoThreads(StrictModel):

@@ -1,4 +1,4 @@
-"""Lets records in memory share one `spec.domain` if theirs are equal, which saves memory."""
+"""Lets records with equal `spec.domain`s share one object, which saves memory."""
 
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ class EqualDomains:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record. If its `spec.domain` equals the last one of its kind, it uses that."""
+        """Return the record. The last equal `spec.domain` of its kind replaces its own."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)

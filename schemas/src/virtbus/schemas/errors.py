@@ -175,5 +175,5 @@ class VirtbusError(Exception):
 
     @property
     def expected(self) -> bool:
-        """Return True for codes below 500, 503 and 504: such an error is not logged as an error."""
+        """Return True for 503, 504 and codes below 500: such an error is not logged as an error."""
         return self.body.code < Code.INTERNAL or self.body.code in {Code.UNAVAILABLE, Code.DEADLINE}

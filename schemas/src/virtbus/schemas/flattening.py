@@ -10,7 +10,7 @@ from virtbus.schemas.snapshot import SnapshotDisk
 
 
 class FlattenWork(LenientModel):
-    """`rpc.imaged.flatten`: operation `id`: ensure that disks rest on no layers, or cancel this.
+    """`rpc.imaged.flatten`: ensure that disks rest on no layers, or cancel the operation `id`.
 
     The content of the disks does not change. A guest uses the disks only if the work is `live`.
     """

@@ -45,7 +45,7 @@ class LinkState(StrEnum):
 
 
 class NetworkState(StrEnum):
-    """The desired state of a VM's network on its node while the VM is off, if the spec names one.
+    """The desired state of a VM's network on its node while the VM is off; set by its spec.
 
     The condition `NetworkReady` shows whether the node has brought the network to this state.
     """

@@ -3,7 +3,7 @@
 import hashlib
 
 NUMBERS = "0123456789abcdefghijklmnopqrstuv"
-"""The character for the number of an interface."""
+"""The character at each index is the character for the interface with this number."""
 
 
 def host_link(uid: str, index: int) -> str:

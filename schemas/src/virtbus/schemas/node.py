@@ -48,7 +48,7 @@ class NodeRecord(LenientModel):
     disk_bytes: int = 0
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
-    """Disk space that new VMs leave free. 0: disk space is not checked (simulated nodes)."""
+    """Disk space that new VMs must leave free. 0: disk space is not checked (simulated nodes)."""
     max_vcpus: int = 0
     kubernetes_cpus: float = 0
     """CPUs that kubelet gives to the pods of this node, VM pods included. 0: kubelet gives none."""

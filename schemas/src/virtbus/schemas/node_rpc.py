@@ -349,9 +349,9 @@ class RecordsRead(LenientModel):
 class KnownRecords(LenientModel):
     """A page of a host's records.
 
-    `removed` (first page only) are the uids that left this host recently, with their epoch.
-    `node_spec` is the node's desired state on the bus that it had joined, or None. `nonce` is the
-    bus incarnation that the node joined. `more` is set if another page follows.
+    `removed` (first page only) are the uids that left this host recently, with their epochs.
+    `node_spec` is the node's desired state on the bus that the node had joined, or None. `nonce` is
+    the incarnation of that bus. `more` is set if another page follows.
     """
 
     node: str

@@ -117,7 +117,7 @@ class OperationRecord(LenientModel):
     backup: str = ""
     """The backup that the operation verifies; otherwise empty."""
     since: str = ""
-    """The earlier reading whose bitmap shows which clusters were written since; empty: none."""
+    """An earlier reading; its bitmap marks the clusters that were written since. Empty: none."""
     within_s: int = Field(0, ge=0)
     """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False

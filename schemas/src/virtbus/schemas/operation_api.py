@@ -29,7 +29,7 @@ class OperationExport(StrictModel):
 
 
 class OperationFlatten(StrictModel):
-    """`operation.flatten`: let disks rest on no layers, but only on their images, if any.
+    """`operation.flatten`: make disks rest on no layers. They still rest on their images.
 
     The disks are those of a VM, which may run (`vm`), or a `volume` whose VM is off. Give exactly
     one of `vm` and `volume`. Without `id` the server generates one.

@@ -16,7 +16,7 @@ MESSAGE_MAX = 300
 END_BYTES = 1024**2
 """The bytes at the end of a device that virtbus keeps for its marks. A guest does not see them."""
 ASSIGNED_MAX = 64
-"""The most volumes that the pools of one node have assigned. Their names share one message, too."""
+"""The most volumes that are assigned in the pools of one node. Their names share one message."""
 
 
 class PoolKind(StrEnum):
@@ -51,7 +51,7 @@ class Abilities(NamedTuple):
     snapshots: bool
     """Snapshots of running guests, by layers, and restores in place."""
     copied_snapshots: bool
-    """Snapshots of VMs that are off, as copies. To restore one, create a new volume from it."""
+    """Snapshots of VMs that are off, as copies. A new volume from such a snapshot restores it."""
     backups: bool
     clones: bool
     """A volume on an image exists at once. Without this ability, it is a full copy."""

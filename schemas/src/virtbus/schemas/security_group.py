@@ -83,7 +83,7 @@ class LabelExpression(StrictModel):
     values: tuple[ExpressionValue, ...] = Field(
         (), max_length=EXPRESSIONS_MAX, validate_default=True
     )
-    """For In and NotIn."""
+    """The values for In and NotIn."""
 
     @field_validator("values")
     @classmethod

@@ -34,8 +34,8 @@ FILES = 128
 HOST_ALIASES_MAX, HOST_ALIAS_CHARACTERS_MAX = 256, 64 * 1024
 NETWORK_BYTES = META_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
-"""A validation context in which network data is not checked. Parsing it is slow, and the caller
-checks it later."""
+"""A validation context in which network data is not checked, because parsing it is slow. The caller
+checks the network data itself, once."""
 PARTS = 32
 
 
@@ -117,7 +117,7 @@ class CloudInit(StrictModel):
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
     meta_data: MetaData | None = Field(None, exclude_if=not_)
-    """Further keys of the meta-data, as a JSON object. virtbus' value of a key wins."""
+    """Further keys of the meta-data, as a JSON object. virtbus overwrites keys that it sets."""
     hostname: HostName | None = None
     fqdn: DomainHostName | None = Field(None, exclude_if=not_)
     """The host name with its domain (`hostname -f`). `hostname` stays the guest's own name."""

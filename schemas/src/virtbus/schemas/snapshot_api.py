@@ -61,9 +61,9 @@ class SnapshotRestore(SnapshotAsk):
     """`snapshot.restore`: replace the disks of its VM or volume by those of the snapshot.
 
     The VM must be off. `to` is another VM or volume on the same node, whose disks of the same names
-    are replaced instead. It keeps its own identity. The disks that are replaced become the snapshot
-    `keep`; the default is a name made of the restored snapshot's name. `keep_uid` is the uid of
-    `keep`, and the id of the operation, as in `snapshot.create`.
+    are replaced instead. `to` keeps its own identity. The disks that are replaced become the
+    snapshot `keep`; the default is a name made of the restored snapshot's name. `keep_uid` is the
+    uid of `keep`, and the id of the operation, as in `snapshot.create`.
     """
 
     to: Id | None = None
@@ -103,7 +103,7 @@ class SnapshotView(LenientModel):
     node: str
     protected: bool = False
     replaced_by: str = ""
-    """If a restore made this snapshot: the snapshot that was restored. Otherwise empty."""
+    """If a restore made this snapshot: the name of the restored snapshot. Otherwise empty."""
     size_bytes: int = 0
     generation: int
     revision: int

@@ -5,7 +5,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class SnapshotRef(LenientModel):
-    """A snapshot as requests to a node name it."""
+    """The identity of a snapshot in requests to a node."""
 
     uid: Uid
     namespace: Id

@@ -1,6 +1,6 @@
 """The states of a VM as users see them.
 
-The agent reports one of them in the status. The controller may show another one, by the table in
+The agent reports one of these states in the status. The controller may show another, by a table in
 `virtbus.controller.core.vm_states`.
 """
 

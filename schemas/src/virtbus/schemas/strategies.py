@@ -1,4 +1,4 @@
-"""Defines the rules for running a VM, and for its leaving a node, with KubeVirt's words."""
+"""Defines the rules for running a VM, and for moving it off a node, with KubeVirt's words."""
 
 from enum import StrEnum
 

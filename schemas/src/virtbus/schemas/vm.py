@@ -96,7 +96,8 @@ class Interface(StrictModel):
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
     addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
-    """Addresses in the network's subnets. For a version without one here, the network chooses."""
+    """Addresses in the network's subnets. For an IP version without an address here, the network
+    chooses one."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest, on networks that its host forwards to."""
     binding: NicBinding | None = Field(None, exclude_if=not_)
@@ -247,7 +248,7 @@ class VmSpec(StrictModel):
     networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
     dns_config: DnsConfig | None = Field(None, exclude_if=not_)
     ignition: Ignition | None = None
-    """For guests that read Ignition's configuration from QEMU's fw_cfg."""
+    """Ignition's configuration, for guests that read it from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None

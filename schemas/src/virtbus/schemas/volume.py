@@ -132,7 +132,10 @@ class VolumeRecord(LenientModel):
 
     @property
     def ends_with(self) -> str:
-        """Return the uid of the VM whose delete removes the volume, if the VM holds it then."""
+        """Return the uid of the VM whose delete removes the volume, if the VM holds it then.
+
+        Empty if no VM's delete removes the volume.
+        """
         kept = self.spec.retention is Retention.RETAIN or self.spec.protected
         return "" if kept else self.made_for
 

@@ -54,10 +54,10 @@ class HostDisk(StrictModel):
 
 
 class NamedVolume(StrictModel):
-    """A volume of the VM's namespace, by name. The VM holds it while its spec names it.
+    """A volume of the VM's namespace, by name. The VM holds the volume while its spec names it.
 
-    With a `template`, the create of the VM makes the volume if there is none of that name, in the
-    same write as the VM (ADR 0072). A volume that exists is used as it is.
+    With a `template`, the create of the VM makes the volume if no volume has the name, in the same
+    write as the VM (ADR 0072). A volume that exists is used as it is.
     """
 
     name: Id

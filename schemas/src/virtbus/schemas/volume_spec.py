@@ -28,7 +28,7 @@ PlainRef = Annotated[ImageRef, AfterValidator(check_plain_ref)]
 
 
 class Retention(StrEnum):
-    """The fate of a volume when the VM whose spec made it is deleted while it holds the volume."""
+    """The fate of a volume if the VM whose spec made it is deleted, and holds it at that time."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
@@ -92,7 +92,7 @@ class VolumeSource(StrictModel):
 class VolumeSpec(StrictModel):
     """The specification of a volume. `size` may grow later, and never shrinks.
 
-    A `size` of 0 means the size of the source. Only a volume with a copied source may have it.
+    A `size` of 0 means the size of the source. It is allowed only if the source is copied.
     """
 
     size: Bytes = Field(le=DISK_MAX)

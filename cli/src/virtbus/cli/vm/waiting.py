@@ -1,6 +1,6 @@
 """Waits for a VM, and shows its events and progress as steps.
 
-Events do not end the wait. Only a view of the VM from the API's watch does, or the time limit.
+Events never end the wait. A view of the VM from the API's watch, or the time limit, ends it.
 """
 
 import time

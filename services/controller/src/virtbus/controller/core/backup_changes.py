@@ -9,7 +9,7 @@ from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.states import VmState
 
 MAX_PROBLEM_CHARS = 200
-"""Length of a problem in a list."""
+"""Maximum length of the text of a problem in a list."""
 UNREADABLE = "its description cannot be read; see its folder in the backup directory"
 
 
@@ -64,7 +64,7 @@ def serving(want: BackupServe, fields: dict[str, object], id_: str, now_ns: int)
 
 
 def refuse_off(name: str, state: VmState) -> None:
-    """Raise 409 `vm_off` unless a guest runs, because its QEMU serves the disks."""
+    """Raise 409 `vm_off` unless the guest runs, because the guest's QEMU serves the disks."""
     if state not in UP_STATES:
         message = (
             f"{name} is {state}, and only a running guest is read; start it, or use "

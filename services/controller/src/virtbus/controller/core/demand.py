@@ -75,6 +75,6 @@ def memory_of(spec: VmSpec) -> int:
 
 
 def disk_of(spec: VmSpec) -> int:
-    """Return the disk space that a VM uses on a host at first."""
+    """Return the disk space that counts for a VM's new disks."""
     sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
     return sum(min(size, OVERLAY_BYTES) for size in sizes)

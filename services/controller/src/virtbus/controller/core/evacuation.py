@@ -93,7 +93,7 @@ def data_loss_reason(record: VmRecord) -> str:
 
 
 def fenced(record: VmRecord, fence: Fence) -> str:
-    """Return a text that says what the fence of its node means for a VM."""
+    """Return a text that says what the fence of a VM's node means for the VM."""
     why = (
         ""
         if record.evacuating
@@ -134,7 +134,7 @@ def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmR
 
 
 def moved(record: VmRecord, node: str) -> VmRecord:
-    """Return the record on its new node. Its higher epoch fences the old node (I15)."""
+    """Return the record for the new node, with a higher epoch, which fences the old node (I15)."""
     update = {
         "node": node,
         "epoch": record.epoch + 1,

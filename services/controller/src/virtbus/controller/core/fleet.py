@@ -1,6 +1,6 @@
 """Caches the fleet's records, statuses, nodes and claims, as watches of the bus deliver them.
 
-The cache may lag. Answers and placement use it; each decision is then a CAS write.
+The cache may lag. Answers and placement use it, and a CAS write confirms each decision.
 """
 
 import math

@@ -133,7 +133,7 @@ def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any
     grown = grown_disks(record.spec, public)
     fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
     fixed = [path for path in fixed if not _is_medium(path, public)]
-    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
+    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # no new secrets
     if fixed:
         message = "these fields cannot change while the VM exists; delete it and create it again"
         details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
@@ -159,7 +159,7 @@ def grown_disks(before: VmSpec, after: VmSpec) -> frozenset[str]:
 
 
 def _size_of(volume: Volume) -> int:
-    """Return the requested size of a VM's own disk in bytes, 0 without one."""
+    """Return the requested size of a VM's own disk in bytes; 0 if no size is requested."""
     if volume.image is not None:
         return volume.image.size or 0
     return volume.empty_disk.capacity if volume.empty_disk is not None else 0
@@ -336,7 +336,7 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
     """Return the record after a delete request; a repeat may only shorten the grace.
 
     Raises:
-        VirtbusError: 409 `protected`: the VM is protected until an update ends that.
+        VirtbusError: 409 `protected`: an update must end the VM's protection first.
     """
     if not record.deleting:
         refuse_protected(record)

@@ -160,7 +160,7 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that overlaps a network, a node's `default` or a host's address.
+    """Raise 409 with each subnet that overlaps another network, a `default` or a host's address.
 
     On a segment, only other networks count.
     """
