@@ -25,7 +25,7 @@ a root port. All SCSI disks are on one controller. The USB controller has 15 por
 
 
 BOOTABLE_SATA = 12
-"""The firmware's memory suffices for some 14 SATA disks. It never sees further SATA disks."""
+"""The firmware's memory suffices for some 14 SATA disks, and the firmware sees no further ones."""
 
 
 class Verb(StrEnum):

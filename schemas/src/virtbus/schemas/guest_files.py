@@ -54,7 +54,7 @@ AUTO = "auto"
 
 
 class GuestMount(StrictModel):
-    """A volume of the VM that cloud-init mounts. The order of the disks does not matter.
+    """A volume of the VM that cloud-init mounts by its path in /dev/disk/by-id.
 
     The volume needs a file system. `make_filesystem` makes one at first boot, but only on an empty
     disk of the VM's own. Other volumes may have data. For such a volume, a user can choose

@@ -3,7 +3,7 @@
 import hashlib
 
 NUMBERS = "0123456789abcdefghijklmnopqrstuv"
-"""The character at each index is the character for the interface with this number."""
+"""The characters for the numbers 0 to 31 of interfaces."""
 
 
 def host_link(uid: str, index: int) -> str:

@@ -96,11 +96,12 @@ class VolumeAttach(VolumeAsk):
 class VolumeDetach(VolumeAsk):
     """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
-    While a running guest has not released the disk, the volume is Detaching. With `vm`, the request
-    is refused if another VM holds the volume; a shared volume with several holders needs `vm`. A
-    volume that the VM does not hold is not changed. `gone` is the uid of a holder without a record.
-    With `gone`, a person confirms that this holder has no guest. Without `force`, the request is
-    refused if the guest agent says that the disk is mounted.
+    While a running guest has not released the disk, the volume is Detaching. A shared volume with
+    several holders needs `vm`, the holder that gives it up; if this VM does not hold it, nothing
+    changes. For a volume that is not shared, the request is refused if `vm` is not the holder.
+    `gone` is the uid of a holder without a record. With `gone`, a person confirms that this holder
+    has no guest. Without `force`, the request is refused if the guest agent says that the disk is
+    mounted.
     """
 
     vm: Id | None = None
