@@ -293,7 +293,7 @@ class NetworkPage(Paged):
 
 
 class ConsumerStatus(LenientModel):
-    """A consumer: `pending` undelivered messages, and `waiting` pull requests without a message."""
+    """A consumer. `pending` counts undelivered messages, `waiting` unanswered pull requests."""
 
     name: str
     pending: int = 0

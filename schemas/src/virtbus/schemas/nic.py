@@ -57,9 +57,9 @@ class NicBinding(StrEnum):
     MASQUERADE = "masquerade"
     """The guest is behind NAT: the VM's namespace has the address of the network."""
     MACVTAP = "macvtap"
-    """As bridge, and refused unless the network is of the kind macvtap."""
+    """Like bridge, but refused unless the network is of the kind macvtap."""
     PASST = "passt"
-    """By the process passt: the network sees sockets of a process, and no frames of the guest."""
+    """The process passt connects the guest: the network sees its sockets, and no guest's frames."""
 
 
 class NicLimit(StrictModel):
@@ -67,7 +67,7 @@ class NicLimit(StrictModel):
 
     bytes_per_s: Bytes = Field(ge=RATE_MIN, le=RATE_MAX)
     burst_bytes: Bytes | None = Field(None, ge=BURST_MIN, le=BURST_MAX)
-    """None: 10 ms of the rate, and at least 16 KiB."""
+    """None: the bytes that pass in 10 ms at the rate, but at least 16 KiB."""
 
 
 class NicLimits(StrictModel):

@@ -13,7 +13,7 @@ from virtbus.schemas.pool import PoolReport
 
 
 class NodeState(StrEnum):
-    """The state of a node. Its own services report one of the first four."""
+    """The state of a node. The node's own services report one of the first four states."""
 
     RECOVERING = "recovering"
     READY = "ready"

@@ -99,7 +99,7 @@ class Interface(StrictModel):
     """Addresses in the network's subnets. For an IP version without an address here, the network
     chooses one."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
-    """Ports of the VM's host that lead to the guest, on networks that its host forwards to."""
+    """Ports of the VM's host that lead to the guest, on networks to which the host forwards."""
     binding: NicBinding | None = Field(None, exclude_if=not_)
     """None: bridge. At most one interface of a VM has masquerade."""
     ports: tuple[GuestPort, ...] = Field((), max_length=GUEST_PORTS_MAX, exclude_if=not_)

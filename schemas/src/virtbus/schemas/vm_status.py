@@ -76,9 +76,9 @@ class VmStatus(LenientModel):
     rebooted_ns: int | None = None
     last_exit: GuestExit | None = None
     released: bool = False
-    """Nothing of the VM is left on the host: the controller may purge the record."""
+    """True: nothing of the VM is left on the host, and the controller may purge the record."""
     refused: bool = False
-    """The node rejected the VM for `reason`: a controller moves it to another node."""
+    """True: the node rejected the VM for `reason`, and a controller moves it to another node."""
 
     @property
     def ended(self) -> bool:
@@ -109,7 +109,7 @@ class VmView(LenientModel):
     powered: bool = True
     paused: bool = False
     power_observed: bool = True
-    """The node has acted on the last start, stop, restart, pause and unpause."""
+    """True: the node has acted on the last start, stop, restart, pause and unpause."""
     restarts: int = 0
     reboots: int = 0
     rebooted_ns: int | None = None

@@ -1,4 +1,4 @@
-"""Finds server and credentials: flags, then environment, then the files of `virtbus up`."""
+"""Finds server and credentials in flags, the environment, and the files of `virtbus up`."""
 
 import json
 import os
