@@ -26,7 +26,7 @@ OBJECTS: tuple[Channel, ...] = (
         Plane.RECORD,
         address_claim.AddressClaim,
         "controller → controller",
-        "The VM that has an address of a network; claimed before its record.",
+        "The VM that has an address of a network. It gets the address before its record.",
     ),
     _api(
         "volume",
@@ -45,7 +45,13 @@ OBJECTS: tuple[Channel, ...] = (
         volume_api.VolumeView,
         "Remove a volume's data.",
     ),
-    _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Repeat a copy."),
+    _api(
+        "volume",
+        "fill",
+        volume_api.VolumeFillAgain,
+        volume_api.VolumeView,
+        "Fill a volume again after its copy failed or was cancelled.",
+    ),
     _api("volume", "move", volume_api.VolumeMoveTo, volume_api.VolumeView, "Move its data."),
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
     _api(
@@ -67,7 +73,7 @@ OBJECTS: tuple[Channel, ...] = (
         "create",
         snap.SnapshotCreate,
         snap.SnapshotView,
-        "Copy disks that no guest uses.",
+        "Keep the disks of a VM, or a volume, as they are at one instant.",
     ),
     _api("snapshot", "get", snap.SnapshotAsk, snap.SnapshotView, "One snapshot."),
     _api("snapshot", "list", snap.SnapshotList, snap.SnapshotPage, "Snapshots, in pages."),

@@ -82,7 +82,7 @@ class MachineChanges:
         return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
     async def answered(self, key: str, view: VmView) -> None:
-        """Note the view that answers a request. Views from before it are ignored from now on."""
+        """Store the view that answers a request. Views of older revisions are ignored then."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None or pod.machine.uid != view.uid:
             return

@@ -1,10 +1,11 @@
 """Serves the networks that this host has already: DHCP leases, names and rules, without the bus.
 
 The networks are in state files, so a netd that starts while the bus is away serves its guests. The
-service begins once this host's agent has said in a file that it holds the node. The service does
-not wait for the proof on the bus: each guest that it serves runs on this host, even if another host
-now holds the node. After the recovery, the service follows the DHCP leases of segments and the
-addresses that are closed to guests, and removes leftovers.
+service begins once this host's agent has said in a file, or on the bus, that this host holds the
+node. The file suffices: even if another host holds the node by now, the guests served here run on
+this host. The service first recovers the networks of an earlier netd. Then it follows the leases
+that DHCP servers of segments give guests, and the addresses closed to guests, and removes
+leftovers.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class HostNetworks:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve until the end of the context. Networks stay: running guests do not need netd."""
+        """Serve until the context ends. The networks stay, so guests can still send and receive."""
         try:
             async with background() as tasks:
                 self._serving = tasks.start(self._serve())
@@ -82,13 +83,13 @@ class HostNetworks:
                 yield
         finally:
             with contextlib.suppress(OSError):
-                await self.attachments.tidy()  # the bridge is removed with netd if no VM needs it
+                await self.attachments.tidy()  # removes Linux bridges that no VM needs
             self.ports.dhcp.close()
             self.ports.files.close()
             self.ports.attachers.plugin_reach.close()
 
     async def until_recovered(self) -> None:
-        """Return once all networks of an earlier netd are served again, within `running`.
+        """Return once all networks of an earlier netd are served again. Call it inside `running`.
 
         Raises the error that has ended the recovery. `running` cancels its body after such an
         error, but Python 3.11 may lose this cancel.
@@ -98,7 +99,7 @@ class HostNetworks:
             self._serving.result()
 
     async def _tidy(self) -> None:
-        """Remove leftovers after each release, and the bridge once no VM needs it."""
+        """After releases, remove leftovers, and Linux bridges that no VM needs any more."""
         while True:
             await self.attachments.untidy.wait()
             await asyncio.sleep(self.settings.bridge_linger_s)

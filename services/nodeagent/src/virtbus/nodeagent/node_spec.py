@@ -26,14 +26,18 @@ class JoinCheck:
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
         self.nonce = ""
-        """The nonce in the join record of the listed bus; empty if it has no join record."""
+        """The nonce in the node's join record on the bus; empty if the bus has no such record."""
         self.trusted = False
-        """True if the bus is the joined one and was listed completely. Otherwise VMs are held."""
+        """True once a complete list has the nonce that the node stores; otherwise VMs are held.
+
+        Also true for a node that has joined no bus, if the bus has no join record of the node.
+        """
 
     def take(self, entry: Entry) -> None:
         """Read the join record; raises VirtbusError if it is unreadable."""
         if entry.kind is EntryKind.PUT:
-            if self.trusted:  # an unreadable record does not mean another bus
+            # If the record is unreadable, the bus is still the joined one: the nonce stays.
+            if self.trusted:
                 self.nonce = self._files.nonce()
             self.nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
             self.trusted = self.trusted and self.nonce == self._files.nonce()

@@ -16,7 +16,7 @@ from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen, StreamOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
-"""The limit for each kind of stream on one node."""
+"""The limit for each kind of stream on one node, except for screenshots."""
 SCREENSHOTS_AT_ONCE = 8
 """The limit of concurrent screenshots. Each is in memory, with up to 32 MiB."""
 PICTURE_S = 60.0
@@ -28,7 +28,7 @@ DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 
 Carry = Callable[[ByteStream], Awaitable[None]]
-"""Copies bytes between a stream and a connection, in both directions, until both end."""
+"""Copies bytes between a stream and a connection, until both directions end or one breaks."""
 
 
 class GuestStreams(Protocol):
@@ -47,7 +47,8 @@ class GuestStreams(Protocol):
 
         Raises:
             VirtbusError: 409 `no_display`: the VM has no display. 409 `domain_state`: no guest
-                runs. 503 `display_busy`: an earlier call has not ended. libvirt's error.
+                runs. 503 `display_busy`: libvirt has not answered an earlier call about
+                this display. The errors of libvirt.
         """
 
     async def screenshot(self, uid: str) -> bytes:
@@ -60,10 +61,10 @@ class GuestStreams(Protocol):
 
 
 class DiskServers(GuestReadPort, Protocol):
-    """Lets guests serve their disks, and connects to these servers."""
+    """Lets the QEMU of a guest serve its disks, and connects to these servers."""
 
     def connected(self, uid: str, reading: str) -> AbstractAsyncContextManager[Carry]:
-        """Open a connection to the NBD server of the guest for a reading.
+        """Open a connection to the NBD server of the guest's QEMU for a reading (ADR 0079).
 
         Raises:
             VirtbusError: 409 `not_served`: QEMU does not serve the disks for this reading.

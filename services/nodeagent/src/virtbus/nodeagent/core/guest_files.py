@@ -99,7 +99,7 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
         disk = disks.get(mount.volume)
         if disk is None:
             continue  # the volume is a shared directory, or an update has removed the disk
-        # cloud-init's form of a partition; it ignores a device of the name …-part1
+        # cloud-init adds the partition's number itself, and ignores a device named …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
 
@@ -107,8 +107,9 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
 def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterator[list[str]]:
     """Yield the commands that mount shared directories at each boot.
 
-    cloud-init's list `mounts` ignores a tag, because it is no block device (measured: 22.4). A
-    failure is only printed on the console, so that a guest without the kernel module still boots.
+    cloud-init ignores a tag in its list `mounts`, because a tag is no block device (shown with
+    cloud-init 22.4). A failure is only printed on the console, so that a guest without the kernel
+    module still boots.
     """
     for mount in mounts:
         if mount.volume not in tags:
@@ -136,7 +137,7 @@ def _file_systems(
 
 
 def _own_names(seed: CloudInit) -> Iterator[HostAlias]:
-    """Yield the line of /etc/hosts by which a guest finds its own name with the domain."""
+    """Yield the line of /etc/hosts by which a guest finds its fully qualified name."""
     if seed.fqdn:
         names = dict.fromkeys((seed.fqdn, seed.fqdn.partition(".")[0]))
         yield HostAlias(ip=_SELF, hostnames=tuple(names))

@@ -33,7 +33,10 @@ def domain_hash(record: VmRecord) -> str:
 
 @lru_cache(maxsize=64)
 def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
-    """Return the hash without the disks `own`. Cached: many VMs of a node have equal domains."""
+    """Return the hash without the disks `own`, which have hashes of their own.
+
+    It is cached, because many VMs of a node have equal domains.
+    """
     disks = tuple(_still(disk) for disk in domain.devices.disks if disk.name not in own)
     devices = domain.devices.model_copy(update={"disks": disks, "interfaces": ()})
     return spec_hash(domain.model_copy(update={"devices": devices, "resources": None}))
@@ -109,7 +112,7 @@ def _json(value: object) -> str:
 def parse(text: str) -> DomainMetadata | None:
     """Return the metadata in `text`, libvirt's XML for NAMESPACE; None if damaged or incomplete.
 
-    libvirt strips the prefix of the requested element, so names match with and without it.
+    libvirt strips the namespace's prefix from some names. So a name matches with or without it.
     """
     try:
         root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd
@@ -139,7 +142,7 @@ def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
 
 
 def _values(element: Element) -> dict[str, str]:
-    """Return the element's values by name. A change by `setMetadata` strips the names' prefix."""
+    """Return the element's values by name, with or without a prefix."""
     return {child.tag.rpartition("}")[2]: child.text or "" for child in element}
 
 

@@ -15,7 +15,7 @@ Listing = Literal[
     "absent",  # the joined bus has no record; only a person ends the VM (ADR 0033)
     "deleted",
     "moved",
-    "absent, deleted",  # it was absent, and then its record was purged: the VM ends
+    "absent, deleted",  # it was absent, and then a purge marker arrived: the VM ends
     "absent, moved",
 ]
 """The state of a uid according to the bus' messages so far."""
@@ -31,7 +31,7 @@ Holding = Literal[
 Word = Literal[
     "record",
     "stale",  # a record with an epoch older than one that this node acted on or refused
-    "left",  # a record from a restored backup: the VM left this host before
+    "left",  # a record of a restored bus; the VM has left this host since
     "successor",  # a record with a newer epoch, while the VM ends here
     "unreadable",
     "deleted",  # a purge by a user's delete
@@ -51,7 +51,7 @@ Reaction = Literal[
     "queue",  # release the previous copy, and keep the record until that is done
     "replace next",
     "forget next",
-    "end",  # without grace, if the bus is the joined one
+    "end",  # without grace; nothing happens if the bus is not the joined one
     "sweep",  # look for orphans soon
     "purge status",
     "resume",
@@ -88,7 +88,7 @@ LISTINGS: dict[tuple[Listing, Word], Listing] = {
     ("absent, moved", "deleted"): "absent, deleted",
     ("absent, moved", "moved"): "absent, moved",
 }
-"""The next state. These rows precede FROM_ANY; a pair that is in neither changes nothing."""
+"""The next state. A row here counts before one of FROM_ANY. Without either, the state stays."""
 
 ABSENT = frozenset[Listing]({"absent", "absent, deleted", "absent, moved"})
 PURGED: dict[Listing, bool] = {
@@ -97,7 +97,7 @@ PURGED: dict[Listing, bool] = {
     "moved": False,
     "absent, moved": False,
 }
-"""True if a user's delete purged the record, False if a move did."""
+"""True if a user's delete purged the record, False for any other purge."""
 
 REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
     ("nothing", "record"): ("adopt",),
@@ -106,7 +106,7 @@ REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
     ("nothing", "moved"): ("sweep", "purge status"),
     ("on disk", "record"): ("adopt",),
     ("on disk", "left"): ("reject",),
-    ("on disk", "stale"): ("adopt",),  # the VM's record on disk
+    ("on disk", "stale"): ("adopt",),  # by the record on disk, not by the stale one
     ("on disk", "deleted"): ("sweep",),
     ("on disk", "moved"): ("sweep",),
     ("actor", "record"): ("update",),
@@ -158,5 +158,5 @@ class Listings:
         return sum(state in these for state in self._states.values())
 
     def purged(self, uid: str) -> bool | None:
-        """Return True if a delete purged the record, False if a move did, None if neither did."""
+        """Return True if a delete purged the record, False for another purge, None without one."""
         return PURGED.get(self[uid])
