@@ -238,11 +238,13 @@ class MemoryBus(CoreMessages):
         self._reachable()
         kept = self.server.stored.get(stream_of(subject_filter), [])
         own = [one for one in kept if matches(subject_filter, one.subject)]
-        for one in own[: len(own) - keep]:
+        for one in own[: max(0, len(own) - keep)]:
             kept.remove(one)
-        shelf = self.server.shelf(subject_filter)
-        for key in [key for key in shelf.entries if matches(subject_filter, key)]:
-            del shelf.entries[key]
+        entries = self.server.shelf(subject_filter).entries
+        keys = [key for key in entries if matches(subject_filter, key)]
+        keys.sort(key=lambda key: entries[key].revision)
+        for key in keys[: max(0, len(keys) - keep)]:
+            del entries[key]
 
     async def report(self) -> list[StreamReport]:
         self._reachable()
