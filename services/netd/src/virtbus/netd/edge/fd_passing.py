@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 SHARE = 4
-"""Maximum connections to the wrapper's socket from one libvirt machine, or from root outside of all
-machines. A start needs one connection."""
+"""Maximum connections to the wrapper's socket from one user in one libvirt machine, or from root
+outside of all machines. A start needs one."""
 SHARE_OF_USER = 192
 """Maximum connections from one user of the host. A user can give its cgroups the names of many
 machines, so SHARE does not bound it."""
@@ -153,7 +153,7 @@ class HandoverServer:
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
 
     def _owner(self, connection: socket.socket) -> "_Owner | None":
-        """Return the owner of a connection: root, or the peer's libvirt machine; otherwise None."""
+        """Return the peer's user and libvirt machine; None without a machine, except for root."""
         # An emulator is in its machine's cgroup before it is run, and cannot leave it.
         pid, user = _peer(connection)
         try:
