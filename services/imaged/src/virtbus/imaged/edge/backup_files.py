@@ -216,9 +216,9 @@ class BackupFiles:
         """
         if self.notes.complete(made.id) is not None:
             return
-        if made.parent and self.notes.complete(made.parent) is None:
-            raise damaged(made.id, f"it rests on the backup {made.parent}, which is missing")
         if made.parent:
+            if self.notes.complete(made.parent) is None:
+                raise damaged(made.id, f"it rests on the backup {made.parent}, which is missing")
             self.chain(made.parent)
         name = PART + made.id
         with translated(BACKUPS), openat2.opened_directory(self.root) as root:
