@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
+from virtbus.bus.client import record_worker
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.client.record_worker import Ensured, RecordWorker
@@ -142,6 +143,19 @@ async def test_requests_share_the_attempt_of_their_record(tasks: Background) -> 
     assert len(step.reporter.published) == 1
 
 
+@pytest.mark.parametrize("slow", [True, False])
+async def test_a_message_repeats_a_successful_answer_only_if_that_may_be_late(
+    tasks: Background, monkeypatch: pytest.MonkeyPatch, *, slow: bool
+) -> None:
+    if slow:
+        monkeypatch.setattr(record_worker, "ANSWERED_S", 0.0)
+    step = Step()
+    work = worker(tasks, step)
+    assert (await work.ensure(record())).error is None
+    assert (await work.join_or_attempt(record())).error is None
+    assert len(step.reporter.published) == (2 if slow else 0)
+
+
 async def test_a_request_joins_a_running_attempt_and_does_not_wait_for_a_retry(
     tasks: Background,
 ) -> None:
@@ -259,6 +273,23 @@ async def test_a_list_is_worked_on_when_it_is_complete(tasks: Background) -> Non
     watch.give(3)
     assert await work.newest(record(3), 5) == record(3)
     assert await step.begun.get() == 3
+
+
+async def test_only_a_change_of_the_vms_parts_or_a_list_starts_the_step_again(
+    tasks: Background,
+) -> None:
+    step, watch = Step(), Items()
+    tasks.start(worker(tasks, step).follow(watch, "n1"))
+    watch.give(WatchMark.RESET, 1, WatchMark.SYNCED)
+    assert await published(step, 1) == ["done"]
+    for field, value in {"powered": False, "power_epoch": 2, "paused": True}.items():
+        watch.give(encode(record().model_copy(update={field: value})))
+    await asyncio.sleep(0.05)
+    assert len(step.reporter.published) == 1
+    watch.give(encode(record().model_copy(update={"labels": {"role": "web"}})))
+    assert await published(step, 2) == ["done", "done"]
+    watch.give(WatchMark.RESET, 1, WatchMark.SYNCED)
+    assert await published(step, 3) == ["done"] * 3
 
 
 @pytest.mark.parametrize("on_bus", [1, b"of a newer controller"])

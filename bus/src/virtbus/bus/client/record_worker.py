@@ -27,7 +27,15 @@ log = logging.getLogger(__name__)
 LAST_RETRY_S = 60.0
 RELIST_S = 300.0
 """Interval at which the worker lists all records again."""
+ANSWERED_S = 1.0
+"""An agent's request surely gets its answer if the attempt takes less. A message with the same
+outcome is then not needed."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
+NO_PART = frozenset({"powered", "power_epoch", "stop_grace_s", "restart_epoch"})
+NO_PART |= {"paused", "pause_epoch", "requests", "lease", "reserved", "traceparent", "signature"}
+"""Fields of a record that change neither a VM's disks nor its network. So no step runs again after
+a start, a stop or a pause, until the agent asks for it."""
+PARTS = tuple(VmRecord.model_fields.keys() - NO_PART - {"spec"})  # `spec_hash` covers the spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,17 @@ class _Job(Generic[Ready]):
     """The VM's own registry logins; they are kept only while the job exists."""
     task: "asyncio.Task[None] | None" = None
     failed: Ready | None = None
+    askers: int = 0
+    """The number of the agent's requests that wait for the outcome of the current attempt."""
     again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self) -> Ready:
+        """Return the outcome for a request, which may be cancelled meanwhile."""
+        self.askers += 1
+        try:
+            return await asyncio.shield(self.outcome)
+        finally:
+            self.askers -= 1
 
     @property
     def for_good(self) -> bool:
@@ -104,6 +122,8 @@ class RecordWorker(Generic[Ready]):
         self._jobs: dict[str, _Job[Ready]] = {}
         self._followed: dict[str, VmRecord] = {}
         """By uid: the record that the watch has delivered."""
+        self._done: dict[str, VmRecord] = {}
+        """By uid: the record of the last job, if its step has succeeded."""
         self._news = asyncio.Event()
         self._listing = False
         self._found: dict[str, VmRecord] = {}
@@ -172,8 +192,12 @@ class RecordWorker(Generic[Ready]):
         if self._step.follows(record):
             if self._listing:
                 self._found[uid] = record
-            else:
+            elif not self._is_done(record):
                 self.want(record)
+
+    def _is_done(self, record: VmRecord) -> bool:
+        done = self._done.get(record.uid)
+        return done is not None and all(getattr(done, f) == getattr(record, f) for f in PARTS)
 
     def _keep_listed(self) -> None:
         """After a complete list, stop working for all VMs that are not in it."""
@@ -228,6 +252,7 @@ class RecordWorker(Generic[Ready]):
             return
         if job is not None:
             self._cancel(job)
+        self._done.pop(record.uid, None)
         job = _Job(record, asyncio.get_running_loop().create_future(), logins)
         self._jobs[record.uid] = job
         job.task = self._group.create_task(self._run(job))
@@ -248,7 +273,7 @@ class RecordWorker(Generic[Ready]):
         if job is not None and same and job.failed is not None and not job.for_good:
             return job.failed
         self.want(record, logins)
-        return await asyncio.shield(self._jobs[record.uid].outcome)
+        return await self._jobs[record.uid].answer()
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
         """Stop working for a VM, because its record is gone or the VM is being deleted.
@@ -260,6 +285,9 @@ class RecordWorker(Generic[Ready]):
             self._found.pop(uid, None)
             self._step.forgets(uid)
         job = self._jobs.get(uid)
+        done = self._done.get(uid)
+        if done is not None and (up_to_epoch is None or done.epoch <= up_to_epoch):
+            del self._done[uid]
         if job is None or (up_to_epoch is not None and job.record.epoch > up_to_epoch):
             return
         del self._jobs[uid]
@@ -289,12 +317,13 @@ class RecordWorker(Generic[Ready]):
             job.outcome.set_result(self._step.refusal(job.record, error))
 
     async def _run(self, job: _Job[Ready]) -> None:
-        pauses = delays(self._step.first_retry_s, LAST_RETRY_S)
+        pauses, loop = delays(self._step.first_retry_s, LAST_RETRY_S), asyncio.get_running_loop()
         attempt = 0
         while True:
             attempt += 1
-            record = job.record
-            ready = await self.attempt(record, job.logins, attempt)
+            record, began_s = job.record, loop.time()
+            ready = await self._attempt(record, job.logins, attempt)
+            await self._publish(ready, began_s, asked=job.askers > 0)
             if job.record is not record:
                 continue
             if not job.outcome.done():
@@ -302,9 +331,10 @@ class RecordWorker(Generic[Ready]):
             if ready.error is None:
                 if self._jobs.get(record.uid) is job:
                     del self._jobs[record.uid]
+                    self._done[record.uid] = record
                 return
             job.failed = ready
-            job.outcome = asyncio.get_running_loop().create_future()
+            job.outcome = loop.create_future()
             job.again.clear()
             await wait_for_event(job.again, None if job.for_good else next(pauses))
             job.failed = None
@@ -316,13 +346,22 @@ class RecordWorker(Generic[Ready]):
         """
         job = self._jobs.get(record.uid)
         if job is not None and job.failed is None and job.record == record:
-            return await asyncio.shield(job.outcome)
-        return await self.attempt(record)
+            return await job.answer()
+        began_s = asyncio.get_running_loop().time()
+        ready = await self._attempt(record)
+        await self._publish(ready, began_s, asked=True)
+        return ready
 
-    async def attempt(
+    async def _publish(self, ready: Ready, began_s: float, *, asked: bool) -> None:
+        """Publish the outcome of an attempt, unless it is a success that answers in time."""
+        late = asyncio.get_running_loop().time() - began_s > ANSWERED_S
+        if late or not asked or ready.error is not None:
+            await self._reporter.ready(ready)
+
+    async def _attempt(
         self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
     ) -> Ready:
-        """Make one attempt; publish and return its outcome, also after a failure."""
+        """Make one attempt and return its outcome, also after a failure."""
         step, extra = self._step, {"uid": record.uid}
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -339,7 +378,6 @@ class RecordWorker(Generic[Ready]):
             log.exception("failed to %s", step.name, extra=extra | {"code": "internal"})
             message = f"{self._reporter.service} failed to {step.name}; see its log"
             ready = self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), number)
-        await self._reporter.ready(ready)
         return ready
 
     def _failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> Ready:
