@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from services.nodeagent.tests.pretended_node import record
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
-from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.disk_pins import drop_pins
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk

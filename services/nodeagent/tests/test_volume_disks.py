@@ -12,7 +12,8 @@ from services.nodeagent.tests.test_disk_files import DIGEST, qcow2
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
 from virtbus.nodeagent.core.domain_xml import default_order
-from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.disk_pins import drop_pins
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk

@@ -35,6 +35,16 @@ from virtbus.nodeagent.core.disk_sources import (
 from virtbus.nodeagent.edge import layer_files
 from virtbus.nodeagent.edge.allowed_devices import allowed_device, open_exclusively
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.disk_pins import (
+    BACKUP_PIN,
+    LAYER_PIN,
+    PINNED,
+    disk_of,
+    disk_pins,
+    drop_pins,
+    is_file,
+    same_file,
+)
 from virtbus.nodeagent.edge.lost_guests import qemus
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.image import ImageFormat
@@ -48,16 +58,10 @@ _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking, so that opening a FIFO cannot hang."""
-PINNED = "disk-"
-"""`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
-BACKUP_PIN = "backup-"
-"""`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
 BACKUPS = "backups"
-"""`<state_dir>/disks/backups/<id>/`: the folder in which imaged stages these files."""
+"""`<state_dir>/disks/backups/<id>/`: the folder in which imaged stages files of backups."""
 _READABLE = 0o444
 RECOUNTS = 5
-LAYER_PIN = "layer-"
-"""`layer-<volume>.<snapshot uid>.qcow2`: our name of the file in which a guest continued."""
 
 
 class HostDiskFiles:
@@ -114,7 +118,7 @@ class HostDiskFiles:
                 ) as descriptor:
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_backing(volume, head, (str(layer), str(ImageFormat.QCOW2)))
-                    if _same(path, Path(f"/proc/self/fd/{descriptor}")):
+                    if same_file(path, Path(f"/proc/self/fd/{descriptor}")):
                         _check_file(volume, descriptor, names=2)
                         return
                     _check_file(volume, descriptor, names=1)
@@ -178,7 +182,7 @@ class HostDiskFiles:
         """Return the uid of the VM and the id of the backup for all our names of backups' files."""
         names = (self._state / "vms").glob
         found = await in_thread(lambda: list(names(f"*/{BACKUP_PIN}*.*")))
-        pins = {(path.parent.name, _disk_of(path, BACKUP_PIN)) for path in found}
+        pins = {(path.parent.name, disk_of(path, BACKUP_PIN)) for path in found}
         return {pin for pin in pins if all(map(is_uid, pin))}
 
     async def protect_layers(self) -> bool:
@@ -277,8 +281,9 @@ class HostDiskFiles:
             self._check_shared(volume, descriptor)
             known = [path]
         else:
-            known = [path, *path.parent.glob(f"{LAYER_PIN}{volume}.*")]
-        ours = [one for one in known if _is_file(one, found)]
+            pins = disk_pins(path.parent)
+            known = [path, *(one for one, name, layer in pins if layer and name == volume)]
+        ours = [one for one in known if is_file(one, found)]
         if not source.shared:
             _check_file(volume, descriptor, names=2 if ours else 1)
         if ours:
@@ -294,7 +299,7 @@ class HostDiskFiles:
         found, names = _check_regular(volume, descriptor), 0
         for _ in range(RECOUNTS):
             pins = (self._state / "vms").glob(f"*/{PINNED}*{SHARED_SUFFIX}")
-            names = 1 + sum(_is_file(pin, found) for pin in pins)
+            names = 1 + sum(is_file(pin, found) for pin in pins)
             if os.fstat(descriptor).st_nlink == names:
                 return
         _check_file(volume, descriptor, names=names)
@@ -311,54 +316,6 @@ class HostDiskFiles:
         finally:
             os.close(folder)
         return str(path)
-
-
-def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
-    """Remove our names of files that the VM's guest no longer uses.
-
-    Our name of a volume's file would make the volume unusable for its next VM. The last name of a
-    file stays. While a guest is `running`, our names of former files of its disks stay, because its
-    QEMU knows the files by these names.
-    """
-    disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
-    folder = state_dir / "vms" / record.uid
-    places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
-    places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
-    found = [(path, _disk_of(path, PINNED), False) for path in folder.glob(f"{PINNED}*")]
-    found += [(path, _disk_of(path, LAYER_PIN), True) for path in folder.glob(f"{LAYER_PIN}*")]
-    current = {
-        path
-        for path, name, _ in found
-        if name in disks and _same(path, state_dir.joinpath(DISKS, *places[name]))
-    }
-    used = {name for path, name, _ in found if path in current}
-    for path, name, of_layer in found:
-        # our name of a former medium stays, although its place has another file: see `drop_media`
-        own = name in disks and name not in record.volume_refs
-        former = running and name in used
-        kept = path in current or former or (own and not of_layer)
-        if not kept and path.lstat().st_nlink > 1:
-            path.unlink(missing_ok=True)
-
-
-def _disk_of(path: Path, prefix: str) -> str:
-    """Return the part of one of our names up to its first dot: a disk's name, or a backup's id."""
-    return path.name.removeprefix(prefix).partition(".")[0]
-
-
-def _is_file(path: Path, found: os.stat_result) -> bool:
-    """Return True if a path is a name of the file `found`."""
-    try:
-        return os.path.samestat(path.lstat(), found)
-    except FileNotFoundError:
-        return False
-
-
-def _same(path: Path, other: Path) -> bool:
-    try:
-        return path.samefile(other)
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager

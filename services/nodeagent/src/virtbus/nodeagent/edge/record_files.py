@@ -9,7 +9,7 @@
 <state_dir>/vms/<uid>/commands results of the last commands
 <state_dir>/vms/<uid>/frozen   the deadline of a frozen guest (`freeze_files.py`)
 <state_dir>/vms/<uid>/seed-*   seeds
-<state_dir>/vms/<uid>/disk-*   hard links to its disks; also layer-*, backup-* (`disk_files.py`)
+<state_dir>/vms/<uid>/disk-*   hard links to its disks; also layer-*, backup-* (`disk_pins.py`)
 <state_dir>/quarantine/<entry>/ the files of a VM whose disks are in quarantine (ADR 0033)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
@@ -28,7 +28,7 @@ from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
-from virtbus.nodeagent.edge.disk_files import BACKUP_PIN, PINNED, drop_pins
+from virtbus.nodeagent.edge.disk_pins import BACKUP_PIN, PINNED, drop_pins
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid

@@ -1,0 +1,81 @@
+"""Names the files of disks in their VM's folder, where only the agent can change names.
+
+Such a name is a hard link, called a pin. `disk_files` makes the pins.
+"""
+
+import os
+from pathlib import Path
+
+from virtbus.nodeagent.core.disk_sources import DISKS, disk_name, volume_place
+from virtbus.schemas.vm import VmRecord
+
+PINNED = "disk-"
+"""`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+BACKUP_PIN = "backup-"
+"""`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
+LAYER_PIN = "layer-"
+"""`layer-<volume>.<snapshot uid>.qcow2`: our name of the file in which a guest continued."""
+
+
+def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
+    """Remove our names of files that the VM's guest no longer uses.
+
+    Our name of a volume's file would make the volume unusable for its next VM. The last name of a
+    file stays. While a guest is `running`, our names of former files of its disks stay, because its
+    QEMU knows the files by these names.
+    """
+    disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
+    own = disks - record.volume_refs.keys()
+    found = disk_pins(state_dir / "vms" / record.uid)
+    if all(name in own and not of_layer for _, name, of_layer in found):
+        return  # most VMs, so their files need no look
+    places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
+    places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
+    current = {
+        path
+        for path, name, _ in found
+        if name in disks and same_file(path, state_dir.joinpath(DISKS, *places[name]))
+    }
+    used = {name for path, name, _ in found if path in current}
+    for path, name, of_layer in found:
+        # our name of a former medium stays, although its place has another file: see `drop_media`
+        former = running and name in used
+        kept = path in current or former or (name in own and not of_layer)
+        if not kept and path.lstat().st_nlink > 1:
+            path.unlink(missing_ok=True)
+
+
+def disk_pins(folder: Path) -> list[tuple[Path, str, bool]]:
+    """Return our names of disks in a VM's folder, their volumes, and True for a LAYER_PIN."""
+    prefixes = ((PINNED, False), (LAYER_PIN, True))
+    try:
+        paths = list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    return [
+        (path, disk_of(path, prefix), of_layer)
+        for path in paths
+        for prefix, of_layer in prefixes
+        if path.name.startswith(prefix)
+    ]
+
+
+def disk_of(path: Path, prefix: str) -> str:
+    """Return the part of one of our names up to its first dot: a disk's name, or a backup's id."""
+    return path.name.removeprefix(prefix).partition(".")[0]
+
+
+def is_file(path: Path, found: os.stat_result) -> bool:
+    """Return True if a path is a name of the file `found`."""
+    try:
+        return os.path.samestat(path.lstat(), found)
+    except FileNotFoundError:
+        return False
+
+
+def same_file(path: Path, other: Path) -> bool:
+    """Return True if two paths are names of one file."""
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
