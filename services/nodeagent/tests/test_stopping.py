@@ -20,6 +20,9 @@ from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady
+from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode, read
 from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
@@ -107,8 +110,27 @@ class Counting(SimulatedNode):
         return super().image(want)
 
 
-async def test_the_first_start_of_a_vm_that_was_off_asks_for_its_disks_anew(node: Node) -> None:
-    """imaged may copy or replace them since its report: its answer waits for that (ADR 0048)."""
+async def exported(node: Node, vm: VmRecord) -> None:
+    """Export the VM, which is off, and return when that has ended."""
+    fields = {"id": uid(10), "kind": "export", "node": NODE, "resource": "vm", "created_ns": 1}
+    fields |= vm.model_dump(include={"namespace", "uid", "name", "epoch"})
+    status = subjects.operation_status(NODE, uid(10))
+    await node.bus.put(
+        subjects.operation_record(NODE, uid(10)), encode(OperationRecord.model_validate(fields))
+    )
+
+    async def succeeded() -> bool:
+        entry = await node.bus.get(status)
+        return entry is not None and read(OperationStatus, entry.value).phase == "Succeeded"
+
+    await eventually(succeeded)
+
+
+@pytest.mark.parametrize("changed", ["not", "by an operation", "by its record"])
+async def test_a_start_of_a_vm_that_was_off_asks_for_disks_that_may_have_changed(
+    node: Node, changed: str
+) -> None:
+    """imaged's answer waits until it has copied or replaced them (ADR 0048)."""
     node.services = Counting
     await node.join()
     await node.put(record(powered=False))
@@ -117,12 +139,15 @@ async def test_the_first_start_of_a_vm_that_was_off_asks_for_its_disks_anew(node
         report = ImageReady(uid=A, epoch=1, generation=1)
         await node.bus.publish(subjects.ready(NODE, A, "image"), report)
         await node.start_another()
+        if changed == "by an operation":
+            await exported(node, record(powered=False))
         simulated = node.simulated
         assert isinstance(simulated, Counting)
         before = simulated.asked
-        await node.put(record(power_epoch=2))
+        generation = 2 if changed == "by its record" else 1
+        await node.put(record(power_epoch=2, generation=generation))
         await eventually(in_state(node, "Running"))
-        assert simulated.asked == before + 1
+        assert simulated.asked - before == (changed != "not")
 
 
 async def test_an_event_is_no_answer_to_a_start_of_a_vm_that_was_off(node: Node) -> None:

@@ -21,6 +21,7 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
+from virtbus.nodeagent.disk_work import DiskWork
 from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers
@@ -76,5 +77,6 @@ class AgentPorts:
     """The default is for simulated guests."""
     shares: SharedDirectories = field(default_factory=NoShares)
     """The default is for simulated guests."""
+    disk_work: DiskWork = field(default_factory=DiskWork)
     servers: AwayServers = field(default_factory=AwayServers)
     """Keeps the pools whose server does not answer."""

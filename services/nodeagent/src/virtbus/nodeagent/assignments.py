@@ -80,6 +80,7 @@ class Assignments:
                 LiveReads(tools),
                 LiveMerges(tools),
             ),
+            tools.disk_work,
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()

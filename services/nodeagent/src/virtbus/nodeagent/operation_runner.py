@@ -17,6 +17,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.nodeagent.disk_work import DiskWork
 from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_merges import LiveMerges
 from virtbus.nodeagent.live_reads import SERVE, LiveReads, Read
@@ -77,11 +78,13 @@ class OperationRunner:
         vms: Callable[[], Iterable[ActorState]],
         ready: Callable[[], bool],
         live: LiveWork = NO_LIVE_WORK,
+        disk_work: DiskWork | None = None,
     ) -> None:
         """`ready` returns True once a list was complete and the bus is the node's own.
 
-        `live` handles the disks of running guests.
+        `live` handles the disks of running guests. `disk_work` counts the requests to imaged.
         """
+        self._disk_work = disk_work or DiskWork()
         self._bus = bus
         self._node = node
         self._vms = vms
@@ -235,6 +238,7 @@ class OperationRunner:
         elif verdict.waits:
             await self._write(op, status.model_copy(update={"message": verdict.waits}))
         else:
+            self._disk_work.begin()  # at once: a later start of the VM asks imaged
             begun = status.after("begin", now_ns)
             await self._write(op, begun)
             await self._continue(op, begun)
@@ -342,6 +346,7 @@ class OperationRunner:
 
     async def _imaged(self, verb: str, work: BaseModel) -> WorkState:
         subject = subjects.rpc(self._node, "imaged", verb)
+        self._disk_work.begin()
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:

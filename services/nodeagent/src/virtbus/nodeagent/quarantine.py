@@ -101,6 +101,7 @@ class QuarantineDesk:
             await self._tools.files.write(record)
         await self._tools.files.bring_back(entry, uid)
         keep = QuarantineRequest(why=f"the disks of {entry} took their place", record=record)
+        self._tools.disk_work.begin()
         await self._imaged(QuarantineWork(do="restore", entry=entry, uid=uid, keep=keep))
         if uid not in self._vms.actors:
             self._vms.restore(record)

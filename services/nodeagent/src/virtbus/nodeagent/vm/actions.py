@@ -131,9 +131,10 @@ class Actions:
         self._post, self._report = post, report
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
-        self._asks_again = vm.resumed
-        """True: the next `_prepare` asks imaged and netd, because earlier reports may be old.
-        imaged may copy or replace disks of a VM that is off, and answers only after that."""
+        self._asks_netd = self._asks_imaged = vm.resumed
+        """True: the next `_prepare` asks the service, because an earlier report may be old. imaged
+        is also asked if its report is not valid: it may copy or replace disks of a VM that is off,
+        and answers only after that."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Stops the repeated requests to end the guest once it has ended, or is destroyed."""
@@ -189,11 +190,12 @@ class Actions:
     async def _prepare(self) -> Outcome:
         vm, settings = self._vm, self._tools.settings
         self.tasks.stop("network")
-        after_s = 0.0 if self._asks_again else settings.ask_after_s
-        if self._asks_again:
-            vm.image.reset(needs_answer=True)
+        after_s = 0.0 if self._asks_netd else settings.ask_after_s
+        if self._asks_netd:
             vm.net.reset()
-        self._asks_again = True
+            if self._asks_imaged or not vm.image.valid:
+                vm.image.reset(needs_answer=True)
+        self._asks_netd = self._asks_imaged = True
         try:
             gone = await without_guest(vm.record, self._tools)
         except VirtbusError as error:
@@ -370,7 +372,7 @@ class Actions:
 def _begin_again(actions: Actions, seen: Observed) -> None:
     """Forget failed attempts, after a run or before the start of a VM that was off."""
     seen.attempt = 0
-    actions._asks_again = True
+    actions._asks_netd, actions._asks_imaged = True, False
 
 
 def _sync_disks(

@@ -13,6 +13,7 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.small_event import SmallEvent
 from virtbus.nodeagent.core.disks import media
 from virtbus.nodeagent.core.reported_status import contradiction
+from virtbus.nodeagent.disk_work import DiskWork
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady, NetReady
@@ -40,8 +41,14 @@ class Dependency(Generic[Part]):
         model: type[Part],
         record: Callable[[], VmRecord],
         report: Callable[[], None],
+        work: DiskWork | None = None,
     ) -> None:
-        """`record` returns the VM's latest record. `report` is called when `silence` changes."""
+        """`record` returns the VM's latest record. `report` is called when `silence` changes.
+
+        `work` counts the requests that make a part invalid.
+        """
+        self._work = work or DiskWork()
+        self._work_before = self._work.requests
         self._bus = bus
         self._record = record
         self._report = report
@@ -63,31 +70,43 @@ class Dependency(Generic[Part]):
         if not self._needs_answer:
             self._take(part)
 
-    def _take(self, part: Part) -> None:
-        """Take a part, unless the service recovers or the part contradicts the record.
+    def _take(self, part: Part) -> bool:
+        """Take a part; return False if the service recovers, or the part contradicts the record.
 
         In both cases the service is asked again. A part of an earlier spec is ignored if the VM's
         disks and network may change while it is off (`_earlier`).
         """
         if _earlier(part, self._record()):
-            return
+            return False
         why = contradiction(self._record(), part)
         if why:
             extra = {"code": "part_refused", "uid": self._record().uid}
             log.warning("rejected the report of %s: %s", self._service, why, extra=extra)
             self._say(f"the report of {self._service} is rejected: {why}; see its log")
-            return
+            return False
         if part.error is not None and part.error.reason == RECOVERING:
             self._say(f"{self._service}: {part.error.message}")
-            return
+            return False
         self.silence, self._needs_answer = "", False
         self._part = part
         self._arrived.set()
+        return True
 
     @property
     def reached(self) -> bool:
         """Return True if the part is there, and is of the latest record."""
         return self.latest is not None and _is_of(self.latest, self._record())
+
+    @property
+    def valid(self) -> bool:
+        """Return True if the part is of the latest record, and no work has begun since.
+
+        False for a VM with volumes, which may move to another pool in the same generation.
+        """
+        made, record = self.latest, self._record()
+        if made is None or _age(made) < _age(record) or record.volume_refs:
+            return False
+        return self._work_before == self._work.requests
 
     def reset(self, *, needs_answer: bool = False) -> None:
         """Drop the part, so that `get` waits for a new one.
@@ -137,6 +156,7 @@ class Dependency(Generic[Part]):
         delay_s = after_s
         while True:
             await asyncio.sleep(delay_s)
+            work_before = self._work.requests
             try:
                 answer = await self._bus.request(
                     subjects.rpc(record.node, self._service, "ensure"),
@@ -145,7 +165,8 @@ class Dependency(Generic[Part]):
                 )
                 part = validate(self._model, answer)
                 self._say("")
-                self._take(part)
+                if self._take(part):
+                    self._work_before = work_before
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
                     self._take(self._model.model_validate(self._refusal(record, error)))
@@ -171,6 +192,10 @@ def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
     by_epoch = part.error is not None or isinstance(part, NetReady)
     by_epoch |= not record.volume_refs and not media(record)
     return by_epoch or part.generation >= record.generation
+
+
+def _age(of: ImageReady | NetReady | VmRecord) -> tuple[int, int]:
+    return of.epoch, of.generation
 
 
 def _earlier(part: ImageReady | NetReady, record: VmRecord) -> bool:
