@@ -40,6 +40,13 @@ def test_a_stop_ends_a_pause() -> None:
     assert not mutations.powered(record(paused=True), on=False).paused
 
 
+def test_an_agent_that_misses_a_stop_sees_by_the_pause_epoch_that_the_pause_has_ended() -> None:
+    before = record(paused=True, pause_epoch=1)
+    after = mutations.started(mutations.powered(before, on=False), up=False, paused=None)
+    assert (after.powered, after.paused, after.pause_epoch) == (True, False, 2)
+    assert mutations.powered(after, on=False).pause_epoch == 2
+
+
 @pytest.mark.parametrize(
     ("asked", "by_spec", "paused"),
     [

@@ -296,7 +296,8 @@ class VmRecord(LenientModel):
     paused: bool = False
     """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause. An unpause also resumes a guest that libvirt paused."""
+    """Rises with every pause and unpause, and with a start or stop that changes `paused`. An
+    unpause also resumes a guest that libvirt paused."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests, except updates, that changed the record. Repeats change nothing."""
     origin: Origin | None = None

@@ -235,7 +235,18 @@ def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
     """Return the changes of the power state that a new run strategy causes."""
     on = starts_by_itself(spec.run_strategy)
     paused = record.paused if on and record.powered else on and starts_paused(spec)
-    return {"powered": on, "power_epoch": record.power_epoch + 1, "paused": paused}
+    return _power(record, on=on, paused=paused)
+
+
+def _power(record: VmRecord, *, on: bool, paused: bool) -> dict[str, Any]:
+    """Return the changes of a start (`on`) or stop.
+
+    The pause epoch rises, too, if `paused` changes. An agent that was cut off sees only the last of
+    several requests. Without that epoch, it would keep a guest paused after a stop and a start.
+    """
+    pause_epoch = record.pause_epoch + (paused != record.paused)
+    epochs = {"power_epoch": record.power_epoch + 1, "pause_epoch": pause_epoch}
+    return {"powered": on, "paused": paused, **epochs}
 
 
 def _live(path: str) -> bool:
@@ -261,8 +272,8 @@ def powered(
     """
     refuse_deleting(record)
     still = starts_paused(record.spec) if paused is None else paused
-    update = {"powered": on, "power_epoch": record.power_epoch + 1, "stop_grace_s": grace_s}
-    return refuse_released(record.model_copy(update=update | {"paused": on and still}))
+    update = _power(record, on=on, paused=on and still) | {"stop_grace_s": grace_s}
+    return refuse_released(record.model_copy(update=update))
 
 
 def refuse_released(record: VmRecord) -> VmRecord:
