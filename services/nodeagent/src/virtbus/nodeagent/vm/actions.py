@@ -133,8 +133,8 @@ class Actions:
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._asks_netd = self._asks_imaged = vm.resumed
         """True: the next `_prepare` asks the service, because an earlier report may be old. imaged
-        is also asked if its report is not valid: it may copy or replace disks of a VM that is off,
-        and answers only after that."""
+        is also asked if its report is not valid. It may copy or replace disks of a VM that is off.
+        Then it answers after that."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Stops the repeated requests to end the guest once it has ended, or is destroyed."""
