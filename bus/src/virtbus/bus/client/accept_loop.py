@@ -1,4 +1,4 @@
-"""Accepts connections to a listening socket. Each source address gets a share of the limit."""
+"""Accepts connections to a listening socket, and limits the connections of each source address."""
 
 import asyncio
 import logging

@@ -1,8 +1,8 @@
 """Keeps one connection to NATS. Only this module and `nats_client` import `nats`.
 
-nats-py's own reconnect is off: nats-py's buffer would send requests that have already failed, and
-its watches and closed clients never recover (docs/explanation/architecture.md). After a lost
-connection, this module makes a new client and subscribes again.
+nats-py's own reconnect is off: it would send buffered requests that have already failed, and it
+does not repair nats-py's watches and closed clients (docs/explanation/architecture.md). After a
+lost connection, this module makes a new client and subscribes again.
 """
 
 import asyncio
@@ -326,7 +326,7 @@ class NatsLink:
 
 def _client(settings: BusSettings) -> DirectClient:
     client = DirectClient()
-    if settings.nkey_seed:  # nats-py itself needs PyNaCl and a seed file for it
+    if settings.nkey_seed:  # nats-py's own login by nkey needs PyNaCl and a seed file
         client._public_nkey = connect_options.public_key(settings)
     return client
 

@@ -101,7 +101,8 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    `raw` is emptied after decoding: a parked request may wait for hours, and would hold its body.
+    `raw` is emptied after decoding: a parked request (see `EndpointServer`) may wait for hours, and
+    would hold its body.
     """
 
     raw: Raw

@@ -32,7 +32,10 @@ PROVE_S = 10.0
 AGAIN_S = 2.0
 """Pause between attempts to connect. Otherwise a refused login would be repeated at once."""
 SETTLES_S = 2.0
-"""Longer than an agent takes between writing its instance key and its file."""
+"""Pause before file and key are compared again, if they differ.
+
+It is longer than an agent takes between writing its instance key and its file.
+"""
 
 
 def holds(text: str) -> bool:

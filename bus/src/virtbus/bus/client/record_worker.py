@@ -28,8 +28,8 @@ LAST_RETRY_S = 60.0
 RELIST_S = 300.0
 """Interval at which the worker lists all records again."""
 ANSWERED_S = 1.0
-"""An agent's request surely gets its answer if the attempt takes less. A message with the same
-outcome is then not needed."""
+"""If an attempt takes less time, an agent's request surely gets its answer. Then no message needs
+to tell the same outcome."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 NO_PART = frozenset({"powered", "power_epoch", "stop_grace_s", "restart_epoch"})
 NO_PART |= {"paused", "pause_epoch", "requests", "lease", "reserved", "traceparent", "signature"}
@@ -40,7 +40,7 @@ PARTS = tuple(VmRecord.model_fields.keys() - NO_PART - {"spec"})  # `spec_hash` 
 
 @dataclass(frozen=True, slots=True)
 class Ensured(Generic[Ready]):
-    """The outcome of a step. `made` describes new resources for the event; None if all existed."""
+    """The outcome of a step. `made` describes new resources for an event; None if all existed."""
 
     ready: Ready
     made: Mapping[str, str] | None
@@ -54,7 +54,7 @@ class Step(Protocol[Ready]):
     span: str
     first_retry_s: float
     interrupts: bool
-    """True: a newer record cancels a running attempt. False: it waits until the attempt ends."""
+    """If True, a newer record cancels a running attempt. Otherwise it waits for the attempt."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""

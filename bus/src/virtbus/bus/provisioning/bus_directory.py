@@ -90,7 +90,7 @@ class BusPlan:
     monitor_port: int = 8222
     """The port for monitoring on 127.0.0.1; 0 means none."""
     bind_names: bool = False
-    """True: a server listens only on its first name, not on every address of its host."""
+    """If True, a server listens only on its first name, not on every address of its host."""
     store: str = STORE
     """The path of a server's streams; `{number}` stands for the server's number."""
     installed_at: str = ""

@@ -136,9 +136,9 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     declared = [
         _bucket("vm", sizes.vm),
         _bucket("sec", sizes.sec),
-        # Nodes write these two buckets, so they allow no rollups: one rollup header could empty a
-        # whole bucket. Markers of expired TTLs need rollups, so these buckets have no such markers.
-        # Controllers detect a silent node by their own clock instead.
+        # Nodes write `st` and `node`. These buckets allow no rollups, because a node could empty a
+        # bucket with one rollup header. Markers of expired TTLs need rollups, so these buckets have
+        # no such markers. Controllers detect a silent node by their own clock instead.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),

@@ -1,4 +1,4 @@
-"""Asks the host's agent for open devices and logical volumes, over the socket `devices.sock`."""
+"""Asks the host's agent to open devices and logical volumes, over the socket `devices.sock`."""
 
 import errno
 import json
@@ -52,15 +52,15 @@ class LogicalAnswer(LenientModel):
 
     size_bytes: int = 0
     filled_bytes: int = 0
-    """Number of bytes from the start that are complete; 0: the content is not complete."""
+    """Number of bytes from the start that are complete; 0 means that the content is incomplete."""
     operation: str = ""
     """The operation that wrote the volume's content."""
     thin: bool = False
-    """True: parts that were never written read as zeroes."""
+    """If True, parts that were never written read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
     """The answer to `list`: the sizes in bytes by `namespace.name.uid`, in order."""
     more: bool = False
-    """True: the list continues after the last of `volumes`."""
+    """If True, the list continues after the last of `volumes`."""
 
 
 def open_device(path: Path, pool: str, volume: str) -> int:
