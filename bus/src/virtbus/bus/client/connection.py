@@ -54,7 +54,7 @@ class _Subscribed:
 
 
 class NatsLink:
-    """A supervised nats-py client; implements the Link protocol. `run` is its background task."""
+    """Implements `Link` by a nats-py client. The background task `run` replaces a lost client."""
 
     def __init__(self, settings: BusSettings, name: str) -> None:
         self._settings = settings
@@ -156,7 +156,7 @@ class NatsLink:
         """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None:  # may belong to a client that is still connecting
+        if live is not None:  # its client may still be connecting
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 

@@ -49,8 +49,8 @@ def why_again(raw: Raw) -> str:
 
     The reason is empty for a conclusive answer.
 
-    An error is recognised by the first bytes of JetStream's JSON. Stored values are msgpack maps
-    and never begin with these bytes.
+    An error is recognised by the first bytes of JetStream's JSON. The answer to a direct get is a
+    stored value: a msgpack map, which never begins with these bytes.
     """
     if raw.status == "503":
         return _NOBODY

@@ -2,8 +2,8 @@
 
 The credentials of imaged and netd open the node's consumers from any host. So both services wait
 for the local agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file
-with the node's instance key on the bus. A service that guests depend on keeps running without the
-bus.
+with the node's instance key on the bus. A service on which guests depend (`stays`) keeps running
+without the bus.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def holds(text: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of the first line: `held` and the instance id, or `refused`; or none."""
+    """Return the words of the first line: `held` and the instance id, or `refused`, or nothing."""
     return text.partition("\n")[0].split()
 
 

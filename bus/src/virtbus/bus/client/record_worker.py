@@ -47,7 +47,7 @@ class Ensured(Generic[Ready]):
 
 
 class Step(Protocol[Ready]):
-    """The part that one service does when a VM is created, for example netd's network."""
+    """The part of a VM's creation that one service does, for example the network by netd."""
 
     name: str
     """A verb phrase for logs; it follows "failed to"."""
@@ -87,7 +87,7 @@ class _Job(Generic[Ready]):
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self) -> Ready:
-        """Return the outcome for a request, which may be cancelled meanwhile."""
+        """Return the outcome for a request. A cancellation of the request does not end the job."""
         self.askers += 1
         try:
             return await asyncio.shield(self.outcome)
@@ -214,7 +214,7 @@ class RecordWorker(Generic[Ready]):
             self.want(record)
 
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
-        """Return this record, or a newer one of its VM, once the watch has delivered it.
+        """Return this record or a newer record of its VM, once the watch has delivered it.
 
         The watch has then also delivered each key that was written before the record. If the watch
         takes longer than `within_s`, request a new list and return None. After that list, a later
@@ -353,7 +353,7 @@ class RecordWorker(Generic[Ready]):
         return ready
 
     async def _publish(self, ready: Ready, began_s: float, *, asked: bool) -> None:
-        """Publish the outcome of an attempt, unless it is a success that answers in time."""
+        """Publish an attempt's outcome, unless it is a success that a request gets in time."""
         late = asyncio.get_running_loop().time() - began_s > ANSWERED_S
         if late or not asked or ready.error is not None:
             await self._reporter.ready(ready)

@@ -59,7 +59,7 @@ class Account:
     imports: list[Import] = field(default_factory=list)
     streams: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
-    """Subjects that are renamed on publish within the account."""
+    """New subjects by old subjects, which the server renames on a publish within the account."""
 
 
 def _services(role: Role) -> list[RequestExport]:

@@ -358,7 +358,7 @@ def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
     A single server gets all values. With three servers, each gets one value.
 
     Raises:
-        ValueError: several servers, and the number of values is not `count` or a value is empty.
+        ValueError: there are several servers, but not `count` values, or a value is empty.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:

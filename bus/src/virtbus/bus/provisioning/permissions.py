@@ -159,7 +159,7 @@ CRI_VERBS = {
     "image": ("pull",),
     "node": ("get",),
 }
-"""API verbs of a node's container runtime, whose pods are VMs that it created."""
+"""API verbs of a node's container runtime, which creates a VM for each pod."""
 CRI_CALLS = frozenset({"console", "port", "exec"})
 """Requests of a container runtime to the agent of its own node."""
 

@@ -265,9 +265,9 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     """Create a node's join record and consumers; return the encoded join record.
 
-    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new one, the node would
-    conclude that this is another bus. The record is written first, so a node with consumers has
-    joined.
+    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new nonce, the node
+    would conclude that this is another bus. The record is written first, so a node with consumers
+    has joined.
     """
     key = f"$KV.vm.{node}._join"
     try:

@@ -64,7 +64,9 @@ class LogicalAnswer(LenientModel):
 
 
 def open_device(path: Path, pool: str, volume: str) -> int:
-    """Return the open device of a volume, `namespace.name`, for reading and writing. It blocks.
+    """Open a volume's device for reading and writing; return its file descriptor. It blocks.
+
+    `volume` is `namespace.name`.
 
     Raises:
         OSError: the agent does not answer, or refuses with the reason as text.
@@ -73,7 +75,9 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 
 
 def open_host_device(path: Path, device: str) -> int:
-    """Return an open device of the host, for the root disk of a VM. Raises as `open_device`.
+    """Open a device of the host for a VM's root disk; return its file descriptor.
+
+    It blocks, and raises as `open_device`.
 
     The agent opens the device only if a VM of this node has it as a disk with an image, and the
     agent's setting `devices_allowed` permits the device.

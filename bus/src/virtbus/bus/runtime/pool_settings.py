@@ -67,8 +67,8 @@ class LocalPool(StrictModel):
 
     kind: Literal[PoolKind.LOCAL]
     mount: bool = True
-    """The directory must be a mount point. Otherwise a missing disk would look like an empty disk.
-    The pool `local` needs no mount point."""
+    """If True, the directory must be a mount point, so that a missing disk does not look like an
+    empty disk. The pool `local` needs no mount point."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """The sum of the sizes that guests see, as a multiple of the pool's size; 0: no limit."""
     reserve: Bytes | None = Field(None, ge=0)
@@ -125,7 +125,7 @@ class _OnServer(StrictModel):
 
 
 class _WithLogin(_OnServer):
-    """A pool whose server asks for a user and a secret."""
+    """A pool whose server may ask for a user and a secret."""
 
     user: User = ""
     """The name at the server; empty means that there is no login."""
