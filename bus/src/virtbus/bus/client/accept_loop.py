@@ -23,7 +23,7 @@ async def accept(
     serve: Serve,
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Accept connections until cancelled. Each takes a unit of `shares`, or is closed at once.
+    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed.
 
     `before` is called for each connection, before the connection takes its unit.
     """

@@ -20,7 +20,8 @@ from virtbus.bus.runtime.tasks import wait_for_event
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""Maximum number of queued events (about 16 MB): a burst of 10,000 creates on two controllers."""
+"""Maximum number of queued events, about 16 MB. The events of 10,000 creates by two controllers
+fit."""
 AT_ONCE = 256
 """Maximum number of events that are being stored at one time."""
 SAME_S = 600.0

@@ -159,7 +159,7 @@ CRI_VERBS = {
     "image": ("pull",),
     "node": ("get",),
 }
-"""API verbs of a node's container runtime, which creates a VM for each pod."""
+"""API verbs of a node's container runtime, which creates a VM for each of its pods."""
 CRI_CALLS = frozenset({"console", "port", "exec"})
 """Requests of a container runtime to the agent of its own node."""
 

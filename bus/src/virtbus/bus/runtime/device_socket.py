@@ -1,4 +1,4 @@
-"""Asks the host's agent to open devices and logical volumes, over the socket `devices.sock`."""
+"""Asks the host's agent over a socket to open devices, and to make or change logical volumes."""
 
 import errno
 import json
