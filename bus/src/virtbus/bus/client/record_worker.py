@@ -54,7 +54,7 @@ class Step(Protocol[Ready]):
     span: str
     first_retry_s: float
     interrupts: bool
-    """If True, a newer record cancels a running attempt instead of waiting for the attempt's end."""
+    """If True, a newer record cancels a running attempt instead of waiting until it ends."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
