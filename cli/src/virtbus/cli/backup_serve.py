@@ -130,7 +130,7 @@ def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
 def _ask(
     invocation: Invocation, what: tuple[str, str], data: Mapping[str, Any], until_s: float
 ) -> dict[str, Any]:
-    """Return the answer to a request. Repeat it while the bus is away, at most until `until_s`."""
+    """Return a request's answer. Repeat the request while the bus is away, until `until_s`."""
     while True:
         try:
             return invocation.call(*what, data)
@@ -226,5 +226,5 @@ def _tell(invocation: Invocation, id_: str, path: Path) -> None:
 
 
 def _complain(text: str) -> None:
-    """Print to stderr why one connection was refused."""
+    """Print a problem to stderr, for example why a connection was refused."""
     output.write(output.safe(text), sys.stderr)

@@ -1,4 +1,4 @@
-"""Connects with the services' bus client, for verbs that need an event loop."""
+"""Connects to the bus with the asynchronous client of the services, which few verbs need."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

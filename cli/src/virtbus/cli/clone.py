@@ -106,7 +106,7 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return a clone's spec, with `copied_nics`. Raise CliError for volumes, unless `full`."""
+    """Return a clone's spec. Raise CliError if the source holds volumes, unless `full`."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

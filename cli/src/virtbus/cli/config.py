@@ -16,7 +16,7 @@ SERVICES = ("controller", "nodeagent", "netd", "imaged")
     verbs={"check": ("virtbus.cli.config:check", "Read all settings as the services would.")},
 )
 def command() -> None:
-    """The services' settings: defaults < /etc/virtbus/<service>.toml < VIRTBUS_* < flags."""
+    """Check the services' settings: defaults < /etc/virtbus/<service>.toml < VIRTBUS_* < flags."""
 
 
 @click.command(

@@ -19,8 +19,8 @@ AT_ONCE = 32
 """Number of nodes that fetch at one time. A controller handles 256 such requests at one time, of
 all clients together."""
 ANSWER_S = 30.0
-"""Time limit for one answer. A node that needs longer says this after 20 s. Then the request is
-repeated."""
+"""Time limit for one answer. If the node needs longer, the answer says so after 20 s. Then the
+request is repeated."""
 _CONTINUES = "not there in time; the node continues, repeat the command to wait for it"
 WAITING, FETCHING, READY, FAILED = "waiting", "fetching", "ready", "failed"
 

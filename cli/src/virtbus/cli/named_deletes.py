@@ -22,8 +22,8 @@ def delete_named(
 ) -> None:
     """Delete the objects that `asked` names, and show them. With `wait_s` None, do not wait.
 
-    `check` gets each view while an object exists, and may raise CliError. Raises CliError `unknown`
-    at the time limit.
+    `check` gets an object's view while the object exists, and may raise CliError. At the time
+    limit, CliError `outcome_unknown` is raised.
     """
     ended = [invocation.call(resource, "delete", one) for one in asked]
     if wait_s is not None:

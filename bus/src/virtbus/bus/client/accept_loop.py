@@ -1,4 +1,4 @@
-"""Accepts connections to a listening socket. Each source address gets a share of the limit."""
+"""Accepts connections to a listening socket, and limits the connections of each source address."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.1
 """Pause after a failed accept. An accept fails while the process has no free file descriptor."""
 Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
-"""Serves a connection from an address, closes it, and then releases the address's share."""
+"""Serves a connection from a source address, closes it, and releases the unit that it took."""
 
 
 async def accept(
@@ -23,9 +23,9 @@ async def accept(
     serve: Serve,
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Accept connections until cancelled. Close a connection whose source has no share left.
+    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed.
 
-    `before` is called for each connection, before the connection takes its share.
+    `before` is called for each connection, before the connection takes its unit.
     """
     async with background() as tasks:
         while True:

@@ -50,8 +50,8 @@ def options(settings: BusSettings) -> dict[str, Any]:
 def patience(settings: BusSettings) -> dict[str, Any]:
     """Return the arguments for time limits.
 
-    With them, nats-py retries the first connect, but never reconnects: `connection` makes a new
-    client instead.
+    With them, nats-py retries the first connect, but never reconnects: the module `connection`
+    makes a new client instead.
     """
     return {
         "allow_reconnect": False,

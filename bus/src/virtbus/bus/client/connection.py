@@ -1,8 +1,8 @@
 """Keeps one connection to NATS. Only this module and `nats_client` import `nats`.
 
-nats-py's own reconnect is off: nats-py's buffer would send requests that have already failed, and
-its watches and closed clients never recover (docs/explanation/architecture.md). After a lost
-connection, this module makes a new client and subscribes again.
+nats-py's own reconnect is off: it would send buffered requests that have already failed, and it
+does not repair nats-py's watches and closed clients (docs/explanation/architecture.md). After a
+lost connection, this module makes a new client and subscribes again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class _Subscribed:
 
 
 class NatsLink:
-    """A supervised nats-py client; implements the Link protocol. `run` is its background task."""
+    """Implements `Link` by a nats-py client. The background task `run` replaces a lost client."""
 
     def __init__(self, settings: BusSettings, name: str) -> None:
         self._settings = settings
@@ -156,7 +156,7 @@ class NatsLink:
         """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None:  # may belong to a client that is still connecting
+        if live is not None:  # its client may still be connecting
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 
@@ -326,7 +326,7 @@ class NatsLink:
 
 def _client(settings: BusSettings) -> DirectClient:
     client = DirectClient()
-    if settings.nkey_seed:  # nats-py itself needs PyNaCl and a seed file for it
+    if settings.nkey_seed:  # nats-py's own login by nkey needs PyNaCl and a seed file
         client._public_nkey = connect_options.public_key(settings)
     return client
 

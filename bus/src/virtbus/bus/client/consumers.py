@@ -1,4 +1,7 @@
-"""Rewinds a watch's JetStream consumer: an ephemeral one, made here, or a node's durable one."""
+"""Rewinds the JetStream consumer of a watch, so that it delivers the list of all keys again.
+
+The consumer is an `OwnConsumer`, made here for one watch, or a node's durable `NodeConsumer`.
+"""
 
 import secrets
 from collections.abc import Awaitable

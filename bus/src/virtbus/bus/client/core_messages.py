@@ -1,4 +1,4 @@
-"""Implements core NATS messages, requests and services of `ports.Bus` over any `Link`."""
+"""Implements the core NATS messages, requests and services of `ports.Bus` over a connection."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence

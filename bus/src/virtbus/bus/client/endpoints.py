@@ -101,7 +101,8 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    `raw` is emptied after decoding: a parked request may wait for hours, and would hold its body.
+    `raw` is emptied after decoding: a parked request (see `EndpointServer`) may wait for hours, and
+    would hold its body.
     """
 
     raw: Raw
@@ -150,7 +151,7 @@ class EndpointServer:
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
 
     def _accept(self, asked: _Asked) -> bool:
-        """Start or queue a request; return False if its account or all accounts have too many."""
+        """Start or queue a request; return False if its account, or all accounts, have too many."""
         account, size_bytes = asked.account, asked.size_bytes
         if not self._held.take(account, size_bytes):
             return False

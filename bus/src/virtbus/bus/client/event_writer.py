@@ -1,4 +1,4 @@
-"""Stores events in the background, in order of emission. No request waits for a stored event.
+"""Stores events in the background, so that no request waits until its event is stored.
 
 The event stream drops a message whose id it has already seen from any node. So the writer chooses a
 random message id, which no other sender can have used. A retry repeats the random id, so the event
@@ -20,12 +20,14 @@ from virtbus.bus.runtime.tasks import wait_for_event
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""Limit of the queue: about 16 MB, enough for a burst of 10,000 creates on two controllers."""
+"""Maximum number of queued events, about 16 MB. The events of 10,000 creates by two controllers
+fit."""
 AT_ONCE = 256
 """Maximum number of events that are being stored at one time."""
 SAME_S = 600.0
 """Within this time, a connection stores an event with the same subject and id only once."""
 REMEMBERED = 4096
+"""Number of recent events that a connection compares for SAME_S."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Counts the bytes of one end of a byte stream for flow control (ADR 0023). No I/O.
+"""Counts the bytes of one end of a byte stream for flow control (ADR 0023), without I/O.
 
 Both directions count bytes from 0. A limit is an absolute position, so a repeated or late limit is
 harmless. Each piece states its position, so the receiver notices a lost piece.

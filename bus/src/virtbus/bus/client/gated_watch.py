@@ -1,4 +1,4 @@
-"""Adds a gate (`ports.Gate`) to a fake bus's watch. The watch awaits the gate before each list."""
+"""Adds a gate (`ports.Gate`) to a watch of a MemoryBus. The watch awaits it before each list."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Checks a container's health: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
+"""Checks a service in its container: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
 
 It logs in to the bus with the service's own credentials and checks the service's files and sockets.
 It exits with 0, or prints the reason and exits with 1.

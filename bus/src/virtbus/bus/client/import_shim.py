@@ -43,5 +43,5 @@ def lean_import() -> Iterator[None]:
         for name in placed:
             sys.modules.pop(name, None)
         if "nats.js" in placed and "nats" in sys.modules:
-            # The import system sets this attribute, too; a later real import replaces it.
+            # nats-py's client reads `nats.js` at run time. A real import later replaces it.
             sys.modules["nats"].__dict__["js"] = script

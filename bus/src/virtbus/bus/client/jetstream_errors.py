@@ -24,7 +24,7 @@ account's limit."""
 _IN_FLIGHT = frozenset({10158, 10164})
 """The cluster has not committed an earlier write of this message id, or of this subject, yet.
 
-`why_again` repeats such a request. If its time is over, 10164 counts as a conflict.
+The requester repeats a single write. A batch is not repeated: there 10164 counts as a conflict.
 """
 _NOBODY = "nobody answers for this stream: its servers elect a leader, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
@@ -41,7 +41,7 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """The stream has a message of this subject, and stores only one: it needs no second one."""
+    """The stream keeps one message per subject, and has one of this subject already."""
 
 
 def why_again(raw: Raw) -> str:
@@ -49,8 +49,8 @@ def why_again(raw: Raw) -> str:
 
     The reason is empty for a conclusive answer.
 
-    An error is recognised by the first bytes of JetStream's JSON. Stored values are msgpack maps
-    and never begin with these bytes.
+    An error is recognised by the first bytes of JetStream's JSON. The answer to a direct get is a
+    stored value: a msgpack map, which never begins with these bytes.
     """
     if raw.status == "503":
         return _NOBODY
@@ -68,7 +68,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
 
     Raises:
         UnavailableError: no server answers for the stream (during an election, or because the
-            stream does not exist), or JetStream answers 503 with another code than those below.
+            stream does not exist), or JetStream answers 503 with a code that has no class below.
         ConflictError, DeniedError, FullError, ApiError: JetStream refused the call.
         BusError: the answer cannot be read.
     """

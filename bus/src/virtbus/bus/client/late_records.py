@@ -1,4 +1,4 @@
-"""Notes records that a requester has, but that the watch has not delivered yet.
+"""Notes late records: a requester has them, but the node's watch has not delivered them yet.
 
 The bus may have an older record of a VM than the requester, for example after a restore, or a
 record that this version cannot read. Then the watch never delivers the requester's record. Only a

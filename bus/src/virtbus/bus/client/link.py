@@ -37,7 +37,7 @@ class Subscription(Protocol):
 
 
 class Link(Protocol):
-    """A supervised connection: a lost one is rebuilt, with every subscription.
+    """A supervised connection: after a loss it is made again, with every subscription.
 
     `generation` counts the connections made, so that a watch notices a new connection.
     """

@@ -2,8 +2,8 @@
 
 The credentials of imaged and netd open the node's consumers from any host. So both services wait
 for the local agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file
-with the node's instance key on the bus. A service that guests depend on keeps running without the
-bus.
+with the node's instance key on the bus. A service on which guests depend (`stays`) keeps running
+without the bus.
 """
 
 import asyncio
@@ -32,7 +32,10 @@ PROVE_S = 10.0
 AGAIN_S = 2.0
 """Pause between attempts to connect. Otherwise a refused login would be repeated at once."""
 SETTLES_S = 2.0
-"""Longer than an agent takes between writing its instance key and its file."""
+"""Pause before file and key are compared again, if they differ.
+
+It is longer than an agent takes between writing its instance key and its file.
+"""
 
 
 def holds(text: str) -> bool:
@@ -41,7 +44,7 @@ def holds(text: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of the first line: `held` and the instance id, or `refused`; or none."""
+    """Return the words of the first line: `held` and the instance id, or `refused`, or nothing."""
     return text.partition("\n")[0].split()
 
 

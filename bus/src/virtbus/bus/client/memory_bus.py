@@ -54,7 +54,7 @@ class Fault(StrEnum):
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`. A start, a reconnect and `relist` yield RESET, the list, SYNCED."""
+    """Implements `ports.Watch`. It lists at its start, after a reconnect and after `relist`."""
 
     def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link

@@ -1,4 +1,4 @@
-"""Routes core messages of the fake bus: a MemoryServer delivers them to its MemoryLinks."""
+"""Routes core messages of the bus in memory: a MemoryServer delivers them to its MemoryLinks."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ class MemoryServer:
             shelf.expire()
 
     def route(self, raw: Raw) -> bool:
-        """Deliver to every plain subscription and to one member of each queue group.
+        """Deliver a message to every plain subscription and to one member of each queue group.
 
         Return False if nobody subscribes. A message that `drop` loses counts as delivered.
         """

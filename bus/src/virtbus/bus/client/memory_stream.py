@@ -1,4 +1,4 @@
-"""Keeps one stream of the fake bus: revisions, compare-and-set, purge markers, TTL, size limit."""
+"""Keeps a stream of the bus in memory: revisions, CAS, purge markers, TTLs and a size limit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class MemoryStream:
 
     clock_ns: Callable[[], int]
     markers: bool = False
-    """An entry whose TTL ends is replaced by a purge marker (bucket `lease`)."""
+    """If True, a purge marker replaces an entry whose TTL ends (bucket `lease`)."""
     max_bytes: int = 0
     """Size limit; 0 means none. A write beyond it is refused, as with `discard: new`."""
     revision: int = 0

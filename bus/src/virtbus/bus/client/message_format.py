@@ -1,4 +1,7 @@
-"""Names the headers and content types, and builds envelopes as dicts; imports no library."""
+"""Names the headers and content types of messages, and builds envelopes as dicts.
+
+It imports no library, so that it loads fast.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Makes nats-py's client faster: each message takes half of the CPU time.
+"""Makes nats-py's client faster: each message takes half as much CPU time.
 
 nats-py matches a received message against two regular expressions, and queues it for its
 subscription's task. Here the parser calls a receiver directly, because receivers never block. A
@@ -38,7 +38,7 @@ class DirectClient(Client):
         self._ps = _DirectParser(self)
 
     async def listen(self, subject: str, receive: Receive, queue: str = "") -> Subscription:
-        """Subscribe; `receive` is called with each message, possibly before this returns."""
+        """Subscribe; `receive` gets each message, the first possibly before `listen` returns."""
         sid = self._sid + 1  # the id that `subscribe` will use
         self._receivers[sid] = receive
         try:

@@ -66,11 +66,13 @@ def _malformed(line: bytes) -> MalformedError:
 
 
 def headers_of(block: bytes) -> dict[str, str]:
-    """Return the headers of a message; `Status` and `Description` are the server's own status.
+    """Return the headers of a message.
 
-    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name keeps its
-    blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank precedes the name.
-    If this function removed the blank, the forged header would be valid.
+    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. The status and
+    the description become the headers `Status` and `Description`.
+
+    A name keeps its blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank
+    precedes the name. If this function removed the blank, the forged header would be valid.
     """
     if not block:
         return {}

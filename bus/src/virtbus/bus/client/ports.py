@@ -72,7 +72,7 @@ class StoredMessage:
 class Write:
     """One message of an atomic batch, with the arguments of `Bus.put`.
 
-    `value` None is a purge; `why` is then the reason in the purge marker.
+    If `value` is None, the message is a purge marker with the reason `why`.
     """
 
     key: str
@@ -159,7 +159,9 @@ the watch.
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint. `name` is for ADR-32's INFO. With `queue` None, every instance answers.
+    """One kind of requests of a service. `name` is for ADR-32's INFO.
+
+    With `queue` None, every instance of the service answers a request.
 
     A handler may answer by `Request.stream` and return a future. The request is then parked: it
     keeps its slot until the future is done, but needs no task.
@@ -217,9 +219,9 @@ class Bus(Protocol):
 
     # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:
-        """Send `value` (a model or plain value, as msgpack in an envelope). It may be lost.
+        """Send `value` (a model or plain value, as msgpack in an envelope).
 
-        Without a connection the message is dropped, and nothing is raised.
+        The message may be lost. Without a connection it is dropped, and nothing is raised.
         """
 
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:

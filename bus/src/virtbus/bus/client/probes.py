@@ -1,4 +1,4 @@
-"""Checks if a port is free, or if a NATS server there answers, takes a login, has a responder."""
+"""Checks if a port is free, or if a NATS server on it answers, accepts a login, has a responder."""
 
 import asyncio
 import errno
@@ -44,7 +44,10 @@ async def is_heard(
 
 
 async def _accepted(host: str, port: int, user: str, password: str, asked: str = "") -> bool:
-    """Log in and send the commands `asked`. Return False if refused or without a responder."""
+    """Log in and send the commands `asked`.
+
+    Return False if the server refuses the login, or if a command has no responder.
+    """
     options = {"user": user, "pass": password, "headers": True, "no_responders": True}
     login = json.dumps({"verbose": False, "name": "check", **options})
     try:

@@ -28,8 +28,8 @@ LAST_RETRY_S = 60.0
 RELIST_S = 300.0
 """Interval at which the worker lists all records again."""
 ANSWERED_S = 1.0
-"""An agent's request surely gets its answer if the attempt takes less. A message with the same
-outcome is then not needed."""
+"""If an attempt takes less time, an agent's request surely gets its answer. Then no message needs
+to tell the same outcome."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 NO_PART = frozenset({"powered", "power_epoch", "stop_grace_s", "restart_epoch"})
 NO_PART |= {"paused", "pause_epoch", "requests", "lease", "reserved", "traceparent", "signature"}
@@ -40,21 +40,21 @@ PARTS = tuple(VmRecord.model_fields.keys() - NO_PART - {"spec"})  # `spec_hash` 
 
 @dataclass(frozen=True, slots=True)
 class Ensured(Generic[Ready]):
-    """The outcome of a step. `made` describes new resources for the event; None if all existed."""
+    """The outcome of a step. `made` describes new resources for an event; None if all existed."""
 
     ready: Ready
     made: Mapping[str, str] | None
 
 
 class Step(Protocol[Ready]):
-    """The part that one service does when a VM is created, for example netd's network."""
+    """The part of a VM's creation that one service does, for example the network by netd."""
 
     name: str
     """A verb phrase for logs; it follows "failed to"."""
     span: str
     first_retry_s: float
     interrupts: bool
-    """True: a newer record cancels a running attempt. False: it waits until the attempt ends."""
+    """If True, a newer record cancels a running attempt instead of waiting until it ends."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
@@ -87,7 +87,7 @@ class _Job(Generic[Ready]):
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self) -> Ready:
-        """Return the outcome for a request, which may be cancelled meanwhile."""
+        """Return the outcome for a request. A cancellation of the request does not end the job."""
         self.askers += 1
         try:
             return await asyncio.shield(self.outcome)
@@ -214,7 +214,7 @@ class RecordWorker(Generic[Ready]):
             self.want(record)
 
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
-        """Return this record, or a newer one of its VM, once the watch has delivered it.
+        """Return this record or a newer record of its VM, once the watch has delivered it.
 
         The watch has then also delivered each key that was written before the record. If the watch
         takes longer than `within_s`, request a new list and return None. After that list, a later
@@ -353,7 +353,7 @@ class RecordWorker(Generic[Ready]):
         return ready
 
     async def _publish(self, ready: Ready, began_s: float, *, asked: bool) -> None:
-        """Publish the outcome of an attempt, unless it is a success that answers in time."""
+        """Publish an attempt's outcome, unless it is a success that a request gets in time."""
         late = asyncio.get_running_loop().time() - began_s > ANSWERED_S
         if late or not asked or ready.error is not None:
             await self._reporter.ready(ready)

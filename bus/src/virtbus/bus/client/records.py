@@ -43,7 +43,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 CATCH_UP_S = 2.0
-"""The time for a lagging replica to receive a message that the stream's leader has."""
+"""Time limit for a lagging replica to receive a message that the stream's leader has."""
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d{1,20})$")
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
@@ -209,11 +209,11 @@ class Records:
     async def _own(self, key: str, message_id: str, conflict: str) -> int:
         """Return the sequence of the message with this id if it is the key's last, or 0.
 
-        A node may read from a replica that lags behind the leader, who refused the write and named
-        the last sequence. So the node reads until the replica has that one.
+        The stream's leader refused the write and named the last sequence. A node may read from a
+        replica that lags behind the leader, so it reads until the replica has that sequence.
 
         Raises:
-            OutcomeUnknownError: the replica does not have it in time.
+            OutcomeUnknownError: the replica does not have the sequence in time.
         """
         named = _LAST_SEQUENCE.search(conflict) if self._settings.node else None
         least = int(named[1]) if named is not None else 0

@@ -8,7 +8,10 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.ids import random_token
 
 _Answer = asyncio.Future[Raw | Exception]
-"""An error is set as the result, because asyncio would log an exception that no task awaits."""
+"""The answer to a request, or an error in its place.
+
+An error is set as the result, because asyncio would log an exception that no task awaits.
+"""
 
 
 class Replies:

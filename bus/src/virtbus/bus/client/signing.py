@@ -3,7 +3,7 @@
 The signature is an HMAC-SHA-256 of node, uid and the encoded record (with its epoch, without the
 signature). A host stores the signature with its copy of the record. So a rebuild can verify that a
 controller wrote the copy. The keys are stored in `$KV.sec._signing`, which only controllers can
-read. Backups with secrets contain the keys, too.
+read. A backup of the bus with secrets contains the keys, too.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ class StepReporter(EventRecorder):
         self.emit(self.about(self._names.made, record, took_ms=took_ms, detail=detail))
 
     def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        """Emit a failure: one event in ten minutes for a VM's epoch, generation and reason."""
+        """Emit the event of a failure, once in ten minutes for an epoch, generation and reason."""
         detail = {"attempt": str(attempt)}
         why = {"reason": error.reason, "message": str(error), "detail": detail}
         self.emit(self.about(self._names.failed, record, **why))

@@ -9,7 +9,7 @@ Info = Mapping[str, Any]
 
 
 def fill_of(info: Info) -> float:
-    """Return the used share of a stream's max_bytes; 0 if it has none."""
+    """Return the used share of a stream's max_bytes; 0 if the stream has no limit."""
     most = int(info["config"].get("max_bytes", -1))
     return int(info["state"]["bytes"]) / most if most > 0 else 0.0
 

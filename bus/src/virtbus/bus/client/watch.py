@@ -30,8 +30,8 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
 """Two heartbeats and a margin: after this silence the consumer or the connection counts as gone."""
 SILENT_PARTS = 2
-"""Number of waits into which SILENCE_S is divided. Each is longer than HEARTBEAT_S, so that an idle
-watch wakes its process for heartbeats only.
+"""Number of waits into which SILENCE_S is divided. Each wait is longer than HEARTBEAT_S, so that an
+idle watch wakes its process for heartbeats only.
 
 After a pause of this process, a timer expires before pending messages are read. With one long wait,
 each watch would then request a full list on a busy machine.

@@ -1,4 +1,4 @@
-"""Builds the NATS accounts of a bus: for the controllers, each node, client role, bridge and CRI.
+"""Builds a bus's NATS accounts: for the controllers, each node, client role, bridge and runtime.
 
 The controllers' account owns the streams. A subject crosses accounts only if one account exports
 it and the other imports it. The server rewrites every reply subject that crosses. So a reply or
@@ -59,7 +59,7 @@ class Account:
     imports: list[Import] = field(default_factory=list)
     streams: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
-    """Subjects that are renamed on publish within the account."""
+    """New subjects by old subjects, which the server renames on a publish within the account."""
 
 
 def _services(role: Role) -> list[RequestExport]:
@@ -94,7 +94,9 @@ def accounts(
     cris: Sequence[str] = (),
     system: bool = False,
 ) -> list[Account]:
-    """Return all accounts of a bus. `bridges` are further bridges, `cris` the nodes with a CRI.
+    """Return all accounts of a bus.
+
+    `bridges` are the bridges besides the first one. `cris` are the nodes that run `virtbus-cri`.
 
     `system` adds the user that may reload the servers' configuration.
     """

@@ -90,7 +90,7 @@ class BusPlan:
     monitor_port: int = 8222
     """The port for monitoring on 127.0.0.1; 0 means none."""
     bind_names: bool = False
-    """True: a server listens only on its first name, not on every address of its host."""
+    """If True, a server listens only on its first name, not on every address of its host."""
     store: str = STORE
     """The path of a server's streams; `{number}` stands for the server's number."""
     installed_at: str = ""
@@ -358,7 +358,7 @@ def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
     A single server gets all values. With three servers, each gets one value.
 
     Raises:
-        ValueError: several servers, and the number of values is not `count` or a value is empty.
+        ValueError: there are several servers, but not `count` values, or a value is empty.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:

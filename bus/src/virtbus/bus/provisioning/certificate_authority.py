@@ -15,7 +15,7 @@ from virtbus.bus.provisioning.credentials import write_secret
 CA_DAYS = 3650
 SERVER_DAYS = 825
 RENEW_DAYS = 30
-"""`virtbus bus init` renews a certificate that expires in fewer days."""
+"""`virtbus bus init` renews a certificate that expires in fewer days than this."""
 _SKEW = datetime.timedelta(hours=1)
 """Certificates are valid from this long before now, for hosts whose clocks are slow."""
 

@@ -1,4 +1,4 @@
-"""Writes credentials files: a user's login on the bus, as JSON that only its owner may read."""
+"""Writes credentials files: each has a user's login on the bus as JSON, with mode 0600 or 0640."""
 
 import grp
 import json

@@ -49,7 +49,7 @@ class Role:
     subscribe: tuple[str, ...] = ()
     node: str = ""
     answers: bool = False
-    """True: the user may publish one answer to each received request, within ANSWER_HOURS."""
+    """If True, the user may publish one answer to each received request, within ANSWER_HOURS."""
 
 
 def admin() -> Role:
@@ -134,7 +134,7 @@ BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 
 def bridge(cluster: str = "") -> Role:
-    """Return the user of a cluster's bridge. The module `owners` limits it to its own VMs."""
+    """Return the user of a bridge (kubebridge). The module `owners` limits it to its own VMs."""
     user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -159,7 +159,7 @@ CRI_VERBS = {
     "image": ("pull",),
     "node": ("get",),
 }
-"""API verbs of a node's container runtime, whose pods are VMs that it created."""
+"""API verbs of a node's container runtime, which creates a VM for each of its pods."""
 CRI_CALLS = frozenset({"console", "port", "exec"})
 """Requests of a container runtime to the agent of its own node."""
 
@@ -236,12 +236,12 @@ def observer() -> Role:
 
 
 def filled(subject: str, node: str) -> str:
-    """Replace `{node}` in a catalogue subject by `node` (an id or `*`), other parameters by `*`."""
+    """Replace `{node}` in a subject of CHANNELS by `node` (id or `*`), other parameters by `*`."""
     return re.sub(r"\{\w+\}", "*", subject.replace("{node}", node))
 
 
 def streamed(subject: str) -> bool:
-    """Return True if a request to this catalogue subject has many answers."""
+    """Return True if a request to this subject of CHANNELS has many answers."""
     return any(c.subject == subject and c.plane is Plane.STREAM for c in CHANNELS)
 
 

@@ -1,4 +1,4 @@
-"""Runs the NATS server of `virtbus up` as a child process; it always requires credentials."""
+"""Runs the NATS server of `virtbus up` as a child process. The server requires credentials."""
 
 import asyncio
 import logging

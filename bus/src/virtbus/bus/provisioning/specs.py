@@ -1,4 +1,4 @@
-"""Derives `vm.create` requests from a backup, for example from a backup of virtbus 0.1."""
+"""Derives `vm.create` requests from a backup of the bus, which virtbus 0.1 may have written."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -136,9 +136,9 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     declared = [
         _bucket("vm", sizes.vm),
         _bucket("sec", sizes.sec),
-        # Nodes write these two buckets, so they allow no rollups: one rollup header could empty a
-        # whole bucket. Markers of expired TTLs need rollups, so these buckets have no such markers.
-        # Controllers detect a silent node by their own clock instead.
+        # Nodes write `st` and `node`. These buckets allow no rollups, because a node could empty a
+        # bucket with one rollup header. Markers of expired TTLs need rollups, so these buckets have
+        # no such markers. Controllers detect a silent node by their own clock instead.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
@@ -265,9 +265,9 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     """Create a node's join record and consumers; return the encoded join record.
 
-    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new one, the node would
-    conclude that this is another bus. The record is written first, so a node with consumers has
-    joined.
+    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new nonce, the node
+    would conclude that this is another bus. The record is written first, so a node with consumers
+    has joined.
     """
     key = f"$KV.vm.{node}._join"
     try:

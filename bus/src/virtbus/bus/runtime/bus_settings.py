@@ -21,7 +21,7 @@ class BusSettings:
     """Settings of one connection. `creds` is a file with url and login, read at every connect."""
 
     url: str = ""
-    """NATS URLs, separated by commas. Empty: the credentials file's URL, or localhost:4222."""
+    """NATS URLs, separated by commas; empty means the URL in `creds`, or localhost:4222."""
     user: str = ""
     password: str = ""
     nkey_seed: str = ""

@@ -1,4 +1,4 @@
-"""Asks the host's agent for open devices and logical volumes, over the socket `devices.sock`."""
+"""Asks the host's agent over a socket to open devices, and to make or change logical volumes."""
 
 import errno
 import json
@@ -52,19 +52,21 @@ class LogicalAnswer(LenientModel):
 
     size_bytes: int = 0
     filled_bytes: int = 0
-    """Number of bytes from the start that are complete; 0: the content is not complete."""
+    """Number of bytes from the start that are complete; 0 means that the content is incomplete."""
     operation: str = ""
     """The operation that wrote the volume's content."""
     thin: bool = False
-    """True: parts that were never written read as zeroes."""
+    """If True, parts that were never written read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
     """The answer to `list`: the sizes in bytes by `namespace.name.uid`, in order."""
     more: bool = False
-    """True: the list continues after the last of `volumes`."""
+    """If True, the list continues after the last of `volumes`."""
 
 
 def open_device(path: Path, pool: str, volume: str) -> int:
-    """Return the open device of a volume, `namespace.name`, for reading and writing. It blocks.
+    """Open a volume's device for reading and writing; return its file descriptor. It blocks.
+
+    `volume` is `namespace.name`.
 
     Raises:
         OSError: the agent does not answer, or refuses with the reason as text.
@@ -73,7 +75,9 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 
 
 def open_host_device(path: Path, device: str) -> int:
-    """Return an open device of the host, for the root disk of a VM. Raises as `open_device`.
+    """Open a device of the host for a VM's root disk; return its file descriptor.
+
+    It blocks, and raises as `open_device`.
 
     The agent opens the device only if a VM of this node has it as a disk with an image, and the
     agent's setting `devices_allowed` permits the device.

@@ -9,7 +9,10 @@ import os
 import struct
 
 _FIRST_BYTE, _BYTES = 100, 200
-"""Bytes 100 to 163 are permissions; bytes 200 to 263 forbid permissions to other programs."""
+"""The range of bytes to lock: its first byte and its size.
+
+Bytes 100 to 163 are permissions. Bytes 200 to 263 forbid permissions to other programs.
+"""
 _FLOCK = struct.Struct("hhqqi4x")
 _ALL = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _FIRST_BYTE, _BYTES, 0)
 

@@ -21,7 +21,8 @@ _UNSTABLE = re.compile(r"^/dev/(sd|vd|hd|xvd|nvme)[^/]*$")
 PROBE_S = 4.0
 """Interval of the checks whether each pool is usable."""
 OVERCOMMIT = 10.0
-"""Default of `overcommit`. Guests' disks are mostly empty, but a full pool pauses its guests."""
+"""Default of `overcommit`. It is above 1, because guests' disks are mostly empty. It is limited,
+because a full pool pauses its guests."""
 
 
 def _stable_path(path: str) -> str:
@@ -66,8 +67,8 @@ class LocalPool(StrictModel):
 
     kind: Literal[PoolKind.LOCAL]
     mount: bool = True
-    """The directory must be a mount point. Otherwise a missing disk would look like an empty disk.
-    The pool `local` needs no mount point."""
+    """If True, the directory must be a mount point, so that a missing disk does not look like an
+    empty disk. The pool `local` needs no mount point."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """The sum of the sizes that guests see, as a multiple of the pool's size; 0: no limit."""
     reserve: Bytes | None = Field(None, ge=0)
@@ -97,7 +98,7 @@ class LvmPool(StrictModel):
     group: LvmName
     """The name of the volume group."""
     thin_pool: LvmName | None = None
-    """The group's thin pool in which volumes are made. Default: none; a volume has own extents."""
+    """The group's thin pool in which volumes are made; None gives each volume its own extents."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """With a thin pool: the sum of the sizes that guests see, as a multiple of the thin pool's
     size; 0: no limit."""
@@ -124,10 +125,10 @@ class _OnServer(StrictModel):
 
 
 class _WithLogin(_OnServer):
-    """A pool whose server asks for a user and a secret."""
+    """A pool whose server may ask for a user and a secret."""
 
     user: User = ""
-    """The name at the server; empty: no login."""
+    """The name at the server; empty means that there is no login."""
     secret_file: SecretPath = ""
     """The file with the secret, which only root may read."""
 
@@ -146,7 +147,7 @@ class NbdPool(_OnServer):
     host: Host
     port: Port = 10809
     tls: bool = False
-    """True: QEMU connects by TLS, with the certificates of `nbd_tls_x509_cert_dir` in libvirt's
+    """If True, QEMU connects by TLS, with the certificates of `nbd_tls_x509_cert_dir` in libvirt's
     qemu.conf. No service of virtbus reads a key."""
 
 

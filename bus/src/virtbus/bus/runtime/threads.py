@@ -1,4 +1,4 @@
-"""Waits for work in a thread that cannot be interrupted."""
+"""Waits for the end of work in a thread, because a thread cannot be interrupted."""
 
 import asyncio
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Implements `virtbus cri diag`, `dump-metadata` and `gen`: a node's state, and cluster objects."""
+"""Implements `virtbus cri diag` and `dump-metadata` for a node, and `gen` for a cluster."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
 """Implements `virtbus cri install` and `virtbus cri uninstall`.
 
-Both may be repeated, also after a kill. kubelet's own files belong to the administrator. The
-commands print the change that these files need, and do not make it.
+Both commands may be repeated, also after one was killed. kubelet's own files belong to the
+administrator. The commands print the change that these files need, and do not make it.
 """
 
 import os
