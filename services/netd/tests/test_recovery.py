@@ -1,10 +1,10 @@
 """Kills netd at every step of attach and release; the next one continues from the host."""
 
+import _thread
 import asyncio
 import os
 import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address
 from types import FrameType
@@ -61,12 +61,26 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def profiled(killer: Killer) -> Callable[..., int]:
+    """Return a start of threads that `in_thread` uses, with `killer` as their profiler."""
+    start = _thread.start_new_thread
+
+    def started(work: Callable[..., object], arguments: tuple[object, ...]) -> int:
+        def body() -> None:
+            sys.setprofile(killer)
+            work(*arguments)
+
+        return start(body, ())
+
+    return started
+
+
 def killed_at(step: int, work: Callable[[], Awaitable[object]], steps: set[str] = STEPS) -> bool:
     """Run `work` in a child that dies at `step`; return False if it finished."""
     pid = os.fork()
     if pid == 0:
         killer = Killer(step, steps)
-        threading.setprofile(killer)
+        _thread.start_new_thread = profiled(killer)
         sys.setprofile(killer)
         try:
             asyncio.run(work())  # type: ignore[arg-type]  # any awaitable of ours is a coroutine
