@@ -18,7 +18,10 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between two requests for the state. A layered snapshot ends within it."""
+"""The first pause between two requests for an operation's state.
+
+A snapshot that copies no data ends within this time.
+"""
 
 
 @click.group(

@@ -104,7 +104,7 @@ def _place(item: Mapping[str, Any], volume: str) -> str:
 
 
 def _remarks(item: Mapping[str, Any]) -> list[str]:
-    """Return the reason of the state, and the age of sizes that the server has not confirmed."""
+    """Return the reason of a pool's state, and the age of sizes that its server did not confirm."""
     found = [str(item["message"])] if item.get("message") else []
     if then_ns := item.get("places_confirmed_ns"):
         found.append(f"sizes are {units.ago(then_ns)} old: the server has not confirmed them since")
@@ -121,7 +121,11 @@ def _size(item: Mapping[str, Any]) -> str:
 
 
 def _free(item: Mapping[str, Any]) -> str:
-    """Return the free space; `unknown` on a server, `-` for devices or if the size is unknown."""
+    """Return the free space of a pool.
+
+    It is `unknown` for a pool on a server, and `-` for a pool of assigned devices or of unknown
+    size.
+    """
     abilities = item.get("abilities", {})
     if abilities.get("shared"):
         return UNKNOWN

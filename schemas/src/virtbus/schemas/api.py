@@ -269,7 +269,7 @@ class NodeVm(LenientModel):
 
 
 class NodeDetail(LenientModel):
-    """The answer of `node.get` and of every verb that changes a node's desired state."""
+    """The answer of `node.get` and of verbs that change a node's desired state or host record."""
 
     node: NodeView
     vms: tuple[NodeVm, ...] = ()

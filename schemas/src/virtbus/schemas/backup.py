@@ -48,7 +48,7 @@ class BackupMode(StrEnum):
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. In an increment it has changed clusters only."""
+    """A disk in a backup: the file `<name>.qcow2`. An increment has only the changed clusters."""
 
     name: Id
     """The name of the disk in the VM's spec."""
@@ -60,8 +60,8 @@ class BackupDisk(LenientModel):
     digest: str = Field("", pattern=rf"{DIGEST}|^$")
     """The digest of the file."""
     below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
-    """The file names of the layers and of the image that the disk rested on. A bitmap marks only
-    writes to the disk's own file, which is above the layers."""
+    """The file names of the layers and of the image that the disk rested on. If these differ from
+    the parent's, the backup is a full one: a bitmap does not mark a change of layers."""
 
 
 class BackupManifest(LenientModel):

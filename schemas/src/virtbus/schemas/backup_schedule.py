@@ -35,8 +35,8 @@ class BackupScheduleSpec(StrictModel):
 class BackupScheduleRecord(LenientModel):
     """`$KV.vm._bsched.<namespace>.<token>`: a schedule. The key is also the claim of its name.
 
-    A controller stores `run` before it stores the operation of the run. If it dies between the two
-    writes, the next leader begins that run.
+    A controller stores `run` before it stores the operation of the run. If the controller dies
+    between the two writes, the next holder of the fleet lease begins that run.
     """
 
     schema_version: int = SCHEMA_VERSION

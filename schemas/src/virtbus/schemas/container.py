@@ -57,7 +57,8 @@ class ContainerRef(NamedTuple):
 def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
     """Parse `docker://[registry/]repository[:tag][#path]`; the default registry is docker.io.
 
-    The default tag is `latest`. `pinned`: a digest is given separately, so there is no default tag.
+    The default tag is `latest`. If `pinned`, a digest is given separately, and the tag has no
+    default.
 
     Raises:
         ValueError: the text is not such a reference.

@@ -50,7 +50,7 @@ class GuestFile(StrictModel):
 
 
 AUTO = "auto"
-"""cloud-init mounts the file system that it finds on the disk."""
+"""With this value of `filesystem`, cloud-init mounts the file system that it finds on the disk."""
 
 
 class GuestMount(StrictModel):

@@ -235,7 +235,7 @@ class NetworkSpec(StrictModel):
             yield pool_of(IPv6Network(self.subnet6), None, self.ranges, self.excluded)
 
     def gateway6_on(self, node: str) -> IPv6Interface | None:
-        """Return the IPv6 gateway with the prefix of the node's subnet; None if there is none."""
+        """Return the IPv6 gateway with its subnet's prefix length; None without such a subnet."""
         subnet = self.subnets6.get(node) if self.kind is NetworkKind.ROUTED else self.subnet6
         if subnet is None:
             return None
@@ -244,7 +244,7 @@ class NetworkSpec(StrictModel):
         return IPv6Interface((address, network.prefixlen))
 
     def gateway_on(self, node: str) -> IPv4Interface | None:
-        """Return the IPv4 gateway with the prefix of the node's subnet; None if there is none."""
+        """Return the IPv4 gateway with its subnet's prefix length; None without such a subnet."""
         subnet = self.subnets.get(node) if self.kind is NetworkKind.ROUTED else self.subnet
         if subnet is None:
             return None

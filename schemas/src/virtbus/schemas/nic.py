@@ -59,7 +59,8 @@ class NicBinding(StrEnum):
     MACVTAP = "macvtap"
     """Like bridge, but refused unless the network is of the kind macvtap."""
     PASST = "passt"
-    """The process passt connects the guest: the network sees its sockets, and no guest's frames."""
+    """The process passt connects the guest. The network gets packets of passt's sockets, and no
+    frames of the guest."""
 
 
 class NicLimit(StrictModel):

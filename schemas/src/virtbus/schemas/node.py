@@ -166,7 +166,7 @@ class HostAddresses(LenientModel):
     """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
 
     Controllers write it by CAS. `own` are the addresses of the node's host, kept while the node is
-    silent. `fleet` are the addresses of all hosts, including this one.
+    silent. `fleet` are the addresses of all hosts, including the node's own host.
     """
 
     schema_version: int = SCHEMA_VERSION

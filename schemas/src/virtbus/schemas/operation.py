@@ -78,7 +78,7 @@ class ExportFormat(StrEnum):
 class OperationRecord(LenientModel):
     """`$KV.vm.<node>._op.<id>`: an operation, which the node of its VM or volume carries out.
 
-    Controllers write it. A controller removes it a day after the end.
+    Controllers write it. A controller removes it a day after the operation's end at the latest.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""Does the common start of `virtbus up` and `virtbus node up`: names, host checks, and the run."""
+"""Starts `virtbus up` and `virtbus node up`: checks the node id and the host, then runs `up`."""
 
 import asyncio
 import os

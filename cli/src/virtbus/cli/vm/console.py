@@ -24,7 +24,7 @@ GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
 _TAIL_BYTES = 4096
-"""Number of earlier bytes that a terminal shows first: one or two screens."""
+"""Number of bytes of earlier output that a terminal shows first: one or two screens."""
 
 
 @click.command(
@@ -49,7 +49,7 @@ _TAIL_BYTES = 4096
     "--tail-bytes",
     type=click.IntRange(0, 1024 * 1024),
     metavar="N",
-    help="Number of earlier bytes to show first.  [default: 4096 on a terminal, otherwise 0]",
+    help="Bytes of earlier output to show first.  [default: 4096 on a terminal, otherwise 0]",
 )
 @namespace_option
 @verb
@@ -96,7 +96,7 @@ def command(
 def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
     """Copy bytes both ways until ^] or the end of the console.
 
-    After the end of input, continue to read for `linger_s`.
+    After the end of input, continue to show the console for `linger_s`.
     """
     import select  # used here only
 
