@@ -62,7 +62,7 @@ def listing(invocation: Invocation) -> None:
 @click.argument("name")
 @verb
 def get(invocation: Invocation, *, name: str) -> None:
-    """Show the pool NAME on each node, and the places that its operator assigned to volumes."""
+    """Show the pool NAME on each node, and each device, export or file assigned to a volume."""
     items = [item for item in _pools(invocation) if item.get("name") == name]
     if not items:
         message = f"no node has a pool {name}"
@@ -89,7 +89,10 @@ def table(items: list[dict[str, Any]]) -> str:
 
 
 def places(items: list[dict[str, Any]]) -> list[str]:
-    """Return a table with a row for each assigned place of each node; empty without places."""
+    """Return a table with the size of each device, export or file that is assigned to a volume.
+
+    If none is assigned, the list is empty.
+    """
     rows = [
         (str(item.get("node", "")), volume, _place(item, volume))
         for item in items

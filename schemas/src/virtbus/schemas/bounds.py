@@ -45,8 +45,8 @@ leases, image keys of a node, and operations.
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
-"""Each node has one value with the addresses of all hosts. It fits for 500 hosts with ten IPv6
-addresses each. The limit also holds for the list of an overlay's guests on one host."""
+"""Enough for a list of all addresses of 500 hosts, with ten IPv6 addresses each. The limit also
+holds for the list of an overlay's guests on one host."""
 GROUP = Bound("security group", 128 * KIB, 192 * KIB)
 """Enough for the record of a group whose request has up to 64 KiB."""
 NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)

@@ -144,7 +144,7 @@ class DiskLimits(Rates):
     burst: Rates | None = None
     """Higher rates after a quiet time. Each rate needs a value in the same field of `limits`."""
     burst_s: Count | None = Field(None, ge=1, le=86_400)
-    """The length of a burst. Unset: one second."""
+    """The length of a burst. None means one second."""
 
 
 class IoThreadsPolicy(StrEnum):
@@ -177,25 +177,25 @@ class Disk(StrictModel):
     readonly: bool = False
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
-    """None: the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
+    """None means the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
     error_policy: ErrorPolicy | None = None
-    """None: enospace; for a disk on a server, stop."""
+    """None means `enospace`, or `stop` for a disk on a server."""
     read_error_policy: ReadErrorPolicy | None = None
-    """None: the same as `error_policy`, but `report` instead of `enospace`."""
+    """None means the same as `error_policy`, but `report` instead of `enospace`."""
     cache: CacheMode | None = None
-    """None: writeback; for a shared volume, none."""
+    """None means `writeback`, or the mode `none` for a shared volume."""
     io: IoMode | None = None
-    """None: threads."""
+    """None means `threads`."""
     discard: Discard | None = None
-    """None: unmap, on each bus that can discard."""
+    """None means `unmap`, on each bus that can discard."""
     detect_zeroes: DetectZeroes | None = None
-    """None: off."""
+    """None means `off`."""
     block_size: BlockSize | None = None
     dedicated_io_thread: bool | None = None
-    """True: the disk has a thread of its own. The other disks share the threads of the domain."""
+    """If True, the disk has a thread of its own. Other disks share the threads of `IoThreads`."""
     limits: DiskLimits | None = None
     tray: Tray | None = None
-    """None: closed."""
+    """None means `closed`."""
 
     @property
     def is_open(self) -> bool:

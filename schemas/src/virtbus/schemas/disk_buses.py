@@ -1,4 +1,4 @@
-"""The abilities of each disk bus: one row for each bus and verb, with the reason of each refusal.
+"""The abilities of each disk bus: a verdict for each bus and ability, and a reason for refusals.
 
 Admission, the documentation and the tests read this table. The figures were measured with libvirt
 9.0 and QEMU 7.2 (ADR 0044).

@@ -68,7 +68,7 @@ class NicLimit(StrictModel):
 
     bytes_per_s: Bytes = Field(ge=RATE_MIN, le=RATE_MAX)
     burst_bytes: Bytes | None = Field(None, ge=BURST_MIN, le=BURST_MAX)
-    """None: the bytes that pass in 10 ms at the rate, but at least 16 KiB."""
+    """None means the bytes that pass in 10 ms at the rate, but at least 16 KiB."""
 
 
 class NicLimits(StrictModel):

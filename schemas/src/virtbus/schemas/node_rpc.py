@@ -53,7 +53,7 @@ class Release(LenientModel):
 
 
 class ReleaseReply(LenientModel):
-    """Nothing of `uid` is left, except the quarantine entry `kept` (empty: none)."""
+    """Nothing of `uid` is left, except the quarantine entry `kept`, if any."""
 
     uid: str
     kept: str = ""
@@ -167,7 +167,7 @@ class HeldVolume(LenientModel):
 
 
 class HeldSnapshot(LenientModel):
-    """The data of a snapshot on a host. The fields after `folder` are set if it is complete."""
+    """The data of a snapshot on a host. If it is complete, the fields after `folder` are set."""
 
     folder: str
     ref: SnapshotRef | None = None

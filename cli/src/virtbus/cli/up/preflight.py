@@ -26,7 +26,7 @@ def node_name(state: Path) -> str:
 
 
 def check_name(node: str, option: str = "--node") -> None:
-    """Check a node id that `option` gave.
+    """Check a node id. For the error message, `option` names the option that gave the id.
 
     Raises:
         CliError: the id is invalid.

@@ -143,7 +143,7 @@ def _groups(view: Map, nic: Map) -> Iterator[str]:
 
 
 def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
-    """Yield the steps after the rules of the tap, if the guest is on a segment of the host."""
+    """Yield the steps after the rules of the tap, if the guest is on a LAN segment of the host."""
     outer = nic.get("host_bridge")
     yield "They drop what goes to hosts of the fleet and servers of the bus, too (`reach`)."
     yield f"{nic.get('bridge')} leads to {link}." + _limited(nic)
