@@ -201,7 +201,7 @@ class BusRebuild(StrictModel):
     """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
     After the restore, each node that answered joins this bus, also a node that had joined another
-    bus. A node with a VM in conflict does not join.
+    bus. A node does not join if the step of one of its VMs is `conflict`.
     """
 
     dry_run: bool = False
