@@ -49,7 +49,7 @@ _TAIL_BYTES = 4096
     "--tail-bytes",
     type=click.IntRange(0, 1024 * 1024),
     metavar="N",
-    help="Bytes of earlier output to show first.  [default: 4096 on a terminal, otherwise 0]",
+    help="Number of earlier bytes to show first.  [default: 4096 on a terminal, otherwise 0]",
 )
 @namespace_option
 @verb
