@@ -47,7 +47,7 @@ def command() -> None:
     """Manage operations: long work on VMs and volumes, such as exports.
 
     An operation runs on the node of its VM or volume. A VM or volume has one running operation at a
-    time. An operation needs no client: if a command that waits for it is interrupted, it continues.
+    time. An operation needs no client: it continues if the command that waits for it ends early.
     After its end it is kept for a day, or less: the controllers' settings operation_keep_s and
     operations_per_namespace limit this.
     """

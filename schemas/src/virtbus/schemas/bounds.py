@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 RECORD = Bound("record", RECORD_ACCEPTED_BYTES + 8 * KIB, 512 * KIB)
 """Writes after admission add node, request ids, graces and a trace: less than 2 of the 8 KiB."""
 SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
-"""Secrets are written once and then only copied. Larger ones do not fit in REQUEST_BYTES."""
+"""Secrets are written once and then only copied. Larger secrets do not fit in REQUEST_BYTES."""
 STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 heartbeats fit in the 16 MiB of the bucket `node`."""

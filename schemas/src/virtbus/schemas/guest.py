@@ -97,7 +97,7 @@ class GuestUser(LenientModel):
 
 
 class GuestFilesystem(LenientModel):
-    """A mounted file system. `disks` are the target names of its disks in the domain, as `vda`."""
+    """A mounted file system. `disks` are the domain's target names of its disks, such as vda."""
 
     name: str
     mountpoint: str = ""

@@ -95,7 +95,7 @@ class NodeRecord(LenientModel):
 
 
 class NodeImages(LenientModel):
-    """`$KV.st.<node>._images`: the images that a node has, for placement. The agent writes it.
+    """`$KV.st.<node>._images`: the images that a node has, for placement. Written if they change.
 
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """

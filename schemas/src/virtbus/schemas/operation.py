@@ -117,7 +117,7 @@ class OperationRecord(LenientModel):
     backup: str = ""
     """The backup that the operation verifies; otherwise empty."""
     since: str = ""
-    """An earlier reading, whose bitmap marks the clusters that were written since; or empty."""
+    """An earlier reading, whose bitmap marks the clusters written since then; empty if none."""
     within_s: int = Field(0, ge=0)
     """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False

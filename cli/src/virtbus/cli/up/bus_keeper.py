@@ -140,9 +140,10 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """Run a bus while the context is open. First create its streams, and join this host's node.
+    """Run a bus while the context is open.
 
-    In a cluster, `keep` does both later, because streams need the other members.
+    First its streams are created, and this host's node, if any, joins. In a cluster, `keep` does
+    both later, because streams need the other members.
 
     Raises:
         CliError: the server does not start, or its streams cannot be created.
