@@ -18,7 +18,10 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between two requests for the state. A layered snapshot ends within it."""
+"""The first pause between two requests for an operation's state.
+
+A snapshot that copies no data ends within this time.
+"""
 
 
 @click.group(
@@ -44,8 +47,8 @@ def command() -> None:
     """Manage operations: long work on VMs and volumes, such as exports.
 
     An operation runs on the node of its VM or volume. A VM or volume has one running operation at a
-    time. An operation needs no client: it continues when this command is interrupted. After its end
-    it is kept for a day, or less: the controllers' settings operation_keep_s and
+    time. An operation needs no client: it continues if the command that waits for it ends early.
+    After its end it is kept for a day, or less: the controllers' settings operation_keep_s and
     operations_per_namespace limit this.
     """
 

@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def safe(value: object) -> str:
-    """Return `value` as one line with control characters escaped, because guests choose names."""
+    """Return `value` as one line, with control characters escaped: guests choose some values."""
     text = str(value)
     if text.isprintable():
         return text

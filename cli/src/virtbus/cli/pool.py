@@ -62,7 +62,7 @@ def listing(invocation: Invocation) -> None:
 @click.argument("name")
 @verb
 def get(invocation: Invocation, *, name: str) -> None:
-    """Show the pool NAME on each node, and the places that its operator assigned to volumes."""
+    """Show the pool NAME on each node, and each device, export or file assigned to a volume."""
     items = [item for item in _pools(invocation) if item.get("name") == name]
     if not items:
         message = f"no node has a pool {name}"
@@ -89,7 +89,10 @@ def table(items: list[dict[str, Any]]) -> str:
 
 
 def places(items: list[dict[str, Any]]) -> list[str]:
-    """Return a table with a row for each assigned place of each node; empty without places."""
+    """Return a table with the size of each device, export or file that is assigned to a volume.
+
+    If none is assigned, the list is empty.
+    """
     rows = [
         (str(item.get("node", "")), volume, _place(item, volume))
         for item in items
@@ -104,7 +107,7 @@ def _place(item: Mapping[str, Any], volume: str) -> str:
 
 
 def _remarks(item: Mapping[str, Any]) -> list[str]:
-    """Return the reason of the state, and the age of sizes that the server has not confirmed."""
+    """Return the reason of a pool's state, and the age of sizes that its server did not confirm."""
     found = [str(item["message"])] if item.get("message") else []
     if then_ns := item.get("places_confirmed_ns"):
         found.append(f"sizes are {units.ago(then_ns)} old: the server has not confirmed them since")
@@ -121,7 +124,11 @@ def _size(item: Mapping[str, Any]) -> str:
 
 
 def _free(item: Mapping[str, Any]) -> str:
-    """Return the free space; `unknown` on a server, `-` for devices or if the size is unknown."""
+    """Return the free space of a pool.
+
+    It is `unknown` for a pool on a server, and `-` for a pool of assigned devices or of unknown
+    size.
+    """
     abilities = item.get("abilities", {})
     if abilities.get("shared"):
         return UNKNOWN

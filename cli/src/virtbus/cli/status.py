@@ -16,7 +16,10 @@ from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
 
 GATHER_S = 0.4
-"""Time for services to answer $SRV.INFO (ADR-32). No answer is marked as the last one."""
+"""Time for services to answer $SRV.INFO (ADR-32).
+
+No answer is marked as the last one, so the command always waits this long.
+"""
 SKEW_ALARM_S = 2.0
 FILL_ALARM = 0.8
 """Controllers refuse to create VMs while a stream is filled to this part or more."""
@@ -98,7 +101,7 @@ def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_missing(report: Mapping[str, Any]) -> bool:
-    """Return True if the agent has no report of the service: only an error message, no version."""
+    """Return True if the service itself reported nothing: the agent wrote only an error message."""
     return (
         report.get("state") != "ready" and bool(report.get("message")) and not report.get("version")
     )

@@ -6,7 +6,7 @@ NS = 1_000_000_000
 
 
 def ago(then_ns: int | None) -> str:
-    """Return the time since `then_ns` (Unix), as `duration` does; "-" if `then_ns` is not known."""
+    """Return the time since `then_ns` (Unix), as a text of `duration`; "-" for None and 0."""
     if not then_ns:
         return "-"
     return duration(max(0.0, (time.time_ns() - then_ns) / NS))

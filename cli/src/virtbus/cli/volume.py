@@ -54,9 +54,9 @@ def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
     One VM at a time holds a volume. The hold begins with the VM's create or an attach, and ends
-    with the VM's delete or a detach. Several VMs may hold a volume with `--access shared`. The data
-    is on one node, and VMs that use the volume are placed on that node. Several nodes may reach a
-    volume in a pool on a server.
+    with the VM's delete or a detach. If a volume was made with `--access shared`, several VMs may
+    hold it. The data is on one node, and VMs that use the volume are placed on that node. Several
+    nodes may reach a volume in a pool on a server.
     """
 
 
@@ -232,8 +232,8 @@ def detach(
 ) -> None:
     """Take the volume NAME from the VM that holds it. The data stays.
 
-    Unmount the volume in the guest first. A running guest must release the disk. While it has not,
-    the volume is Detaching, and the guest is asked again. If the disk's bus has no hot-plug, the VM
+    Unmount the volume in the guest first. A running guest must release the disk. Until then, the
+    volume is Detaching, and the guest is asked again. If the disk's bus has no hot-plug, the VM
     must be off.
     """
     given = {key: value for key, value in flags.items() if value}
@@ -253,7 +253,7 @@ def detach(
 
 
 def _leaves(view: Mapping[str, Any], vm: str | bool | None) -> bool:
-    """Return True while the guest of `vm` has the volume; without `vm`, while any guest has it."""
+    """Return True while the volume is being detached from `vm`; without `vm`, from any VM."""
     leaving = {one.get("name") for one in view.get("holders") or () if one.get("detaching")}
     return view.get("state") == "Detaching" and (vm is None or not leaving or vm in leaving)
 

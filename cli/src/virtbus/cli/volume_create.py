@@ -191,7 +191,7 @@ def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[
 
 
 def _of_container(image: str | None) -> str:
-    """Return the URL of a container image; empty for none."""
+    """Return the URL of a container image; empty if `image` is."""
     return f"{CONTAINER_SCHEME}{image.removeprefix(CONTAINER_SCHEME)}" if image else ""
 
 

@@ -17,8 +17,8 @@ class ClaimedAddresses(LenientModel):
 class AddressClaim(LenientModel):
     """`$KV.vm._addr.<network>.<address>`: the VM that has the address.
 
-    The field is not named `uid`, so that an older controller does not take the value for a name
-    claim.
+    The field `vm` is not named `uid`, so that an older controller does not take the value for a
+    name claim.
     """
 
     schema_version: int = SCHEMA_VERSION

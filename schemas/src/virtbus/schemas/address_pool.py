@@ -72,8 +72,8 @@ class AddressPool(NamedTuple):
     ) -> Address | None:
         """Return a free address, if possible the same for the same `key`; None if all are taken.
 
-        `freed` maps each released address to a number that rises with each release. A released
-        address is chosen only if no other address is left, the one that was released first.
+        `freed` maps each released address to a number that rises with each release. Released
+        addresses are chosen only if no other address is left, the first released one first.
         """
         known = freed or {}
         size = self.size

@@ -201,7 +201,7 @@ class BusRebuild(StrictModel):
     """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
     After the restore, each node that answered joins this bus, also a node that had joined another
-    bus. A node with a VM in conflict does not join.
+    bus. A node does not join if the step of one of its VMs is `conflict`.
     """
 
     dry_run: bool = False
@@ -269,7 +269,7 @@ class NodeVm(LenientModel):
 
 
 class NodeDetail(LenientModel):
-    """The answer of `node.get` and of every verb that changes a node's desired state."""
+    """The answer of `node.get` and of verbs that change a node's desired state or host record."""
 
     node: NodeView
     vms: tuple[NodeVm, ...] = ()

@@ -4,7 +4,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class AuditFinding(LenientModel):
-    """Something on a host or the bus that no record of a VM accounts for, or that is missing.
+    """Something on a host or the bus that no record accounts for, or that is missing there.
 
     `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
     `repair` says what a repair does about the finding; empty if it does nothing. `repaired` is True

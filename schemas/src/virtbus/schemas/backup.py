@@ -19,8 +19,8 @@ BITMAP = "virtbus-"
 """The prefix of the bitmaps of backups. virtbus touches only bitmaps with this prefix, or with
 `READ_BITMAP`."""
 READ_BITMAP = "virtbus.read-"
-"""The prefix of the bitmaps of readings (`backup.serve`). Their chain is separate: no backup ends
-the chain of readings."""
+"""The prefix of the bitmaps of readings (`backup.serve`). Readings have a chain of their own, which
+no backup ends."""
 MAX_TEXT = 2000
 """The longest text in a manifest, in characters. It is limited because programs other than virtbus
 may write manifests."""
@@ -48,7 +48,7 @@ class BackupMode(StrEnum):
 
 
 class BackupDisk(LenientModel):
-    """A disk in a backup: the file `<name>.qcow2`. In an increment it has changed clusters only."""
+    """A disk in a backup: the file `<name>.qcow2`. An increment has only the changed clusters."""
 
     name: Id
     """The name of the disk in the VM's spec."""
@@ -60,8 +60,8 @@ class BackupDisk(LenientModel):
     digest: str = Field("", pattern=rf"{DIGEST}|^$")
     """The digest of the file."""
     below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
-    """The file names of the layers and of the image that the disk rested on. A bitmap marks only
-    writes to the disk's own file, which is above the layers."""
+    """The file names of the layers and of the image that the disk rested on. If these differ from
+    the parent's, the backup is a full one: a bitmap does not mark a change of layers."""
 
 
 class BackupManifest(LenientModel):
@@ -135,7 +135,7 @@ class BackedDisk(LenientModel):
     name: Id
     ref: VolumeRef | None = None
     size_bytes: int = Field(0, ge=0)
-    """The size that a running guest sees; 0: imaged reads the size from the disk's file."""
+    """The size that a running guest sees. If it is 0, imaged reads it from the disk's file."""
 
 
 class BackupWork(LenientModel):
@@ -159,14 +159,14 @@ class BackupWork(LenientModel):
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
     may_begin: bool = True
-    """False: a guest may use the disks, so work that has not begun yet is refused."""
+    """False if a guest may use the disks. Then work that has not begun yet is refused."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
     """The bitmaps that every disk has, as QEMU reports. If given, imaged stages the files again."""
     attempt: str = Field("", max_length=64)
     """The id of this attempt. Files that were staged for another attempt are not stored."""
     pushed: bool = False
-    """True: QEMU has written all files."""
+    """True once QEMU has written all files."""
     at_ns: int = 0
     """The instant of the content, once `pushed`."""
     remark: str = ""
@@ -182,7 +182,7 @@ class ScratchWork(LenientModel):
     id: Uid
     do: Literal["ensure", "cancel"] = "ensure"
     stage: bool = False
-    """True: write empty files for `disks` first, in place of earlier ones."""
+    """If True, imaged first writes empty files for `disks`, in place of earlier files."""
     disks: tuple[BackedDisk, ...] = Field((), max_length=256)
 
 
@@ -199,7 +199,7 @@ class BackupsAsk(LenientModel):
 
     do: Literal["list", "get", "delete"] = "list"
     after: str = Field("", max_length=64)
-    """A list contains the backups with a greater id."""
+    """A list contains only backups with a greater id than this one."""
     id: Uid | None = None
 
 

@@ -96,7 +96,7 @@ class BackupView(LenientModel):
     remark: str = ""
     size_bytes: int = 0
     verified_ns: int = 0
-    """The time of the last verification; 0: none."""
+    """The time of the last verification; 0 if there was none."""
     problem: str = ""
     """The damage that the last verification found, or the reason why the manifest is unreadable."""
     children: tuple[Uid, ...] = ()
@@ -112,4 +112,4 @@ class BackupPage(LenientModel):
     silent: tuple[Id, ...] = ()
     """Nodes that did not answer: their backups are not in the list."""
     truncated: bool = False
-    """True: further backups did not fit in; select by `vm` or `node`."""
+    """True if further backups did not fit in. Select by `vm` or `node` to see them."""

@@ -28,15 +28,15 @@ class BackupScheduleSpec(StrictModel):
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups."""
     verify: bool = True
-    """True: each backup is verified after it was made."""
+    """If True, each backup is verified after it was made."""
     suspended: bool = False
 
 
 class BackupScheduleRecord(LenientModel):
     """`$KV.vm._bsched.<namespace>.<token>`: a schedule. The key is also the claim of its name.
 
-    A controller stores `run` before it stores the operation of the run. If it dies between the two
-    writes, the next leader begins that run.
+    A controller stores `run` before it stores the operation of the run. If the controller dies
+    between the two writes, the next holder of the fleet lease begins that run.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -52,7 +52,7 @@ class BackupScheduleRecord(LenientModel):
     """The backup that `run` verifies; empty while `run` makes it."""
     begun_ns: int = 0
     last_ns: int = 0
-    """The time at which the last successful run ended; 0: none."""
+    """The time at which the last successful run ended; 0 if none has."""
     last_backup: str = ""
     """The last backup that was made, and verified if the schedule says so."""
     failed: str = ""

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints
 
 FILE_CHARACTERS = 512 * 1024
-"""Limit of one text. All secret inputs of a VM together have the same limit (`bounds.SECRET`)."""
+"""Limit of one text. All secret inputs of a VM together may have as many bytes (`bounds.SECRET`).
+"""
 
 
 def decode_base64(text: str) -> bytes:
@@ -26,7 +27,7 @@ def check_base64(text: str) -> str:
 
 
 def bytes_of(text: str | None, in_base64: str | None) -> bytes | None:
-    """Return the bytes from the form that is given; None if neither form is given."""
+    """Return the bytes of `in_base64` if it is given, otherwise of `text`. None if neither is."""
     if in_base64 is not None:
         return decode_base64(in_base64)
     return text.encode() if text is not None else None

@@ -2,7 +2,7 @@
 
 A value grows between its admission and its last write. So each step has a larger limit than the
 step before: accepted < written < read. The largest view of a VM (record and status) fits in one
-message, even if JSON escapes each of its bytes as six.
+message, even if JSON writes six bytes for each byte.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Bound(NamedTuple):
 RECORD = Bound("record", RECORD_ACCEPTED_BYTES + 8 * KIB, 512 * KIB)
 """Writes after admission add node, request ids, graces and a trace: less than 2 of the 8 KiB."""
 SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
-"""Secrets are written once and then only copied. A larger request is refused for its size."""
+"""Secrets are written once and then only copied. Larger secrets do not fit in REQUEST_BYTES."""
 STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 heartbeats fit in the 16 MiB of the bucket `node`."""
@@ -45,8 +45,8 @@ leases, image keys of a node, and operations.
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
-"""Each node has one value with the addresses of all hosts: 500 hosts of ten IPv6 addresses. The
-limit also holds for the list of the guests of an overlay on one host."""
+"""Enough for a list of all addresses of 500 hosts, with ten IPv6 addresses each. The limit also
+holds for the list of an overlay's guests on one host."""
 GROUP = Bound("security group", 128 * KIB, 192 * KIB)
 """Enough for the record of a group whose request has up to 64 KiB."""
 NODE_GROUP = Bound("security group of a node", 384 * KIB, 448 * KIB)

@@ -28,7 +28,7 @@ class Plane(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One subject. `message` None: a plain map, or a purge; `reply` None: no reply.
+    """One subject. `message` is None for a purge; `reply` is None if there is no reply.
 
     `function` names the function of `virtbus.schemas.subjects` that returns the subject.
     """

@@ -57,7 +57,8 @@ class ContainerRef(NamedTuple):
 def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
     """Parse `docker://[registry/]repository[:tag][#path]`; the default registry is docker.io.
 
-    The default tag is `latest`. `pinned`: a digest is given separately, so there is no default tag.
+    The default tag is `latest`. If `pinned`, a digest is given separately, and the tag has no
+    default.
 
     Raises:
         ValueError: the text is not such a reference.
@@ -138,10 +139,10 @@ class ContainerDisk(StrictModel):
     """A private overlay of the disk file in a container image (KubeVirt's containerDisk).
 
     `path` is the disk file; default: the only file in the image's /disk. The guest's writes are
-    private and are deleted with the VM. Without `image_pull_policy`: Always for the tag latest,
-    otherwise IfNotPresent. `image_pull_secret` is a `config.json` as written by `docker login`.
-    Only its login for this image is used, in place of the node's login. A record shows the secret
-    as an empty text.
+    private and are deleted with the VM. The default of `image_pull_policy` is Always for the tag
+    latest, otherwise IfNotPresent. `image_pull_secret` is a `config.json` as written by `docker
+    login`. Only its login for this image is used, in place of the node's login. A record shows the
+    secret as an empty text.
     """
 
     image: Annotated[str, StringConstraints(max_length=1024), AfterValidator(check_image)]

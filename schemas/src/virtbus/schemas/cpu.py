@@ -28,7 +28,7 @@ class Cpu(StrictModel):
     threads: Count = Field(1, ge=1, le=8)
     model: _CpuName | None = None
     features: tuple[CpuFeature, ...] = Field((), max_length=64, exclude_if=not_)
-    """Only with a `model`."""
+    """Features may be given only with a `model`."""
 
     @field_validator("features")
     @classmethod

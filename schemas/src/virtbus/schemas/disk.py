@@ -16,12 +16,14 @@ from virtbus.schemas.quantity import Bytes, Count
 BOOT_ORDER_MAX = 2**31 - 1
 """QEMU stores the boot order in an int32."""
 BLOCK_MIN, LOGICAL_BLOCK_MAX, PHYSICAL_BLOCK_MAX = 512, 4096, 2 * 1024**2
-"""Linux cannot read a disk whose logical blocks are larger than a memory page."""
+"""Bounds of the block sizes, in bytes. Linux cannot read a disk whose logical blocks are larger
+than a memory page."""
 RATE_MAX = 10**15
 """QEMU's largest rate. QEMU has the same limit for the product of a burst's rate and length."""
 IO_THREADS_MAX = 64
 SERIAL_MAX, _START, _DIGITS = 20, 11, 8
-"""virtio, sata and nvme cut a longer serial without an error."""
+"""Characters of a serial, and of the two parts of a shortened name. virtio, sata and nvme cut a
+longer serial without an error."""
 DISK_MIN, DISK_MAX = 1024**2, 64 * 1024**4
 DISKS_MAX = 256
 """The most disks, and the most volumes, of one VM, as in KubeVirt."""
@@ -142,7 +144,7 @@ class DiskLimits(Rates):
     burst: Rates | None = None
     """Higher rates after a quiet time. Each rate needs a value in the same field of `limits`."""
     burst_s: Count | None = Field(None, ge=1, le=86_400)
-    """The length of a burst. Unset: one second."""
+    """The length of a burst. None means one second."""
 
 
 class IoThreadsPolicy(StrEnum):
@@ -157,7 +159,10 @@ class IoThreadsPolicy(StrEnum):
 
 
 class IoThreads(StrictModel):
-    """Threads of QEMU for the virtio disks and for the SCSI controller; unset: the main loop."""
+    """Threads of QEMU that serve the virtio disks and the SCSI controller.
+
+    Without them, QEMU's main loop serves these devices.
+    """
 
     policy: IoThreadsPolicy
     count: Count | None = Field(None, ge=1, le=IO_THREADS_MAX)
@@ -172,25 +177,25 @@ class Disk(StrictModel):
     readonly: bool = False
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
-    """None: the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
+    """None means the disk's name. A long name is cut, and a part of its SHA-256 is appended."""
     error_policy: ErrorPolicy | None = None
-    """None: enospace; for a disk on a server, stop."""
+    """None means `enospace`, or `stop` for a disk on a server."""
     read_error_policy: ReadErrorPolicy | None = None
-    """None: the same as `error_policy`, but `report` instead of `enospace`."""
+    """None means the same as `error_policy`, but `report` instead of `enospace`."""
     cache: CacheMode | None = None
-    """None: writeback; for a shared volume, none."""
+    """None means `writeback`, or the mode `none` for a shared volume."""
     io: IoMode | None = None
-    """None: threads."""
+    """None means `threads`."""
     discard: Discard | None = None
-    """None: unmap, on each bus that can discard."""
+    """None means `unmap`, on each bus that can discard."""
     detect_zeroes: DetectZeroes | None = None
-    """None: off."""
+    """None means `off`."""
     block_size: BlockSize | None = None
     dedicated_io_thread: bool | None = None
-    """True: the disk has a thread of its own. The other disks share the threads of the domain."""
+    """If True, the disk has a thread of its own. Other disks share the threads of `IoThreads`."""
     limits: DiskLimits | None = None
     tray: Tray | None = None
-    """None: closed."""
+    """None means `closed`."""
 
     @property
     def is_open(self) -> bool:
@@ -212,7 +217,7 @@ def serial_of(name: str) -> str:
 
 
 def target_names(disks: Sequence[Disk]) -> Iterator[str]:
-    """Yield each disk's name in a Linux guest, if the guest finds the disks in this order."""
+    """Yield the name that each disk has in a Linux guest that finds the disks in this order."""
     used: Counter[str] = Counter()
     for disk in disks:
         prefix = _PREFIXES.get(disk.bus, "sd")

@@ -1,4 +1,4 @@
-"""The abilities of each disk bus: one row for each bus and verb, with the reason of each refusal.
+"""The abilities of each disk bus: a verdict for each bus and ability, and a reason for refusals.
 
 Admission, the documentation and the tests read this table. The figures were measured with libvirt
 9.0 and QEMU 7.2 (ADR 0044).
@@ -25,7 +25,8 @@ a root port. All SCSI disks are on one controller. The USB controller has 15 por
 
 
 BOOTABLE_SATA = 12
-"""The firmware's memory suffices for some 14 SATA disks, and the firmware sees no further ones."""
+"""The SATA disks from which a VM can boot even if all buses are full. The firmware's memory
+suffices for at most 14 SATA disks, and the firmware does not see the others."""
 
 
 class Verb(StrEnum):

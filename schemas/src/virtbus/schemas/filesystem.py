@@ -55,7 +55,7 @@ def root_of(directory: str, roots: Iterable[str]) -> str:
 
 
 def filesystem_problems(given: Iterable[Filesystem], volumes: Collection[str]) -> Iterator[Detail]:
-    """Yield the problems between the directories of a VM; `volumes` are the names of its volumes.
+    """Yield the conflicts between a VM's directories, or with the names of its `volumes`.
 
     The mounts of a seed refer to volumes and directories by name, so each needs a name of its own.
     Directories may overlap only if both are readonly.

@@ -22,10 +22,11 @@ class FlattenWork(LenientModel):
     """The name of the VM or the volume."""
     disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
     live: bool = False
-    """True: the guest's QEMU merges layers. imaged checks the free space, and notes the result."""
+    """True if the guest's QEMU merges the layers. Then imaged checks the free space, and notes the
+    result."""
     whole: bool = False
-    """True: nothing is copied yet, so the free space must hold the data of all layers."""
+    """True if nothing is copied yet. Then the free space must hold the data of all layers."""
     merged: dict[Id, int] = Field(default_factory=dict, max_length=256)
     """The inode numbers of the files that QEMU has merged, by the disks' names."""
     may_begin: bool = True
-    """False: a guest may use the disks, so work that has not begun yet is refused."""
+    """False if a guest may use the disks. Then work that has not begun yet is refused."""

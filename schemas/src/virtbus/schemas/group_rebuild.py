@@ -23,7 +23,7 @@ class KnownGroups(LenientModel):
 
 
 class RebuiltGroup(LenientModel):
-    """The result for one group. `step` is add, raise, unconfirmed or conflict.
+    """The result for one copy of a group. `step` is a value of the controller's `GroupAction`.
 
     `nodes` have this copy. An unconfirmed copy is written once a person accepts it with its
     `digest`. The digest covers the whole copy: it changes with the selector and with each rule.

@@ -55,7 +55,7 @@ class GuestExec(LenientModel):
 
 
 class GuestExecuted(LenientModel):
-    """The end of a program in a guest. If a signal ended it, `exit_code` is 128 + its number.
+    """The end of a program in a guest. If a signal ended it, `exit_code` is 128 + that signal.
 
     `stdout` and `stderr` have the first bytes of the program's output, base64 in JSON.
     """
@@ -97,7 +97,7 @@ class GuestUser(LenientModel):
 
 
 class GuestFilesystem(LenientModel):
-    """A mounted file system. `disks` are its target devices, such as vda."""
+    """A mounted file system. `disks` are the domain's target names of its disks, such as vda."""
 
     name: str
     mountpoint: str = ""

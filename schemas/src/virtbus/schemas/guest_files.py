@@ -1,4 +1,4 @@
-"""Files, environment and mounts that the platform adds to a guest's cloud-config."""
+"""Files, environment and mounts of a VM's spec, which virtbus adds to the guest's cloud-config."""
 
 from typing import Annotated, Self
 
@@ -50,7 +50,7 @@ class GuestFile(StrictModel):
 
 
 AUTO = "auto"
-"""cloud-init mounts the file system that it finds on the disk."""
+"""With this value of `filesystem`, cloud-init mounts the file system that it finds on the disk."""
 
 
 class GuestMount(StrictModel):
@@ -69,7 +69,8 @@ class GuestMount(StrictModel):
     )
     partition: Count | None = Field(None, ge=1, le=128)
     make_filesystem: bool | None = None
-    """None: false. True needs a named `filesystem` and no `partition`; admission checks that."""
+    """None means False. True needs a named `filesystem` and no `partition`; admission checks that.
+    """
 
 
 class GuestLink(StrictModel):

@@ -32,7 +32,7 @@ class EventItem(LenientModel):
 class EventPage(LenientModel):
     """A page of `vm.events`.
 
-    Send `next_after` as `after` to request the next page. None: this is the last page.
+    Send `next_after` as `after` to request the next page. On the last page it is None.
     """
 
     items: tuple[EventItem, ...] = ()

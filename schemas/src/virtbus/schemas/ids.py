@@ -48,7 +48,7 @@ def check_uid(text: str) -> str:
 
 
 Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
-"""A name, namespace, node, disk or network id; also a DNS label, so a hostname."""
+"""A name, namespace, node, disk or network id. It also serves as a DNS label and as a hostname."""
 
 
 HOST_NAME_MAX, _DOMAIN_MAX = 64, 253
@@ -94,7 +94,7 @@ Earlier clients sent `NODE/NAMESPACE/NAME`, or only `NODE`. Controllers refuse b
 
 
 def name_token(name: str) -> str:
-    """Return the subject token of a VM name: lower-case base32 without padding."""
+    """Return the subject token of a name or address: lower-case base32 without padding."""
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 

@@ -13,7 +13,10 @@ _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}(-[A-Za-z0-9.-]{1,32})
 
 
 def check_config(text: str) -> str:
-    """Return `text` if it is a configuration of Ignition 2 or 3, or raise ValueError."""
+    """Return `text` if it is JSON that names a version of Ignition's format, or raise ValueError.
+
+    The rest of the configuration is not checked.
+    """
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):

@@ -19,8 +19,8 @@ class ImageNameAsk(StrictModel):
 class ImageNameSet(ImageNameAsk):
     """`imagename.set`: makes the name, or replaces its whole spec.
 
-    With `revision`, the request is refused if the name has another revision; 0: the name must not
-    exist. Only the credentials `admin` can set or delete names of the fleet.
+    With `revision`, the request is refused if the name has another revision. With `revision` 0, the
+    name must not exist. Only the credentials `admin` can set or delete names of the fleet.
     """
 
     spec: ImageNameSpec

@@ -25,8 +25,8 @@ class UploadImage(LenientModel):
     """`rpc.imaged.upload`: a piece of a file that becomes the image `name`.
 
     `digest` is the SHA-256 of the whole file, and `at` is the position of `data` in the file.
-    Without `data` the request asks how many bytes are stored. If also `at` = `size_bytes`, it waits
-    for the image.
+    Without `data` the request asks how many bytes are stored. If in addition `at` is `size_bytes`,
+    and all bytes are stored, the answer waits for the image.
     """
 
     name: ImageName
@@ -45,9 +45,9 @@ class UploadImage(LenientModel):
 class UploadedImage(LenientModel):
     """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
-    A piece that begins before `offset_bytes` adds the bytes that are missing; one that begins
-    behind it is not stored. The client continues at that offset. It may send up to `window_bytes`
-    that are not confirmed yet.
+    A piece that begins at or before the stored end adds the missing bytes. A piece that begins
+    after it is not stored. The client continues at `offset_bytes`, and may send up to
+    `window_bytes` that are not confirmed yet.
     """
 
     offset_bytes: int = Field(ge=0)

@@ -9,7 +9,7 @@ from virtbus.schemas.model import LenientModel
 STAGED = ".new-"
 """Prefix of the name of an unfinished file. The file is in the folder of the finished file."""
 LAYERS = "layers"
-"""`<state_dir>/disks/layers/`."""
+"""The name of the folder of layers, `<state_dir>/disks/layers/`."""
 MAX_LAYERS = 24
 """The longest chain below a disk. Each layer costs 1 to 2 % of a sequential read."""
 LAYER_NAME = r"^[0-9a-f-]{36}\.[a-z0-9][a-z0-9-]{0,62}\.qcow2$"

@@ -20,8 +20,8 @@ class Model(BaseModel):
         """Return True if both have the same type and equal fields.
 
         It takes a quarter of the time of pydantic's comparison, and is called often: encoding
-        compares each field that is a model with the field's default. The two are mostly the same
-        object.
+        compares each field that is a model with the field's default. Value and default are mostly
+        the same object.
         """
         if self is other:
             return True

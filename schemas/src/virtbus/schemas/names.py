@@ -6,7 +6,7 @@ from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
 
 MAX_ADDRESSES = 16
-"""Maximum number of addresses in an answer, so that they fit into any DNS message."""
+"""Maximum number of addresses in an answer, so that they fit into a DNS message of 512 bytes."""
 
 
 class NameAsk(LenientModel):

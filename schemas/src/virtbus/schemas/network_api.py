@@ -41,7 +41,7 @@ class NetworkRef(StrictModel):
 class NetworkUpdate(NetworkRef):
     """`network.update`: changes the given fields; `labels` replaces all labels.
 
-    `dns` and `mtu` take effect only for VMs that are created later.
+    `dns` and `mtu` take effect only for VMs that begin to use the network later.
     """
 
     dns: tuple[Server, ...] | None = Field(None, max_length=DNS_MAX)

@@ -185,8 +185,8 @@ class NetworkSpec(StrictModel):
     `isolated` and `cni`.
     """
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
-    """None: 1500 (less in tunnels); for `cni`, the MTU of the plugins; for kinds with `link`, the
-    MTU of the link."""
+    """None means 1500 (less in tunnels); for `cni`, the MTU of the plugins; for kinds with `link`,
+    the MTU of the link."""
     link: LinkName | None = None
     """For `bridge` and `macvtap`: the host's Linux bridge or interface. A node must have this link,
     and allow its use."""
@@ -199,12 +199,12 @@ class NetworkSpec(StrictModel):
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
     share_names: bool = Field(False, exclude_if=not_)
-    """True: guests on the network can resolve the names of all VMs on the network, also of VMs in
-    other namespaces."""
+    """If True, guests on the network can resolve the names of all VMs on the network, also of VMs
+    in other namespaces."""
     default_deny: bool = Field(False, exclude_if=not_)
-    """True: guests have only the connections that a rule of a security group allows."""
+    """If True, guests have only the connections that a rule of a security group allows."""
     protected: bool = False
-    """True: a delete is refused until this is cleared."""
+    """If True, a delete is refused."""
 
     @property
     def claimed(self) -> bool:
@@ -235,7 +235,7 @@ class NetworkSpec(StrictModel):
             yield pool_of(IPv6Network(self.subnet6), None, self.ranges, self.excluded)
 
     def gateway6_on(self, node: str) -> IPv6Interface | None:
-        """Return the IPv6 gateway with the prefix of the node's subnet; None if there is none."""
+        """Return the IPv6 gateway with its subnet's prefix length; None without such a subnet."""
         subnet = self.subnets6.get(node) if self.kind is NetworkKind.ROUTED else self.subnet6
         if subnet is None:
             return None
@@ -244,7 +244,7 @@ class NetworkSpec(StrictModel):
         return IPv6Interface((address, network.prefixlen))
 
     def gateway_on(self, node: str) -> IPv4Interface | None:
-        """Return the IPv4 gateway with the prefix of the node's subnet; None if there is none."""
+        """Return the IPv4 gateway with its subnet's prefix length; None without such a subnet."""
         subnet = self.subnets.get(node) if self.kind is NetworkKind.ROUTED else self.subnet
         if subnet is None:
             return None

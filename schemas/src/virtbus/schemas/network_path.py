@@ -20,7 +20,8 @@ class NetworkAsk(StrictModel):
 class NicPath(LenientModel):
     """The links between an interface and its network, from the guest outwards.
 
-    `tap`, `bridge` and `link` are in the VM's namespace. `host_link` is the other end of `link`.
+    `status.tap`, `bridge` and `link` are in the VM's namespace. `host_link` is the other end of
+    `link`.
     """
 
     status: InterfaceStatus
@@ -37,9 +38,10 @@ class NicPath(LenientModel):
     limits: dict[str, int] = Field(default_factory=dict)
     """The rate limits in bytes per second, by direction: `to guest`, `from guest`."""
     ports: tuple[str, ...] = Field((), exclude_if=not_)
-    """With masquerade and passt: the declared ports (`80/tcp`); empty: all lead to the guest."""
+    """With masquerade and passt: the declared ports (`80/tcp`). If there are none, all ports lead
+    to the guest."""
     leased: bool = Field(False, exclude_if=not_)
-    """True: the DHCP server of the segment, and not netd, gives the interface its address."""
+    """True if the DHCP server of the segment, and not netd, gives the interface its address."""
     isolated: tuple[Direction, ...] = ()
     """The directions in which the interface has only connections that a security group allows."""
 
@@ -64,7 +66,7 @@ class NetworkView(LenientModel):
     """The subnet of the node's built-in network."""
     gateway: str = ""
     zone: str = ""
-    """The domain of VMs' names; empty: no names."""
+    """The domain of VMs' names; empty if VMs have no names."""
     groups: tuple[str, ...] = ()
     """The security groups that select the VM."""
     interfaces: tuple[NicPath, ...] = ()

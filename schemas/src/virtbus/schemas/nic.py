@@ -59,7 +59,8 @@ class NicBinding(StrEnum):
     MACVTAP = "macvtap"
     """Like bridge, but refused unless the network is of the kind macvtap."""
     PASST = "passt"
-    """The process passt connects the guest: the network sees its sockets, and no guest's frames."""
+    """The process passt connects the guest. The network gets packets of passt's sockets, and no
+    frames of the guest."""
 
 
 class NicLimit(StrictModel):
@@ -67,7 +68,7 @@ class NicLimit(StrictModel):
 
     bytes_per_s: Bytes = Field(ge=RATE_MIN, le=RATE_MAX)
     burst_bytes: Bytes | None = Field(None, ge=BURST_MIN, le=BURST_MAX)
-    """None: the bytes that pass in 10 ms at the rate, but at least 16 KiB."""
+    """None means the bytes that pass in 10 ms at the rate, but at least 16 KiB."""
 
 
 class NicLimits(StrictModel):

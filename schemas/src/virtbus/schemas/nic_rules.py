@@ -1,7 +1,7 @@
 """Checks a VM's interfaces: values that exclude each other, or that two devices share.
 
-The controllers check requests, and kubebridge checks manifests. A stored spec is read
-without these checks, as with `disk_rules`.
+The controllers check requests, and kubebridge checks manifests. A stored spec is read without these
+checks, so a stricter rule affects no existing VM.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def _masqueraded(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield the first interface with which a VM has too many queues, or too many e1000 devices."""
+    """Yield a problem at the interface that makes the queues or the e1000 devices too many."""
     queues = e1000 = 0
     for index, nic in nics.items():
         own = nic.queues or 1
@@ -77,7 +77,7 @@ def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield a problem for each published port that an earlier port of the VM, or a tunnel, uses."""
+    """Yield a problem for each published port that equals an earlier one, or a port of tunnels."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):

@@ -75,7 +75,8 @@ class NodeRecord(LenientModel):
     directories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Directories of the host that VM pods may mount. Directories below these are included.
 
-    The value has the namespaces whose VMs without a pod may mount the directory; `*` means all."""
+    Each value lists the namespaces whose VMs without a pod may mount the directory; `*` means all.
+    """
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
@@ -94,7 +95,7 @@ class NodeRecord(LenientModel):
 
 
 class NodeImages(LenientModel):
-    """`$KV.st.<node>._images`: the images that a node has, for placement. Written on change.
+    """`$KV.st.<node>._images`: the images that a node has, for placement. Written if they change.
 
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """
@@ -129,7 +130,7 @@ class Drain(LenientModel):
 
 
 class NodeSpec(LenientModel):
-    """`$KV.vm.<node>._spec`: the desired state of a node. Written by controllers, by CAS.
+    """`$KV.vm.<node>._spec`: the desired state of a node. Controllers write it by CAS.
 
     The key is in the node's own subtree. So one list gives a node both its VMs and its fence: a
     fenced node starts nothing (F25). Without the key, the node takes VMs. A value that requests
@@ -166,7 +167,7 @@ class HostAddresses(LenientModel):
     """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
 
     Controllers write it by CAS. `own` are the addresses of the node's host, kept while the node is
-    silent. `fleet` are the addresses of all hosts, including this one.
+    silent. `fleet` are the addresses of all hosts, including the node's own host.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -42,8 +42,8 @@ class Release(LenientModel):
     """`rpc.<imaged|netd>.release`: remove everything of `uid`.
 
     After the release, the service makes nothing for `epoch` or a lower epoch, so that late requests
-    have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033).
-    `forced`: after three failures of a CNI plugin, netd gives up what the plugin made.
+    have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033). With
+    `forced`, netd leaves behind what a CNI plugin made, once the plugin has failed three times.
     """
 
     uid: str
@@ -53,7 +53,7 @@ class Release(LenientModel):
 
 
 class ReleaseReply(LenientModel):
-    """Nothing of `uid` is left, except the quarantine entry `kept` (empty: none)."""
+    """Nothing of `uid` is left, except the quarantine entry `kept`, if any."""
 
     uid: str
     kept: str = ""
@@ -80,9 +80,9 @@ class VolumeReleased(LenientModel):
 class ExportWork(LenientModel):
     """`rpc.imaged.export`: ensure the exported file of operation `id`, or end the export.
 
-    A cancel comes too late for a file that is published; `remove` removes it. The disk is the
+    A cancel comes too late for a file that is published; `remove` removes the file. The disk is the
     volume `ref`, otherwise the `disk` of the VM `uid`. imaged derives all paths. No guest may use
-    the disk meanwhile.
+    the disk during the export.
     """
 
     id: Uid
@@ -167,7 +167,7 @@ class HeldVolume(LenientModel):
 
 
 class HeldSnapshot(LenientModel):
-    """The data of a snapshot on a host, with the host's description if the data is complete."""
+    """The data of a snapshot on a host. If it is complete, the fields after `folder` are set."""
 
     folder: str
     ref: SnapshotRef | None = None

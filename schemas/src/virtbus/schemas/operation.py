@@ -40,7 +40,7 @@ ENDED = frozenset(OperationPhase) - {OperationPhase.ACCEPTED, OperationPhase.RUN
 
 
 class Step(NamedTuple):
-    """A step of an operation. Each may be repeated.
+    """A step of an operation. Each step may be repeated.
 
     Before the `final` step, failure and cancel leave everything as it was. From the final step on,
     the operation only goes forward, and a cancel is refused.
@@ -78,7 +78,7 @@ class ExportFormat(StrEnum):
 class OperationRecord(LenientModel):
     """`$KV.vm.<node>._op.<id>`: an operation, which the node of its VM or volume carries out.
 
-    Controllers write it. A controller removes it a day after the end.
+    Controllers write it. A controller removes it a day after the operation's end at the latest.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -107,7 +107,7 @@ class OperationRecord(LenientModel):
     restored: SnapshotRef | None = None
     """The snapshot that the operation restores."""
     layered: bool = False
-    """True: the files of the disks become layers, also if the VM is off (ADR 0061)."""
+    """If True, the files of the disks become layers, also if the VM is off (ADR 0061)."""
     mode: BackupMode = BackupMode.AUTO
     """The kind of backup that the operation makes."""
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
@@ -117,13 +117,13 @@ class OperationRecord(LenientModel):
     backup: str = ""
     """The backup that the operation verifies; otherwise empty."""
     since: str = ""
-    """An earlier reading; its bitmap marks the clusters that were written since. Empty: none."""
+    """An earlier reading, whose bitmap marks the clusters written since then; empty if none."""
     within_s: int = Field(0, ge=0)
     """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False
-    """True: the reader has everything, so the operation succeeds."""
+    """True once the reader has everything. Then the operation succeeds."""
     cancel: bool = False
-    """True: end the operation, unless its final step has begun."""
+    """If True, the operation ends without effect, unless its final step has begun."""
     created_ns: int
     owner: str = ""
     """The bridge that requested the operation, or empty, as `VmRecord.owner`."""

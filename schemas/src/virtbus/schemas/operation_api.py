@@ -31,8 +31,8 @@ class OperationExport(StrictModel):
 class OperationFlatten(StrictModel):
     """`operation.flatten`: make disks rest on no layers. They still rest on their images.
 
-    The disks are those of a VM, which may run (`vm`), or a `volume` whose VM is off. Give exactly
-    one of `vm` and `volume`. Without `id` the server generates one.
+    The disks are those of a VM, which may run (`vm`), or the disk is a `volume` that no VM holds.
+    Give exactly one of `vm` and `volume`. Without `id` the server generates one.
     """
 
     namespace: Id = "default"

@@ -86,9 +86,9 @@ def listing(invocation: Invocation, *, name: str) -> None:
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
     """Turn the entry UID on the host NAME back into a VM.
 
-    A held VM continues unchanged. Kept disks become the VM to which they belonged, switched off. If
-    the host has a VM with this uid again, that VM must be off. It gets the kept disks, and its own
-    disks are kept instead.
+    A held VM continues unchanged. Kept disks become the VM to which they belonged, which is then
+    off. If the host has a VM with this uid again, that VM must be off. That VM gets the kept disks,
+    and its present disks are kept instead.
     """
     more = {"name": new_name} if new_name else {}
     answer = _do(invocation, "adopt", name, entry, **more)

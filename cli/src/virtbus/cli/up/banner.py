@@ -64,7 +64,7 @@ def _environment(place: Place) -> list[str]:
 
 
 def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
-    """Return the lines in frames of at most `columns`; without `drawn`, without frames.
+    """Return the lines in frames of at most `columns` characters; without frames if not `drawn`.
 
     Wider lines stay unframed, so that they can be copied.
     """

@@ -41,7 +41,10 @@ class StatusPrinter(Protocol):
 
 
 class BusDisk:
-    """Watches the disk of one server, with an admin's connection. `restart` restarts the server."""
+    """Watches the disk of one server.
+
+    `admin` is an admin's connection to the server, and `restart` restarts the server.
+    """
 
     def __init__(
         self,

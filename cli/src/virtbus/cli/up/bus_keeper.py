@@ -87,7 +87,7 @@ class BusKeeper:
         self._declared_at = generation
 
     async def keep_declared(self) -> None:
-        """Call `declare` after every new connection, because a restart loses memory streams."""
+        """Call `declare` after every new connection: the server's restart loses memory streams."""
         first = self._declared_at < 0
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -140,10 +140,10 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """Run a bus with its streams while the context is open. This host's node, if any, has joined.
+    """Run a bus while the context is open.
 
-    In a cluster, `keep` creates the streams and joins the node later, because streams need the
-    other members.
+    First its streams are created, and this host's node, if any, joins. In a cluster, `keep` does
+    both later, because streams need the other members.
 
     Raises:
         CliError: the server does not start, or its streams cannot be created.

@@ -15,7 +15,8 @@ DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbu
 STEADY_S = 60.0
 """A service that ran for longer than this restarts with the shortest delay."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
-# Services must not inherit these variables: they are meant for a person's own commands.
+# Services must not inherit these variables. A person sets them for commands, and systemd sets
+# NOTIFY_SOCKET for `up` itself.
 OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
 
 

@@ -1,4 +1,4 @@
-"""Does the common start of `virtbus up` and `virtbus node up`: names, host checks, and the run."""
+"""Starts `virtbus up` and `virtbus node up`: checks the node id and the host, then runs `up`."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def node_name(state: Path) -> str:
 
 
 def check_name(node: str, option: str = "--node") -> None:
-    """Check a node id that `option` gave.
+    """Check a node id. For the error message, `option` names the option that gave the id.
 
     Raises:
         CliError: the id is invalid.

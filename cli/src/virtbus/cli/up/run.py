@@ -57,7 +57,7 @@ async def up(
         stop_signal = stack.enter_context(stop_signals())
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
-        # `writer` is open while this process lives. When it ends, the services read EOF and stop.
+        # `writer` is open while `up` lives. When `up` ends, the services read EOF and stop.
         stack.callback(os.close, writer)
         what = "bus and controller" if place.runs == BUS_ONLY else f"node {place.node}"
         terminal.say(f"starting {what} in {place.state_dir}")

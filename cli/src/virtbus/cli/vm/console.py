@@ -24,7 +24,7 @@ GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
 _TAIL_BYTES = 4096
-"""Number of earlier bytes that a terminal shows first: one or two screens."""
+"""Number of bytes of earlier output that a terminal shows first: one or two screens."""
 
 
 @click.command(
@@ -96,7 +96,7 @@ def command(
 def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
     """Copy bytes both ways until ^] or the end of the console.
 
-    After the end of input, continue to read for `linger_s`.
+    After the end of input, continue to show the console for `linger_s`.
     """
     import select  # used here only
 

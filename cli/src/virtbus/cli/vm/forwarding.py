@@ -44,7 +44,7 @@ class ForwardTarget(NamedTuple):
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
 ) -> AsyncIterator[ForwardTarget]:
-    """Connect to the bus while the context is open; errors as `connected`."""
+    """Connect to the bus while the context is open; raises as `connected`."""
     async with connected(settings) as bus:
         yield ForwardTarget(bus, subject, uid, owner)
 

@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 _ANSWER_S = 5.0
-"""Extra time for the request, because the node may wait for the guest until the time limit."""
+"""Time that a request may take beyond --timeout, for which the node waits for the guest."""
 _SHOWN = ("os", "users", "filesystems", "interfaces")
 Info = Mapping[str, Any]
 

@@ -13,9 +13,9 @@ PAGE = 200
 def stored(
     invocation: Invocation, *, uid: str | None = None, spans: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the stored events (`EventItem` maps) in order of arrival: of one VM, or all events.
+    """Yield the stored events (`EventItem` maps) of the VM `uid`, in order of arrival.
 
-    With `spans`, trace spans are included.
+    Without `uid`, yield all stored events. With `spans`, trace spans are included.
     """
     after = 0
     while True:

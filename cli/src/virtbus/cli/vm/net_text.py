@@ -11,7 +11,7 @@ BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
 MASQUERADE, PASST = "masquerade", "passt"
 """Bindings (`InterfaceStatus.binding`)."""
 HOST_BRIDGE, MACVTAP, OVERLAY = "host-bridge", "macvtap", "overlay"
-"""Kinds of an interface's path (`NicPath.kind`)."""
+"""These, BUILT_IN, ROUTED and ISOLATED are kinds of an interface's path (`NicPath.kind`)."""
 
 
 def explained(view: Map) -> str:
@@ -105,7 +105,7 @@ def _translated(status: Map) -> bool:
 
 
 def _nat(nic: Map, status: Map) -> Iterator[str]:
-    """Yield the steps of the guest's own gateway."""
+    """Yield the steps of the gateway in the VM's namespace, which does NAT for the guest."""
     bridge, link = nic.get("bridge"), nic.get("link")
     yield (
         f"{bridge} is the guest's gateway, in a network of the guest alone. The VM's namespace "
@@ -132,7 +132,7 @@ def _passt(nic: Map, link: object) -> Iterator[str]:
 
 
 def _groups(view: Map, nic: Map) -> Iterator[str]:
-    """Yield the step of the security groups, if they isolate the interface."""
+    """Yield the step of the rules that isolate the interface: of groups, or of its network."""
     isolated = nic.get("isolated") or ()
     if isolated:
         groups = ", ".join(map(str, view.get("groups") or ()))
@@ -143,7 +143,7 @@ def _groups(view: Map, nic: Map) -> Iterator[str]:
 
 
 def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
-    """Yield the steps after the rules of the tap, if the guest is on a segment of the host."""
+    """Yield the steps after the rules of the tap, if the guest is on a LAN segment of the host."""
     outer = nic.get("host_bridge")
     yield "They drop what goes to hosts of the fleet and servers of the bus, too (`reach`)."
     yield f"{nic.get('bridge')} leads to {link}." + _limited(nic)
@@ -165,7 +165,10 @@ def _given(nic: Map, tap: object) -> str:
 
 
 def _versions(addresses: Any) -> str:
-    """Return the protocols that pass. Without an address, a guest may request one by IPv4."""
+    """Return the protocols that the tap's rules pass.
+
+    A guest that has no address yet may request one by IPv4.
+    """
     six = [":" in str(one) for one in addresses]
     if six and all(six):
         return "IPv6"

@@ -126,5 +126,5 @@ def taken(address: str, port: int, error: OSError) -> CliError:
 
 
 def complain(text: str) -> None:
-    """Print to stderr why one connection was refused."""
+    """Print to stderr why one forwarded connection failed."""
     output.write(output.safe(text), sys.stderr)

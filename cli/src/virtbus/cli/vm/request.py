@@ -142,7 +142,7 @@ def labels(values: Sequence[str]) -> dict[str, str]:
 
 
 def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec with a disk for each volume of --volume and --new-volume; empty without both.
+    """Return a spec with a disk for each --volume and --new-volume; empty if neither is given.
 
     Raises:
         CliError: a text has another form, or --delete-volumes or --access lacks --new-volume.

@@ -29,8 +29,8 @@ _STREAM_MS = 3_600_000
 class SerialStream:
     """A stream of one VM or export. `write` gets its bytes, `note` gets its remarks for people.
 
-    While `write` blocks, the agent sends at most the window. `closed` is empty while the stream is
-    open, and has the reason after its end.
+    While `write` blocks, the agent sends at most WINDOW_BYTES. `closed` is empty while the stream
+    is open. After the stream's end, `closed` is the reason.
     """
 
     def __init__(

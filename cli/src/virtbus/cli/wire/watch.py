@@ -11,10 +11,10 @@ from virtbus.cli.wire.session import NOBODY, Session, refusal_of
 
 SUBJECT = "virtbus.api.v1.vm.watch"
 RENEW_EVERY_S = 12.0
-"""The server ends a watch after 30 s without a renewal."""
+"""Interval of renewals. The controller ends a watch after 30 s without a renewal."""
 SILENCE_S = 12.0
-"""Time without a reply after which the watch is requested again. The server sends a heartbeat
-every 5 s, so after this time at least two were lost."""
+"""Time without a reply after which the watch is requested again. The controller replies at least
+every 5 s, with a `beat` if nothing changed. So after this time at least two replies were lost."""
 RETRY_S = 0.5
 
 
