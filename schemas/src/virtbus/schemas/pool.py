@@ -14,7 +14,8 @@ POOLS_MAX = 16
 """The most pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
 END_BYTES = 1024**2
-"""The bytes at the end of a device that virtbus keeps for its marks. A guest does not see them."""
+"""The bytes at the end of a device in which virtbus notes the device's volume. Guests do not see
+them."""
 ASSIGNED_MAX = 64
 """The most volumes that are assigned in the pools of one node. Their names share one message."""
 
@@ -118,7 +119,7 @@ ABILITIES = {
     PoolKind.NBD: _ON_SERVER,
     PoolKind.ISCSI: _ON_SERVER,
     PoolKind.RBD: _ON_SERVER,
-    PoolKind.NFS: _ON_SERVER._replace(discard=False),  # QEMU's driver has none
+    PoolKind.NFS: _ON_SERVER._replace(discard=False),  # QEMU's NFS driver has no discard
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 """The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""
@@ -177,10 +178,11 @@ class PoolReport(LenientModel):
     assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
     """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
     place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The size of the place of each assigned volume, if the node knows the size."""
+    """The size of the device, export, LUN, image or file that the operator assigned to each volume,
+    if the node knows the size."""
     places_confirmed_ns: int = 0
-    """The time of the oldest size in `place_bytes` that the server no longer confirms; 0: all sizes
-    are current."""
+    """The time at which the server confirmed the oldest outdated size in `place_bytes`; 0 if no
+    size is outdated."""
 
     @property
     def abilities(self) -> Abilities:

@@ -22,7 +22,7 @@ def cpu_numbers(text: str) -> frozenset[int]:
     """Return the CPUs of a list such as `0-3,8`, as Linux writes it; none for an empty text.
 
     Raises:
-        ValueError: a part is no number or range, or is larger than CPU_MAX.
+        ValueError: a part is no number and no ascending range, or a number exceeds CPU_MAX.
     """
     found: set[int] = set()
     for part in text.split(",") if text else ():
@@ -44,7 +44,7 @@ def cpu_list(numbers: frozenset[int]) -> str:
 
 
 class Resources(StrictModel):
-    """Limits of a VM on its host. All of them can change while the guest runs. None: no limit."""
+    """Limits of a VM on its host. All can change while the guest runs. None means no limit."""
 
     cpu_shares: Count | None = Field(None, ge=SHARES_MIN, le=SHARES_MAX)
     """The weight against other VMs when CPUs are short, in the units of cgroup v1."""

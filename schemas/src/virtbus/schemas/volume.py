@@ -21,7 +21,7 @@ class FillState(StrEnum):
     FILLING = "Filling"
     FILLED = "Filled"
     FAILED = "Failed"
-    """Nothing was written. The volume can be filled again, or deleted."""
+    """The content could not be written. The volume can be filled again, or deleted."""
 
 
 class VolumeFill(LenientModel):
@@ -170,7 +170,8 @@ class VolumeState(StrEnum):
     IN_USE = "InUse"
     """A VM holds the volume."""
     DETACHING = "Detaching"
-    """A VM holds the volume until its guest has released the disk. The guest is asked again."""
+    """A VM holds the volume until its guest has released the disk. The agent repeats the request
+    to the guest."""
     LOST = "Lost"
     """The volume's node was forgotten, with the data."""
     DELETING = "Deleting"

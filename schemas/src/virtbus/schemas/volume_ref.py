@@ -26,7 +26,7 @@ DevicePath = Annotated[
 DevicePattern = Annotated[
     str, StringConstraints(pattern=r"^/dev(/(\*|(\*[^/*]|[^/*.])(\*?[^/*])*\*?))+$")
 ]
-"""Paths in /dev for `Path.glob`: no part is empty, has `**` or begins with a dot."""
+"""A pattern of paths in /dev for `Path.glob`. No part is empty, has `**` or begins with a dot."""
 
 
 class HostDevice(StrictModel):

@@ -52,7 +52,7 @@ def why(record: BackupScheduleRecord) -> str:
 
 
 def made(want: BackupScheduleCreate, uid: str, owner: str, now_ns: int) -> BackupScheduleRecord:
-    """Return the record of a new schedule, whose first backup is due."""
+    """Return the record of a new schedule. Its first backup is due at once."""
     return BackupScheduleRecord(
         uid=uid,
         namespace=want.namespace,

@@ -1,7 +1,7 @@
 """Decides how a create claims its name and addresses, and commits its uid (ADR 0003, 0064).
 
-Each decision depends only on the last message of a key. The tables below correspond to the ADR's
-table of crashes.
+Each decision depends only on the last message of a key. The tables below correspond to the table
+of crashes in ADR 0003.
 """
 
 from collections.abc import Iterator
@@ -70,9 +70,10 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Return a uid's state by its last message. `last` is None if the uid has no readable message.
+    """Return a uid's state by its last message, which is not unreadable.
 
-    `purged` is True if the last message is a purge marker.
+    `purged` is True if that message is a purge marker. `last` is None if it is one, or if the uid
+    has no message.
     """
     if purged:
         return UidState.MARKER

@@ -1,4 +1,4 @@
-"""Caches the claimed addresses of each network, and its released addresses in their order."""
+"""Caches the claimed addresses of each network, and its released ones in order of release."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -61,7 +61,7 @@ class GivenAddresses:
         return self._freed.get(network, _NONE)
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of claims of the network with this uid; None: of all networks."""
+        """Return the number of claims of the network whose uid is `namespace`; None: of all."""
         if namespace is None:
             return sum(map(len, self._taken.values()))
         return len(self.taken(namespace))

@@ -27,7 +27,7 @@ class AnswerFormat(Protocol):
 
 
 class Page(NamedTuple):
-    """Items as plain data, and the key of the last one if more follow."""
+    """Items as plain data, and the key of the last item if more items follow."""
 
     items: list[Plain]
     last: str | None

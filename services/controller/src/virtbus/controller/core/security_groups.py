@@ -158,7 +158,7 @@ class Membership:
     def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
         """Read the groups' members, and the addresses of groups that their rules name.
 
-        It yields after each short step.
+        This generator yields after each short step.
         """
         for group in groups:
             self.of(group)
@@ -255,7 +255,7 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
         if seen.network not in own:
-            continue  # a status may report addresses, but only on networks of the VM's spec
+            continue  # a status cannot add addresses on networks that the VM's spec lacks
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
