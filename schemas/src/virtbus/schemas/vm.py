@@ -120,8 +120,8 @@ class Devices(StrictModel):
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
     filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
-    """True adds a VGA display with VNC. The default is no display, because it costs each guest 3 MiB
-    (ADR 0023)."""
+    """True adds a VGA display with VNC. By default there is none, because a display costs each
+    guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
 
 

@@ -6,8 +6,10 @@ from virtbus.schemas.model import StrictModel
 
 
 class I6300esb(StrictModel):
-    """Intel's 6300ESB, on PCI. `action` ends the guest (poweroff), resets it, or presses its power
-    button (shutdown)."""
+    """Intel's 6300ESB, on PCI.
+
+    `action` ends the guest (poweroff), resets it, or presses its power button (shutdown).
+    """
 
     action: Literal["poweroff", "reset", "shutdown"] = "reset"
 

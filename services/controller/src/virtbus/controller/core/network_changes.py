@@ -160,7 +160,7 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that another network, a node's `default` or a host's address has.
+    """Raise 409 with each subnet that overlaps a network, a node's `default` or a host's address.
 
     For a network on a segment of a LAN, only other networks on that segment count.
     """
