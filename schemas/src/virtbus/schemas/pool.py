@@ -55,7 +55,7 @@ class Abilities(NamedTuple):
     """Snapshots of VMs that are off, as copies. A new volume from such a snapshot restores it."""
     backups: bool
     clones: bool
-    """A volume on an image exists at once. Without this ability, it is a full copy."""
+    """A volume that begins with an image is ready at once. Without this, it is a full copy."""
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
@@ -176,10 +176,10 @@ class PoolReport(LenientModel):
     block_bytes: int = 0
     """The unit of writes on the pool's storage."""
     assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
-    """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
+    """The volumes, as `namespace.name`, to which the pool's operator has assigned a place."""
     place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The size of the device, export, LUN, image or file that the operator assigned to each volume,
-    if the node knows the size."""
+    """The size of each volume's place (a device, export, LUN, image or file), if the node knows
+    the size."""
     places_confirmed_ns: int = 0
     """The time at which the server confirmed the oldest outdated size in `place_bytes`; 0 if no
     size is outdated."""

@@ -14,7 +14,7 @@ ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?
 ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
 ORPHANED = "virtbus.io/orphaned"
-"""The annotation of a VM whose creator no longer knows it; its value is the reason."""
+"""The annotation of a VM that its creator no longer knows; the value is the reason."""
 
 
 class QuarantineRequest(LenientModel):

@@ -13,7 +13,7 @@ PERIOD_MIN_US, PERIOD_MAX_US = 1000, 1_000_000
 PERIOD_DEFAULT_US = 100_000
 QUOTA_MIN_US, QUOTA_MAX_US = 1000, 17_592_186_044_415
 CPU_MAX = 4095
-"""The highest number of a host's CPU."""
+"""The highest number that a CPU of a host may have."""
 _RANGE = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?")
 """The pattern is needed because `int` also accepts spaces, signs and digits of other scripts."""
 

@@ -274,9 +274,9 @@ class VmSpec(StrictModel):
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
-    `epoch` rises with every assignment, `generation` with every change, `seed_generation` with each
-    change of first-boot data. `sec_digest` is the hex SHA-256 of the secrets in
-    `$KV.sec.<node>.<uid>`.
+    `epoch` rises with every assignment, `generation` with every change of the spec or its volumes,
+    `seed_generation` with each change of first-boot data. `sec_digest` is the hex SHA-256 of the
+    secrets in `$KV.sec.<node>.<uid>`.
     """
 
     schema_version: int = SCHEMA_VERSION

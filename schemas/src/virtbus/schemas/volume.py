@@ -52,7 +52,7 @@ class VolumeMove(LenientModel):
     fill: Uid
     """The operation on the target that makes the disk from that file."""
     failed: str = ""
-    """The reason of a failure; empty for none. The volume stays on its source."""
+    """The reason why the move failed and the volume stays on its source; empty if it did not."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
     pool: Id | None = None
@@ -92,7 +92,7 @@ class VolumeRecord(LenientModel):
     A volume that several hosts reach has a node only while a VM holds it, and none if it is shared.
     """
     bound: bool = False
-    """True after a VM has used the volume: the node may have its data."""
+    """True if a VM or a copy may have written to the volume: the node may have its data."""
     lost: bool = False
     """True if a person gave up the data together with the node (`node.forget`)."""
     holder: str = ""
@@ -160,7 +160,7 @@ class VolumeState(StrEnum):
     AVAILABLE = "Available"
     """No VM has used the volume, so it has no data yet."""
     BOUND = "Bound"
-    """A VM has used the volume: its node may have its data. No VM holds the volume."""
+    """A VM or a copy may have written to the volume. No VM holds the volume."""
     FILLING = "Filling"
     """The volume's content is being copied. A VM with this volume waits."""
     FILL_FAILED = "FillFailed"

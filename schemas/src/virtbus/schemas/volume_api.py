@@ -16,8 +16,8 @@ class VolumeCreate(StrictModel):
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
     `node` chooses the node of the data. The default is the node of the first VM that uses the
-    volume. The data of a copy is on the node of the copied volume, or on `node`, or on a node that
-    the controller chooses.
+    volume. For a full copy of an image, the default is a node that the controller chooses. A disk
+    of a backup needs `node`. Any other copy is on the node of its source.
     """
 
     name: Id

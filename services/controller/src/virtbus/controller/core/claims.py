@@ -70,10 +70,9 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Return a uid's state by its last message, which is not unreadable.
+    """Return a uid's state by its last message, unless that message is unreadable.
 
-    `purged` is True if that message is a purge marker. `last` is None if it is one, or if the uid
-    has no message.
+    `last` is the record or tombstone in the message, or None. `purged` is True for a purge marker.
     """
     if purged:
         return UidState.MARKER

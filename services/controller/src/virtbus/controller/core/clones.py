@@ -37,8 +37,8 @@ def taken_over(
 ) -> VmSecrets:
     """Return the secrets of a clone: its own, and the source's where the clone has none.
 
-    `held` are the source's secrets. A seed of the clone without user data and SSH keys is replaced.
-    A host name that is the source's name becomes `name`.
+    `held` are the source's secrets. The source's seed replaces a seed of the clone that has neither
+    user data nor SSH keys. A host name that is the source's name becomes `name`.
     """
     own = own or VmSecrets(uid=uid)
     names = {volume.name for volume in spec.volumes}

@@ -44,7 +44,7 @@ class GivenAddresses:
             del freed[next(iter(freed))]
 
     def forget(self, key: str) -> None:
-        """Drop a claim that a complete list does not contain."""
+        """Drop a claim that was purged, or that a complete list does not contain."""
         network, address = claimed_address(key)
         taken = self._taken.get(network, set())
         taken.discard(address)

@@ -203,7 +203,7 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume once no data is left in the move's other place. A failed move stays."""
+    """Return the volume after the cleanup of the move's other place; it keeps a failed move."""
     move = record.move
     if move is None or not move.failed:
         return record.model_copy(update={"move": None})
