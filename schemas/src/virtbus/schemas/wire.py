@@ -103,7 +103,7 @@ def _malformed(message: str) -> VirtbusError:
 def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
     """Raise if `root` nests too deep, has more than `most` values, or cannot be encoded again.
 
-    `sure`: scalar types that need no check.
+    `sure` has the scalar types that need no check.
     """
     seen, level = 0, [root]
     for _ in range(MAX_DEPTH):

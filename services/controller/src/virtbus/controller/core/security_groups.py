@@ -244,7 +244,7 @@ class Membership:
 
 
 def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
-    """Return the addresses by which guests may see a VM. `here`: the VM is on their node."""
+    """Return the addresses by which guests may see a VM; `here` is True for guests on its node."""
     places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
     own = set(networks.values())
@@ -268,10 +268,10 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them, too.
 
-    `here`: the addresses are for guests on the VM's own node. The built-in network has the same
-    subnet on each host, and so has a network whose pool is per host. Plugins of CNI networks may
-    also give one address on several hosts. A network without `target` is the built-in network or a
-    CNI network.
+    `here` is True if the addresses are for guests on the VM's own node. The built-in network has
+    the same subnet on each host, and so has a network whose pool is per host. Plugins of CNI
+    networks may also give one address on several hosts. A network without `target` is the built-in
+    network or a CNI network.
     """
     if target is None:
         return network if here else ""

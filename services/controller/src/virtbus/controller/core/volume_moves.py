@@ -51,7 +51,8 @@ def begun(
     """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
     If the volume is at `goal`, a move under way is given up. A volume without data gets the node at
-    once. `is_off`: the VM that holds the volume is off, and stays off until the end of the move.
+    once. `is_off` is True if the VM that holds the volume is off, and stays off until the move's
+    end.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds

@@ -357,7 +357,7 @@ class Commits:
     async def release_claim(self, key: str, uid: str, *, its_own: bool = False) -> bool:
         """Purge a claim that `uid` holds; return False if another uid holds it by now.
 
-        `its_own`: the VM had that name or address, so an unreadable claim counts as its own.
+        With `its_own`, the VM had that name or address: an unreadable claim counts as its own.
         """
         claim = await self._bus.get(key)
         try:
