@@ -74,7 +74,7 @@ class VolumeMoveTo(VolumeAsk):
 class VolumeAdopt(VolumeAsk):
     """`volume.adopt`: writes a record for a volume that has its data on `node`, but no record.
 
-    A note next to the data describes the volume. `uid` is needed only if the node has several
+    A note with the data describes the volume. `uid` is needed only if the node has several
     volumes of this name.
     """
 

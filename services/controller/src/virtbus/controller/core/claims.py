@@ -160,7 +160,8 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
     """Return True if a VM of another uid seems to match the request.
 
-    The result is only a hint: secrets cannot be compared, because their digests include the uid.
+    The result is only a hint: after an update, `spec_hash` does not cover the secrets, and their
+    digests include the uid.
     """
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
