@@ -52,7 +52,7 @@ class VolumeMove(LenientModel):
     fill: Uid
     """The operation on the target that makes the disk from that file."""
     failed: str = ""
-    """The reason why the move failed and the volume stays on its source; empty if it did not."""
+    """The reason of a failure, after which the volume stays on its source. Empty without one."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
     pool: Id | None = None
