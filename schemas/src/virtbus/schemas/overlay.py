@@ -9,7 +9,7 @@ ENCAPSULATION_BYTES = 50
 """The bytes that VXLAN over IPv4 adds to a guest's packet: Ethernet, VXLAN, UDP and IP headers."""
 VNI_MAX = 2**24 - 1
 MEMBERS_MAX = 2000
-"""The most interfaces of a network on one host that other hosts learn of."""
+"""Other hosts learn of at most this number of a network's interfaces on one host."""
 
 
 TUNNEL_PORT = 14789
@@ -33,7 +33,7 @@ class OverlayMember(LenientModel):
 class OverlayPeer(LenientModel):
     """`$KV.vm.<node>.<network>.<peer>._peer`: the guests of a network on another host.
 
-    Controllers write it by CAS, for a node that has guests of the network itself.
+    Controllers write this key by CAS, if `node` has guests of the network, too.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -14,7 +14,8 @@ POOLS_MAX = 16
 """The most pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
 END_BYTES = 1024**2
-"""The bytes at the end of a device that virtbus keeps for its marks. A guest does not see them."""
+"""The bytes at the end of a device in which virtbus notes the device's volume. Guests do not see
+them."""
 ASSIGNED_MAX = 64
 """The most volumes that are assigned in the pools of one node. Their names share one message."""
 
@@ -54,7 +55,7 @@ class Abilities(NamedTuple):
     """Snapshots of VMs that are off, as copies. A new volume from such a snapshot restores it."""
     backups: bool
     clones: bool
-    """A volume on an image exists at once. Without this ability, it is a full copy."""
+    """A volume that begins with an image is ready at once. Without this, it is a full copy."""
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
@@ -118,7 +119,7 @@ ABILITIES = {
     PoolKind.NBD: _ON_SERVER,
     PoolKind.ISCSI: _ON_SERVER,
     PoolKind.RBD: _ON_SERVER,
-    PoolKind.NFS: _ON_SERVER._replace(discard=False),  # QEMU's driver has none
+    PoolKind.NFS: _ON_SERVER._replace(discard=False),  # QEMU's NFS driver has no discard
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 """The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""
@@ -175,12 +176,13 @@ class PoolReport(LenientModel):
     block_bytes: int = 0
     """The unit of writes on the pool's storage."""
     assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
-    """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
+    """The volumes, as `namespace.name`, to which the pool's operator has assigned a place."""
     place_bytes: dict[str, int] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The size of the place of each assigned volume, if the node knows the size."""
+    """The size of each volume's place (a device, export, LUN, image or file), if the node knows
+    the size."""
     places_confirmed_ns: int = 0
-    """The time of the oldest size in `place_bytes` that the server no longer confirms; 0: all sizes
-    are current."""
+    """The time at which the server confirmed the oldest outdated size in `place_bytes`; 0 if no
+    size is outdated."""
 
     @property
     def abilities(self) -> Abilities:

@@ -78,10 +78,11 @@ class PublishedPort(StrictModel):
     guest_port: Count = Field(ge=1, le=PORT_MAX)
     protocol: Protocol = "tcp"
     host_address: HostAddress | None = None
-    """None: every address of the host, except loopback. An IPv6 address needs a guest with IPv6."""
+    """None means every address of the host except loopback. An IPv6 address needs a guest with
+    IPv6."""
 
     def clashes(self, other: "PublishedPort") -> bool:
-        """Return True if a packet to one port could be meant for the other."""
+        """Return True if one packet could be meant for both ports."""
         mine, others = self.host_address, other.host_address
         same = (self.protocol, self.host_port) == (other.protocol, other.host_port)
         return same and (mine is None or others is None or mine == others)
@@ -101,7 +102,7 @@ class PublishedPort(StrictModel):
         return f"{_bracketed(self.host_address or EVERY_ADDRESS)}:{self.host_port}/{self.protocol}"
 
     def shown(self, versions: Collection[int]) -> tuple[str, ...]:
-        """Return the port as `virtbus vm get` shows it, for each version that the guest has."""
+        """Return the port as `virtbus vm get` shows it, for each IP version of the guest."""
         every = {4: EVERY_ADDRESS, 6: EVERY_ADDRESS6}
         return tuple(
             f"{_bracketed(self.host_address or every[version])}:{self.host_port}"

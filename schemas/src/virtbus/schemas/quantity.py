@@ -49,7 +49,7 @@ def parse_bytes(value: object) -> int:
 
 
 def _whole(count: int) -> int:
-    """Return `count` if the wire format can carry it."""
+    """Return `count`; raise ValueError if the wire format cannot carry it."""
     if not 0 <= count < 2**63:
         msg = "must be between 0 and 8 EiB"
         raise ValueError(msg)

@@ -14,11 +14,11 @@ ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?
 ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
 ORPHANED = "virtbus.io/orphaned"
-"""The annotation of a VM whose creator no longer knows it; its value is the reason."""
+"""The annotation of a VM that its creator no longer knows; the value is the reason."""
 
 
 class QuarantineRequest(LenientModel):
-    """In a release: move the disks to the quarantine. `record` is the VM's record, if known."""
+    """Lets a release move the disks to the quarantine. `record` is the VM's record, if known."""
 
     why: str
     record: VmRecord | None = None
@@ -27,8 +27,8 @@ class QuarantineRequest(LenientModel):
 class QuarantineEntry(LenientModel):
     """One entry of a quarantine, or (`held`) a VM without a record that is still on the node.
 
-    `bytes` is the disk space of its disks, `digests` are their images. `adoptable`: the VM's record
-    is known.
+    `bytes` is the space that the VM's disks use, and `digests` are the disks' images. `adoptable`
+    is True if the node has the VM's last record.
     """
 
     entry: str
@@ -69,8 +69,8 @@ class Quarantine(LenientModel):
 class QuarantineAsk(LenientModel):
     """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
-    `keep` ends a guest without a record. With `below_epoch`, it ends only a guest with a lower
-    epoch, whose VM has moved to another node. Only controllers know of the move.
+    `keep` ends a guest without a record. With `below_epoch`, `keep` ends only a guest with a lower
+    epoch: a controller knows that the VM has moved to another node at that epoch.
     """
 
     do: Literal["list", "adopt", "keep", "purge"]

@@ -52,7 +52,7 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
 
 
 def plain_stored(key: str, value: bytes) -> Any:
-    """Return the decoded value of any shape; raises VirtbusError 413 or 400 as `read_stored`."""
+    """Decode a stored value of any shape; raises VirtbusError 413 or 400 as `read_stored`."""
     if len(value) <= LEAST_READ_BYTES:
         return decode(value)
     return decode(value, bound_of(key).read_bytes)
@@ -70,8 +70,8 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
     """Return the record or tombstone at `key`.
 
     Raises:
-        VirtbusError: the errors of `read_stored`. 400 `foreign_record`: key and record name
-            different VMs or nodes, for example after corruption, so neither is trusted (BUS-04).
+        VirtbusError: the errors of `read_stored`. 400 `foreign_record`: the key is for another VM
+            or node than the record, for example after corruption. Neither is trusted (BUS-04).
     """
     data = plain_stored(key, value)
     if isinstance(data, dict) and data.get("tombstone"):

@@ -13,7 +13,7 @@ PERIOD_MIN_US, PERIOD_MAX_US = 1000, 1_000_000
 PERIOD_DEFAULT_US = 100_000
 QUOTA_MIN_US, QUOTA_MAX_US = 1000, 17_592_186_044_415
 CPU_MAX = 4095
-"""The highest number of a host's CPU."""
+"""The highest number that a CPU of a host may have."""
 _RANGE = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?")
 """The pattern is needed because `int` also accepts spaces, signs and digits of other scripts."""
 
@@ -22,7 +22,7 @@ def cpu_numbers(text: str) -> frozenset[int]:
     """Return the CPUs of a list such as `0-3,8`, as Linux writes it; none for an empty text.
 
     Raises:
-        ValueError: a part is no number or range, or is larger than CPU_MAX.
+        ValueError: a part is no number and no ascending range, or a number exceeds CPU_MAX.
     """
     found: set[int] = set()
     for part in text.split(",") if text else ():
@@ -44,7 +44,7 @@ def cpu_list(numbers: frozenset[int]) -> str:
 
 
 class Resources(StrictModel):
-    """Limits of a VM on its host. All of them can change while the guest runs. None: no limit."""
+    """Limits of a VM on its host. All can change while the guest runs. None means no limit."""
 
     cpu_shares: Count | None = Field(None, ge=SHARES_MIN, le=SHARES_MAX)
     """The weight against other VMs when CPUs are short, in the units of cgroup v1."""

@@ -1,7 +1,7 @@
 """Finds, in an entry of `$KV.sec`, the secrets whose digest is in a VM's record.
 
-An entry has the secrets after the last change, and the secrets before it. The record has the digest
-of one of the two (`seed_updates` of the controller).
+An entry has the secrets after the last change, and the secrets before that change. The record has
+the digest of one of the two (`seed_updates` of the controller).
 """
 
 import hashlib

@@ -71,7 +71,7 @@ def _label_value(text: str) -> str:
     return text
 
 
-# Functions check the patterns, because in the generated Markdown a pattern looks like a link.
+# Functions check the texts, because a pattern would look like a link in the generated Markdown.
 ExpressionValue = Annotated[str, StringConstraints(max_length=63), AfterValidator(_label_value)]
 
 
@@ -134,7 +134,7 @@ def _ports(text: str) -> str:
 
 
 def _cidr(text: str) -> str:
-    network = ip_network(text)  # its error says that host bits are set
+    network = ip_network(text)  # raises if host bits are set, and says so
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
         msg = "must not be IPv4-mapped; give the IPv4 network"
         raise ValueError(msg)

@@ -80,7 +80,7 @@ class SecurityGroupView(LenientModel):
 
 
 class SecurityGroupCreated(LenientModel):
-    """The answer of `security-group.create`. `created` is False if the group existed, unchanged."""
+    """The answer of `security-group.create`. `created` is False if this group existed before."""
 
     group: SecurityGroupView
     created: bool = False

@@ -251,7 +251,7 @@ class FilesVolume(StrictModel):
 
 
 class SysprepVolume(FilesVolume):
-    """Answers for Windows setup, which looks for them on every CD-ROM.
+    """Answer files for Windows setup, which looks for such files on every CD-ROM.
 
     One of the files is `autounattend.xml` or `unattend.xml`, in upper or lower case.
     """

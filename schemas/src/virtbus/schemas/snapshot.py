@@ -12,7 +12,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class Origin(LenientModel):
-    """A snapshot of a VM, and the node of its data. A clone's own disks rest on the snapshot."""
+    """The snapshot on which a clone's own disks rest, and the node of the snapshot's data."""
 
     snapshot: SnapshotRef
     node: Id
@@ -46,7 +46,7 @@ class SnapshotRecord(LenientModel):
     node: Id
     """The node of the snapshot's data."""
     protected: bool = False
-    """True: a delete is refused until this is cleared."""
+    """If True, a delete is refused."""
     replaced_by: str = ""
     """If a restore made this snapshot: the name of the snapshot that was restored, whose disks
     replaced the disks in this one. Otherwise empty."""

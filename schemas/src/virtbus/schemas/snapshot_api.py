@@ -12,7 +12,7 @@ from virtbus.schemas.snapshot import SnapshotState
 
 
 class SnapshotCreate(StrictModel):
-    """`snapshot.create`: freeze the disks of a VM, or a volume.
+    """`snapshot.create`: make a frozen copy of a VM's disks, or of a volume.
 
     The disks of a running guest become layers at one instant, without a copy. The disks of a VM
     that is off are copied; with `layered`, they become layers, too. Give exactly one of `vm` and
@@ -48,17 +48,17 @@ class SnapshotDelete(SnapshotAsk):
 
 
 class SnapshotAdopt(SnapshotAsk):
-    """`snapshot.adopt`: write the record of a snapshot whose data is on `node` without a record.
+    """`snapshot.adopt`: write a record for a snapshot that has its data on `node`, but no record.
 
-    The node's copy describes the snapshot. `uid` is needed only if the node has several snapshots
-    of the name.
+    A note next to the data describes the snapshot. `uid` is needed only if the node has several
+    snapshots of this name.
     """
 
     node: Id
 
 
 class SnapshotRestore(SnapshotAsk):
-    """`snapshot.restore`: replace the disks of its VM or volume by those of the snapshot.
+    """`snapshot.restore`: replace the disks of the snapshot's VM or volume by the snapshot's disks.
 
     The VM must be off. `to` is another VM or volume on the same node, whose disks of the same names
     are replaced instead. `to` keeps its own identity. The disks that are replaced become the

@@ -26,7 +26,7 @@ class SnapshotWork(LenientModel):
     snapshot: SnapshotRef
     restored: SnapshotRef | None = None
     may_begin: bool = True
-    """False: a guest may use the disks, so work that has not begun yet is refused."""
+    """If False, a guest may use the disks, so work that has not begun yet is refused."""
     layered: bool = False
     """True: the files of the disks become layers; the disks continue in new files (ADR 0061)."""
     live: bool = False
@@ -42,6 +42,6 @@ class SnapshotRelease(LenientModel):
 
 
 class SnapshotReleased(LenientModel):
-    """Nothing of the snapshot is left. `found` is True if there was something to remove."""
+    """The answer: nothing of the snapshot is left. `found` is True if imaged had to remove data."""
 
     found: bool = False

@@ -1,7 +1,7 @@
 """The states of a VM as users see them.
 
-The agent reports one of these states in the status. The controller may show another, by a table in
-`virtbus.controller.core.vm_states`.
+The agent reports one of these states in the status. The controller may show another state instead:
+a table in `virtbus.controller.core.vm_states` decides.
 """
 
 from enum import StrEnum

@@ -6,8 +6,9 @@ from virtbus.schemas.model import LenientModel
 class BusStorage(LenientModel):
     """`virtbus.report.bus.storage`: sent every few seconds and on change; may be lost.
 
-    `low`: too little space for creates; deletes still fit. `stalled`: the server stores nothing in
-    these streams. `message` is the cause and the next step, empty if all is well.
+    `low` is True if the disk has too little space for creates; deletes still fit. `stalled` names
+    the streams in which the server stores nothing. `message` is the cause and the next step, empty
+    if all is well.
     """
 
     free_bytes: int = 0

@@ -17,8 +17,8 @@ class EvictionStrategy(StrEnum):
     """The effect on a VM of a drain or a fence of its node (KubeVirt's evictionStrategy).
 
     A VM's disks are overlays on its node. A VM that moves starts again from its images, and loses
-    what it has written. So a VM with writable disks and no strategy stays, unless the request has
-    `discard_local_disks`.
+    what it has written. So a VM with writable disks and no strategy stays, unless the request to
+    drain or fence the node has `discard_local_disks`.
     """
 
     NONE = "None"
@@ -26,6 +26,6 @@ class EvictionStrategy(StrEnum):
     LIVE_MIGRATE = "LiveMigrate"
     """The VM leaves only by live migration, which virtbus does not support yet. So it stays."""
     LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
-    """Like None, as long as virtbus has no live migration."""
+    """The effect of None, as long as virtbus has no live migration."""
     EXTERNAL = "External"
     """The VM stays until an external controller moves it with `vm.move`."""

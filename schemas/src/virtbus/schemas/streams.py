@@ -77,9 +77,9 @@ class StreamData(LenientModel):
     """A piece of a stream, in either direction; without `data` it is a keep-alive.
 
     `at` is the number of bytes that its sender sent before. `upto` is the total number of bytes
-    that the other end may send. `eof`: the sender sends no more data. `closed` says why the stream
-    ended in both directions. `note` is a text for people. `input_subject`, only in the first piece,
-    is the subject for the client's pieces.
+    that the other end may send. With `eof`, the sender sends no more data. `closed` says why the
+    stream ended in both directions. `note` is a text for people. `input_subject`, only in the first
+    piece, is the subject for the client's pieces.
     """
 
     data: bytes = b""

@@ -89,7 +89,7 @@ def snapshot_record(namespace: str, name: str) -> str:
 
 @lru_cache(1024)
 def image_name(namespace: str, name: str) -> str:
-    """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
+    """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; `_` is for all namespaces."""
     token = name_token(check_image_name(name))
     return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
 
@@ -110,7 +110,7 @@ def security_group(namespace: str, name: str) -> str:
 
 
 def node_group(node: str, namespace: str, name: str) -> str:
-    """`$KV.vm.<node>._sg.<namespace>.<base32(name)>`: a group of VMs of the node."""
+    """`$KV.vm.<node>._sg.<namespace>.<base32(name)>`: a security group with VMs on the node."""
     token = name_token(check_id(name))
     return f"$KV.vm.{check_id(node)}.{SECURITY_GROUPS}.{check_id(namespace)}.{token}"
 
@@ -157,7 +157,7 @@ def join_nonce(node: str) -> str:
 
 
 def node_spec(node: str) -> str:
-    """`$KV.vm.<node>._spec`: a node's desired state; without it, the node takes VMs."""
+    """`$KV.vm.<node>._spec`: a node's desired state; without this key, the node takes VMs."""
     return f"$KV.vm.{check_id(node)}.{NODE_SPEC_KEY}"
 
 

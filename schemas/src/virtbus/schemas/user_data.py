@@ -19,8 +19,8 @@ _KINDS = (
     ("## template: jinja", "text/jinja2"),
     ("#!", SCRIPT),
 )
-"""The MIME type for the start of a first line (cloud-init: explanation/format). If two entries
-match, the longer one is first."""
+"""The MIME type for the start of a first line (the page explanation/format of cloud-init's
+documentation). If two entries match, the longer one is first."""
 _HEADER = re.compile(r"(?:mime-version|content-type):", re.IGNORECASE)
 _START = 4096
 """The number of characters in which cloud-init looks for the first line of a kind, or for a MIME

@@ -4,7 +4,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 
 VERSION = "0.2.0"
-"""A constant, because importlib.metadata takes 20 ms. A test checks that all packages have it."""
+"""A constant, because importlib.metadata takes 20 ms. A test checks that every package has this
+version."""
 
 _OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
 
@@ -12,7 +13,9 @@ _OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-
 def check_version(
     what: str, version: int | str, *, reasons: tuple[str, str], next_step: str = "upgrade it"
 ) -> None:
-    """Raise if data has another schema version. A version that is not a number counts as newer.
+    """Raise if data has another schema version than this program writes.
+
+    A version that is not a number counts as newer.
 
     Args:
         what: the data, as the subject of the error's sentence.

@@ -1,6 +1,6 @@
 """Models of a VM's desired state: its specification, record, name claim and secrets.
 
-The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. So the bridge only
+The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. So kubebridge only
 translates names.
 """
 
@@ -85,15 +85,16 @@ class Interface(StrictModel):
     mac_address: Mac | None = None
     model: NicModel = NicModel.VIRTIO
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX, exclude_if=not_)
-    """The order among disks and interfaces; None: the guest does not boot from the interface."""
+    """The place in the boot order of disks and interfaces. If None, the guest does not boot from
+    the interface."""
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
-    """None: the network's MTU. A larger MTU is refused."""
+    """None means the network's MTU. An MTU above the network's is refused."""
     queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
-    """Queue pairs of a virtio device; None: one."""
+    """The number of queues of a virtio device. None means one."""
     state: LinkState | None = None
-    """None: up. A link that is down passes no frame."""
+    """None means that the link is up. A link that is down passes no frame."""
     limits: NicLimits | None = None
     addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
     """Addresses in the network's subnets. For an IP version without an address here, the network
@@ -101,14 +102,15 @@ class Interface(StrictModel):
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest, on networks to which the host forwards."""
     binding: NicBinding | None = Field(None, exclude_if=not_)
-    """None: bridge. At most one interface of a VM has masquerade."""
+    """None means the binding bridge. At most one interface of a VM can have masquerade."""
     ports: tuple[GuestPort, ...] = Field((), max_length=GUEST_PORTS_MAX, exclude_if=not_)
-    """With masquerade and passt: the guest's ports that others can connect to; empty: all."""
+    """With the binding masquerade or passt, the guest's ports that others can connect to. If this
+    is empty, others can connect to all ports."""
     vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=not_)
-    """With masquerade: the guest's network. Its first address is the gateway's, its second the
-    guest's. None: 10.0.2.0/24."""
+    """With the binding masquerade, the guest's network. Its first address is the gateway's, its
+    second the guest's. None means 10.0.2.0/24."""
     vm_ipv6_network_cidr: GuestNetwork6 | None = Field(None, exclude_if=not_)
-    """As `vm_network_cidr`, for IPv6. None: fd10:0:2::/120."""
+    """As `vm_network_cidr`, for IPv6. None means fd10:0:2::/120."""
 
 
 class Devices(StrictModel):
@@ -118,7 +120,8 @@ class Devices(StrictModel):
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
     filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
-    """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
+    """True adds a VGA display with VNC. By default there is none, because a display costs each
+    guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
 
 
@@ -187,7 +190,7 @@ class Volume(StrictModel):
 
     @property
     def file_set(self) -> FilesVolume | None:
-        """Return the files of an ISO without a seed."""
+        """Return the files of an ISO that is no cloud-init seed, or None."""
         return self.files or self.sysprep
 
     @property
@@ -219,7 +222,8 @@ class Network(StrictModel):
     name: Id
     network: Id = "default"
     plugins_digest: PluginsDigest | None = Field(None, exclude_if=not_)
-    """The VM is refused unless the network has exactly these CNI plugins (`cni_config`)."""
+    """A digest of CNI plugins (`cni_config`). The VM is refused unless the network has exactly
+    these plugins."""
 
 
 class Overcommit(StrEnum):
@@ -242,7 +246,8 @@ class VmSpec(StrictModel):
 
     run_strategy: RunStrategy = RunStrategy.ALWAYS
     start_strategy: Literal["Paused"] | None = None
-    """Paused: each start leaves the guest paused before its first instruction, as in KubeVirt."""
+    """With Paused, each start leaves the guest paused before its first instruction, as in
+    KubeVirt."""
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
@@ -253,7 +258,7 @@ class VmSpec(StrictModel):
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
     protected: bool | None = None
-    """True: a delete is refused until an update clears it."""
+    """If True, a delete is refused until an update clears this field."""
     placement: PlacementRules | None = None
     network_state: NetworkState | None = Field(None, exclude_if=not_)
 
@@ -269,9 +274,9 @@ class VmSpec(StrictModel):
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
-    `epoch` rises with every assignment, `generation` with every change, `seed_generation` with each
-    change of first-boot data. `sec_digest` is the hex SHA-256 of the secrets in
-    `$KV.sec.<node>.<uid>`.
+    `epoch` rises with every assignment, `generation` with every change of the spec or its volumes,
+    `seed_generation` with each change of first-boot data. `sec_digest` is the hex SHA-256 of the
+    secrets in `$KV.sec.<node>.<uid>`.
     """
 
     schema_version: int = SCHEMA_VERSION

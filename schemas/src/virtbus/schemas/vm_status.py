@@ -14,7 +14,7 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmSpec
 
 GUEST_ENDED = "guest_ended"
-"""The `reason` of a status whose guest crashed, powered itself off, or was ended from outside."""
+"""The status's `reason` if the guest crashed, powered itself off, or was ended from outside."""
 NETWORK_READY = "NetworkReady"
 """The type of the condition that shows whether the network of a VM that is off has the state that
 its spec names."""
@@ -63,11 +63,13 @@ class VmStatus(LenientModel):
     Limits of a burst have the prefix `burst_`.
     """
     resources: ResourcesInForce | None = None
-    """The limits in force of a running guest; None: there are none, or they are not known yet."""
+    """The limits in force of a running guest; None if it has no limits, or they are not known
+    yet."""
     disks_pending: dict[str, str] = Field(default_factory=dict)
     """By disk: the reason why the guest's disk differs from the record. The agent retries."""
     detached: tuple[str, ...] = ()
-    """The disks of `VmRecord.detaching`, as of `generation`, that no guest has any more."""
+    """The disks in `VmRecord.detaching`, in the record of `generation`, that no guest has any
+    more."""
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0

@@ -21,7 +21,7 @@ class FillState(StrEnum):
     FILLING = "Filling"
     FILLED = "Filled"
     FAILED = "Failed"
-    """Nothing was written. The volume can be filled again, or deleted."""
+    """The content could not be written. The volume can be filled again, or deleted."""
 
 
 class VolumeFill(LenientModel):
@@ -52,7 +52,7 @@ class VolumeMove(LenientModel):
     fill: Uid
     """The operation on the target that makes the disk from that file."""
     failed: str = ""
-    """The reason of a failure; empty for none. The volume stays on its source."""
+    """The reason of a failure, after which the volume stays on its source. Empty without one."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
     pool: Id | None = None
@@ -92,7 +92,7 @@ class VolumeRecord(LenientModel):
     A volume that several hosts reach has a node only while a VM holds it, and none if it is shared.
     """
     bound: bool = False
-    """True after a VM has used the volume: the node may have its data."""
+    """True if a VM or a copy may have written to the volume: the node may have its data."""
     lost: bool = False
     """True if a person gave up the data together with the node (`node.forget`)."""
     holder: str = ""
@@ -160,7 +160,7 @@ class VolumeState(StrEnum):
     AVAILABLE = "Available"
     """No VM has used the volume, so it has no data yet."""
     BOUND = "Bound"
-    """A VM has used the volume: its node may have its data. No VM holds the volume."""
+    """A VM or a copy may have written to the volume. No VM holds the volume."""
     FILLING = "Filling"
     """The volume's content is being copied. A VM with this volume waits."""
     FILL_FAILED = "FillFailed"
@@ -170,7 +170,8 @@ class VolumeState(StrEnum):
     IN_USE = "InUse"
     """A VM holds the volume."""
     DETACHING = "Detaching"
-    """A VM holds the volume until its guest has released the disk. The guest is asked again."""
+    """A VM holds the volume until its guest has released the disk. The agent repeats the request
+    to the guest."""
     LOST = "Lost"
     """The volume's node was forgotten, with the data."""
     DELETING = "Deleting"

@@ -16,8 +16,8 @@ class VolumeCreate(StrictModel):
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
     `node` chooses the node of the data. The default is the node of the first VM that uses the
-    volume. The data of a copy is on the node of the copied volume, or on `node`, or on a node that
-    the controller chooses.
+    volume. For a full copy of an image, the default is a node that the controller chooses. A disk
+    of a backup needs `node`. Any other copy is on the node of its source.
     """
 
     name: Id
@@ -50,7 +50,7 @@ class VolumeUpdate(VolumeAsk):
 
 
 class VolumeDelete(VolumeAsk):
-    """`volume.delete`: removes the volume and its data. No VM may hold it."""
+    """`volume.delete`: removes the volume and its data. No VM may hold the volume."""
 
 
 class VolumeFillAgain(VolumeAsk):
@@ -72,10 +72,10 @@ class VolumeMoveTo(VolumeAsk):
 
 
 class VolumeAdopt(VolumeAsk):
-    """`volume.adopt`: writes the record of a volume whose data is on `node` without a record.
+    """`volume.adopt`: writes a record for a volume that has its data on `node`, but no record.
 
-    The node's copy describes the volume. `uid` is needed only if the node has several volumes of
-    the name.
+    A note with the data describes the volume. `uid` is needed only if the node has several
+    volumes of this name.
     """
 
     node: Id
@@ -144,7 +144,7 @@ class VolumeView(LenientModel):
     node: str = ""
     """The node of the data; empty until a VM uses the volume, unless its creator chose the node."""
     holder: str = ""
-    """The uid of the VM that may write to the volume; if it is shared, the first of `holders`."""
+    """The uid of the VM that may write to the volume; the first of `holders` of a shared volume."""
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which the VM `holder` became the holder; 0 if there is none."""
@@ -163,7 +163,7 @@ class VolumeView(LenientModel):
 
 
 class VolumeCreated(LenientModel):
-    """The answer of `volume.create`. `created` is False if the volume existed, unchanged."""
+    """The answer of `volume.create`. `created` is False if the same volume existed before."""
 
     volume: VolumeView
     created: bool = False

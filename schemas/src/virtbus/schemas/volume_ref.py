@@ -26,7 +26,7 @@ DevicePath = Annotated[
 DevicePattern = Annotated[
     str, StringConstraints(pattern=r"^/dev(/(\*|(\*[^/*]|[^/*.])(\*?[^/*])*\*?))+$")
 ]
-"""Paths in /dev for `Path.glob`: no part is empty, has `**` or begins with a dot."""
+"""A pattern of paths in /dev for `Path.glob`. No part is empty, has `**` or begins with a dot."""
 
 
 class HostDevice(StrictModel):
@@ -119,5 +119,5 @@ class FillSource(LenientModel):
     backup: str = ""
     """The backup in the node's directory that has the `disk`."""
     moved: bool = False
-    """True: the content comes from the volume's former node. It is an error if this node still has
-    earlier data of the volume."""
+    """True: the content comes from the volume's former node or pool. It is an error if this node
+    still has earlier data of the volume in the new pool."""

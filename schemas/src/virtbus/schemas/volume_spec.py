@@ -48,7 +48,7 @@ SHARED_MAX = 16
 
 
 class VolumeSource(StrictModel):
-    """The first content of a volume. Without a source it is empty.
+    """The first content of a volume. Without a source, the volume begins empty.
 
     The disk is an overlay on the `image`; with `full` it is a copy, which does not need the image
     later. A `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default:
@@ -101,7 +101,7 @@ class VolumeSpec(StrictModel):
     """A pool that the node of the data must have."""
     retention: Retention = Retention.RETAIN
     protected: bool = False
-    """True: a delete is refused until this is cleared."""
+    """If True, a delete is refused until an update clears this field."""
     access: Access = Field(Access.ONE, exclude_if=lambda access: access is Access.ONE)
     """The access of a volume never changes."""
 

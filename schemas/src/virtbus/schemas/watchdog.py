@@ -6,7 +6,10 @@ from virtbus.schemas.model import StrictModel
 
 
 class I6300esb(StrictModel):
-    """Intel's 6300ESB, on PCI. `action`: end the guest, reset it, or press its power button."""
+    """Intel's 6300ESB, on PCI.
+
+    `action` ends the guest (poweroff), resets it, or presses its power button (shutdown).
+    """
 
     action: Literal["poweroff", "reset", "shutdown"] = "reset"
 

@@ -103,7 +103,7 @@ def _malformed(message: str) -> VirtbusError:
 def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
     """Raise if `root` nests too deep, has more than `most` values, or cannot be encoded again.
 
-    `sure`: scalar types that need no check.
+    `sure` has the scalar types that need no check.
     """
     seen, level = 0, [root]
     for _ in range(MAX_DEPTH):
@@ -127,7 +127,7 @@ def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
 
 _SURE_IN_JSON: frozenset[type] = frozenset({bool, type(None)})
 _SURE_IN_MSGPACK: frozenset[type] = frozenset({*_SURE_IN_JSON, bytes, str})
-"""Msgpack's text is UTF-8, which its reader checks."""
+"""The reader of msgpack checks that text is UTF-8."""
 
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -157,7 +157,7 @@ def _check_text(text: str) -> None:
 
 
 def is_json(body: bytes) -> bool:
-    """Return True if the first byte that is not white space opens a JSON object."""
+    """Return True if `{` is the first byte that is not white space, within the first 64 bytes."""
     return body[:64].lstrip()[:1] == b"{"
 
 

@@ -17,8 +17,8 @@ MAX_NUMBER = 128
 class YamlError(ValueError):
     """The text is not YAML, or exceeds a limit.
 
-    `line` and `column` count from 1; 0: unknown. `shown` is the message on several lines, with the
-    position. The message and `shown` may contain parts of the document.
+    `line` and `column` count from 1; 0 means unknown. `shown` is the message on several lines, with
+    the position. The message and `shown` may contain parts of the document.
     """
 
     def __init__(self, message: str, line: int = 0, shown: str = "", column: int = 0) -> None:

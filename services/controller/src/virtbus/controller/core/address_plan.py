@@ -1,4 +1,4 @@
-"""Plans the addresses of a VM's interfaces, and refuses those that its networks do not have."""
+"""Plans the addresses of a VM's interfaces; refuses addresses that the VM's networks lack."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +17,7 @@ from virtbus.schemas.vm_status import VmStatus
 
 _NICS = "spec.domain.devices.interfaces"
 _SETTLED = frozenset({"Running", "Paused", "Stopped", "Succeeded"})
-"""States in which a status lists the interfaces that the VM has."""
+"""In these states, a status lists all interfaces that the VM has on its host."""
 
 
 class Need(NamedTuple):
@@ -35,7 +35,7 @@ class Need(NamedTuple):
 
     @property
     def static(self) -> ClaimedAddresses:
-        """Return the claims that the spec names."""
+        """Return the addresses that the spec names, as claims."""
         mac = self.nic.mac_address or ""
         return ClaimedAddresses(network=self.target.uid, addresses=self.nic.addresses, mac=mac)
 
@@ -70,7 +70,8 @@ def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
 def _claims(target: NetworkTarget, nic: Interface) -> bool:
     """Return True if the interface needs a claim on the bus, of its addresses or of its MAC.
 
-    On a segment, a MAC of the spec is claimed also if the segment's DHCP server gives the address.
+    On a segment of a LAN, a MAC in the spec is claimed even if the segment's DHCP server gives the
+    IP address.
     """
     of_mac = target.spec.kind in ON_SEGMENTS and nic.mac_address is not None
     return target.spec.claimed or of_mac
@@ -91,7 +92,7 @@ def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
 
 
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
-    """Return the record without the claims of interfaces that its guest no longer has.
+    """Return the record without the claims of interfaces that the VM's guest no longer has.
 
     Only a status of the record's node and epoch counts, and of its generation or a later one. An
     earlier status may lack an interface that the guest received later.

@@ -53,9 +53,10 @@ class Load:
             self.reserved_memory_bytes += memory_bytes
 
     def counted(self, node: NodeRecord) -> tuple[int, int]:
-        """Return vCPUs and memory. VM pods count only where kubelet has no share of its own.
+        """Return the vCPUs and the memory that placement counts.
 
-        A node may give kubelet a share of its CPUs, of its memory, of both, or none.
+        A node may give kubelet a share of its CPUs, of its memory, of both, or none. If kubelet has
+        a share of the CPUs, the CPUs of VM pods do not count, and likewise for memory.
         """
         return (
             self.vcpus - (self.pod_vcpus if node.kubernetes_cpus else 0),

@@ -14,7 +14,7 @@ UNREADABLE = "its description cannot be read; see its folder in the backup direc
 
 
 def shown(node: str, held: HeldBackup, *, whole: bool = False) -> BackupView:
-    """Return a backup in the directory of a node; `whole`: with its specification and disks."""
+    """Return a backup in the directory of a node; `whole` adds its specification and disks."""
     check = held.check
     found: dict[str, object] = {"id": held.id, "node": node, "children": held.children}
     if check is not None:

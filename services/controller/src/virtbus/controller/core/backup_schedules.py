@@ -52,7 +52,7 @@ def why(record: BackupScheduleRecord) -> str:
 
 
 def made(want: BackupScheduleCreate, uid: str, owner: str, now_ns: int) -> BackupScheduleRecord:
-    """Return the record of a new schedule, whose first backup is due."""
+    """Return the record of a new schedule. Its first backup is due at once."""
     return BackupScheduleRecord(
         uid=uid,
         namespace=want.namespace,
@@ -90,7 +90,7 @@ def due(record: BackupScheduleRecord, now_ns: int) -> bool:
 
 
 def begun(record: BackupScheduleRecord, run: str, now_ns: int) -> BackupScheduleRecord:
-    """Return the schedule with a run that begins now. Times that have passed are missed runs."""
+    """Return the schedule with a run that begins now. Due times that passed count as missed."""
     every_ns = record.spec.every_s * SECOND_NS
     passed = max(0, now_ns - record.next_ns) // every_ns
     fields = {

@@ -36,7 +36,7 @@ class BucketList:
         return bool(self._missing)
 
     def outdated(self, names: Iterable[str], revision: int) -> list[str]:
-        """Return the names whose cached value is outdated, though its revision is not lower."""
+        """Return those of `names` whose cached value the listed value of `revision` replaces."""
         found = []
         for name in self._missing.keys() & names:
             cached = self._missing.pop(name)

@@ -1,7 +1,7 @@
 """Decides how a create claims its name and addresses, and commits its uid (ADR 0003, 0064).
 
-Each decision depends only on the last message of a key. The tables below correspond to the ADR's
-table of crashes.
+Each decision depends only on the last message of a key. The tables below correspond to the table
+of crashes in ADR 0003.
 """
 
 from collections.abc import Iterator
@@ -70,9 +70,9 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Return a uid's state by its last message. `last` is None if the uid has no readable message.
+    """Return a uid's state by its last message, unless that message is unreadable.
 
-    `purged` is True if the last message is a purge marker.
+    `last` is the record or tombstone in the message, or None. `purged` is True for a purge marker.
     """
     if purged:
         return UidState.MARKER
@@ -160,7 +160,8 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
     """Return True if a VM of another uid seems to match the request.
 
-    The result is only a hint: secrets cannot be compared, because their digests include the uid.
+    The result is only a hint: after an update, `spec_hash` does not cover the secrets, and their
+    digests include the uid.
     """
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]

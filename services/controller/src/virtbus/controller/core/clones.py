@@ -35,9 +35,10 @@ def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
 def taken_over(
     spec: VmSpec, own: VmSecrets | None, source: VmRecord, held: VmSecrets, name: str, uid: str
 ) -> VmSecrets:
-    """Return the secrets of a clone: its own, and its source's for each one that it leaves empty.
+    """Return the secrets of a clone: its own, and the source's where the clone has none.
 
-    `held` are the source's secrets. A host name that is the source's name becomes `name`.
+    `held` are the source's secrets. The source's seed replaces a seed of the clone that has neither
+    user data nor SSH keys. A host name that is the source's name becomes `name`.
     """
     own = own or VmSecrets(uid=uid)
     names = {volume.name for volume in spec.volumes}

@@ -1,4 +1,4 @@
-"""Checks that a VM's namespace may use the directories of nodes in its spec (ADR 0076)."""
+"""Checks that a VM's namespace may use the host directories in the VM's spec (ADR 0076)."""
 
 from collections.abc import Iterable
 

@@ -19,9 +19,9 @@ def mount_problems(
 ) -> list[Detail]:
     """Return the problems of mounts and links.
 
-    A guest would not find a disk, a file system cannot be made, or a directory gets a property of
-    disks. `tags` are the names of directories, which are mounted by virtiofs. A file system is made
-    on an empty disk only.
+    Problems are disks that a guest would not find, file systems that cannot be made, and
+    directories with a property of disks. `tags` are the names of directories, which are mounted by
+    virtiofs. A file system is made on an empty disk only.
     """
     if not (mounts := _mounts(volumes)):
         return []
@@ -70,7 +70,7 @@ def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
         return (
             f"its disk's serial number {serial:.40} has a dot: cloud-init reads a partition in it"
         )
-    # cloud-init tries these suffixes for a partition, and those of partition 1 for a whole disk
+    # cloud-init tries these suffixes for a partition, and the ones of partition 1 for a whole disk
     for suffix in ("", f"{partition}", f"p{partition}"):
         if serial + suffix in others:
             what = f"{serial}{suffix}"

@@ -134,7 +134,7 @@ def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmR
 
 
 def moved(record: VmRecord, node: str) -> VmRecord:
-    """Return the record for the new node, with a higher epoch, which fences the old node (I15)."""
+    """Return the record for the new node. The higher epoch keeps the old node from acting (I15)."""
     update = {
         "node": node,
         "epoch": record.epoch + 1,

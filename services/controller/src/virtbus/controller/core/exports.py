@@ -1,4 +1,4 @@
-"""Makes the record of an export from a VM or a volume, or refuses it (ADR 0048)."""
+"""Makes the record of an export of a VM's disk or a volume, or refuses the export (ADR 0048)."""
 
 from virtbus.controller.core import resting
 from virtbus.controller.core.pools import no_copies

@@ -43,7 +43,7 @@ from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""If the last lease renewal is older, silence is not counted: the bus may be unreachable."""
+"""If the last lease renewal is older than this, the bus may be unreachable: no silence counts."""
 SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
 GONE_KEPT = 20_000
@@ -263,7 +263,7 @@ class Fleet:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """Process the end of a heartbeat: forget a node that left, without VMs and join record."""
+        """Process the end of a heartbeat: forget a node that left and has no VMs or join record."""
         seen = self.nodes.get(node)
         kept = node in self.hosts.joined or node in self.promises.on
         if seen and seen.record.state is NodeState.LEFT and not kept:

@@ -1,4 +1,4 @@
-"""Caches the claimed addresses of each network, and its released addresses in their order."""
+"""Caches the claimed addresses of each network, and its released ones in order of release."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -44,7 +44,7 @@ class GivenAddresses:
             del freed[next(iter(freed))]
 
     def forget(self, key: str) -> None:
-        """Drop a claim that a complete list does not contain."""
+        """Drop a claim that was purged, or that a complete list does not contain."""
         network, address = claimed_address(key)
         taken = self._taken.get(network, set())
         taken.discard(address)
@@ -61,7 +61,7 @@ class GivenAddresses:
         return self._freed.get(network, _NONE)
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of claims of the network with this uid; None: of all networks."""
+        """Return the number of claims of the network whose uid is `namespace`; None: of all."""
         if namespace is None:
             return sum(map(len, self._taken.values()))
         return len(self.taken(namespace))

@@ -30,7 +30,7 @@ def create_step(
 
 
 def updated(held: StoredGroup, want: SecurityGroupUpdate) -> SecurityGroupRecord:
-    """Return the changed group; raises VirtbusError 409 if it has another revision."""
+    """Return the changed group; raises VirtbusError 409 if `want` has another revision."""
     record = held.record
     if want.revision is not None and want.revision != held.revision:
         message = (

@@ -1,4 +1,4 @@
-"""Decides which groups of hosts a rebuilt bus gets: only those that a person has accepted.
+"""Decides which security groups a rebuilt bus gets from the copies that hosts have.
 
 A host could invent a group that opens VMs of other hosts, or still have a deleted group. So a
 person, who sees the rules, must accept each copy (ADR 0069).

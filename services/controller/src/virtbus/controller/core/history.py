@@ -28,7 +28,7 @@ class Stored(Protocol):
 def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
     """Return an EventPage as plain data, with as many of the events as fit in one answer.
 
-    `more`: the stream has further events after `stored`. A repeated event is shown once.
+    `more` is True if the stream has further events after `stored`. A repeated event is shown once.
     """
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after

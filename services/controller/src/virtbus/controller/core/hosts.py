@@ -1,4 +1,4 @@
-"""Caches the hosts of nodes: which have joined, their identity, capacity, and refused agents."""
+"""Caches the host of each node: its identity and capacity, its join, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

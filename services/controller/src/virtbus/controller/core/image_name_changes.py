@@ -22,7 +22,7 @@ def refuse_fleet(want: ImageNameAsk, account: str) -> None:
 def changed(
     there: StoredImageName | None, want: ImageNameSet, new: ImageNameRecord
 ) -> ImageNameRecord:
-    """Return the record after a request; `new` is the record if the name does not exist.
+    """Return the record after a request; `new` is the record for a name that does not exist yet.
 
     Raises:
         VirtbusError: 409 `stale_revision`: the name has another revision than the request.

@@ -102,8 +102,8 @@ def updated(
 ) -> VmRecord:
     """Return the record with the new spec, labels and annotations (None: unchanged).
 
-    `reseeded`: secrets of the VM's first-boot data change, too. `spec` does not contain these
-    secrets.
+    `reseeded` is True if secrets of the VM's first-boot data change, too. `spec` does not contain
+    these secrets.
 
     Raises:
         VirtbusError: 400: the devices have problems. 409: the VM is being deleted, or should run
@@ -133,7 +133,7 @@ def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any
     grown = grown_disks(record.spec, public)
     fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
     fixed = [path for path in fixed if not _is_medium(path, public)]
-    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # no new secrets
+    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # refuses secrets
     if fixed:
         message = "these fields cannot change while the VM exists; delete it and create it again"
         details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
@@ -242,7 +242,8 @@ def _power(record: VmRecord, *, on: bool, paused: bool) -> dict[str, Any]:
     """Return the changes of a start (`on`) or stop.
 
     The pause epoch rises, too, if `paused` changes. An agent that was cut off sees only the last of
-    several requests. Without that epoch, it would keep a guest paused after a stop and a start.
+    several requests. With an old pause epoch, it would leave a guest paused after a stop and a
+    start.
     """
     pause_epoch = record.pause_epoch + (paused != record.paused)
     epochs = {"power_epoch": record.power_epoch + 1, "pause_epoch": pause_epoch}
@@ -265,7 +266,7 @@ def powered(
 ) -> VmRecord:
     """Return the record after a start (`on`) or stop, with a higher power epoch.
 
-    `paused`: the start leaves the guest paused; None: as the spec says.
+    With `paused`, the start leaves the guest paused. If `paused` is None, the spec decides.
 
     Raises:
         VirtbusError: 409: the VM is being deleted, or should start with a released network.

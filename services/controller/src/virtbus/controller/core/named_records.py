@@ -45,7 +45,7 @@ class NamedRecords(Generic[NamedT]):
             self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Drop a record that a complete list does not contain."""
+        """Drop a record that was purged, or that a complete list does not contain."""
         known = self._stored.pop(key, None)
         if known is not None:
             self._in_namespace[known.record.namespace] -= 1

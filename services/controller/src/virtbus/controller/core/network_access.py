@@ -1,4 +1,4 @@
-"""Checks that a VM's namespace may use the networks of the VM, as nodes offer them."""
+"""Checks that nodes open the networks of a VM to the VM's namespace."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 

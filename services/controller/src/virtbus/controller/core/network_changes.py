@@ -128,8 +128,8 @@ def refuse_client(
 
     Hosts have routes to subnets of nat, routed and overlay networks, a conflist runs programs on
     nodes, and a link leads to an operator's segment. So clients may choose only subnets within
-    `free`, and neither a link nor a conflist in the object. If `spec` is None, only the namespace
-    counts.
+    `free`, and may give neither a link nor a conflist of their own. If `spec` is None, only the
+    namespace counts.
     """
     if account.lower() in ADMINS:
         return
@@ -160,9 +160,9 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that overlaps another network, a `default` or a host's address.
+    """Raise 409 with each subnet that overlaps a network, a node's `default` or a host's address.
 
-    On a segment, only other networks count.
+    For a network on a segment of a LAN, only other networks on that segment count.
     """
     found = tuple(
         Detail(path=path, message=f"{subnet} overlaps {other}", hint="choose another subnet")
@@ -279,7 +279,7 @@ def mended(
 def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
     """Return the network that a VM's record describes, for a bus that has lost it.
 
-    Labels are lost.
+    The labels are lost, because a VM's record does not have them.
     """
     return NetworkRecord(
         uid=target.uid,

@@ -28,7 +28,7 @@ class NetworkDemand(NamedTuple):
     plugins: frozenset[str] = frozenset()
     """CNI plugins that the node has to allow."""
     tunnel: bool = False
-    """True if the node needs an end of tunnels."""
+    """True if the node needs an address for the tunnels of overlays."""
     links: frozenset[tuple[str, str]] = frozenset()
     """Links that the node has to allow, each with the kind of its network."""
     bindings: frozenset[NicBinding] = frozenset()

@@ -1,6 +1,7 @@
 """Refuses a spec that does not fit its networks, before the VM is stored.
 
-netd checks the same at the start, and checks conflists of its node, which only netd knows.
+At the VM's start, netd checks the same again. Only netd knows the conflists of its node, and checks
+them.
 """
 
 import json

@@ -12,10 +12,10 @@ _NODES_SHOWN = 8
 
 
 def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
-    """Raise 422 if no node of the fleet could have the network, or a part of it.
+    """Raise 422 if no node of the fleet could have the network.
 
-    Parts are subnets of unknown nodes, and an MTU that a node cannot carry. A fleet without nodes
-    refuses nothing.
+    Also raise 422 if a subnet is for an unknown node, or a node cannot carry the MTU. Without known
+    nodes, nothing is refused.
     """
     if not nodes:
         return

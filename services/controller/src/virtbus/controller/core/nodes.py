@@ -7,10 +7,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
 
 SUSPECT_AFTER_S = 10.0
-"""Two and a half intervals of the heartbeat. After that, the last report may be outdated."""
+"""After this silence a node is Suspect: its last report may be outdated. Heartbeats are 4 s
+apart."""
 DOWN_AFTER_S = 25.0
-"""Longer than a leader election of the bus (9 s) plus an interval of the heartbeat. Otherwise each
-election would mark every node down."""
+"""After this silence a node is Down. The time is longer than a leader election of the bus (9 s)
+plus an interval of the heartbeat. Otherwise each election would mark every node down."""
 LEFT_FOR_S = 60.0
 """A node that left is still shown for this time. Its last heartbeat key lasts equally long."""
 TOGETHER_S = 10.0

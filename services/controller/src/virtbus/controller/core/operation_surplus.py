@@ -21,10 +21,11 @@ def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
 
 
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
-    """Return operations to remove until their number, with open ones, is within the quota.
+    """Return the operations to remove, so that the number of operations is within the quota.
 
-    Those that ended first come first. Only operations that ended at least KEPT_NS ago are returned,
-    and only if no other object waits for them. So the number may stay above the quota.
+    Open operations count. The operations that ended first come first. Only operations that ended at
+    least KEPT_NS ago are returned, and only if no other object waits for them. So the number may
+    stay above the quota.
     """
     operations = fleet.operations
     known = [(held, operations.status_of(held.record).status) for held in operations.all()]

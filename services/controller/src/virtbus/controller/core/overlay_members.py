@@ -21,7 +21,7 @@ def peers_wanted(
     """Return the wanted peers by key.
 
     A host gets a peer for each other host that has guests of the same network. `known` has the
-    stored peers. A host that reports no address now keeps its address in these.
+    stored peers. A host that reports no address at present keeps its address in the stored peers.
     """
     ends = {name: one.tunnel.address for name, one in nodes.items() if one.tunnel is not None}
     for last in known.values():

@@ -27,7 +27,7 @@ class AnswerFormat(Protocol):
 
 
 class Page(NamedTuple):
-    """Items as plain data, and the key of the last one if more follow."""
+    """Items as plain data, and the key of the last item if more items follow."""
 
     items: list[Plain]
     last: str | None
@@ -129,6 +129,6 @@ def key_of(continue_: str | None) -> str:
 
 
 def bad_continue() -> VirtbusError:
-    """Return 400: the token is not from a list."""
+    """Return 400 for a `continue` that is not from a list."""
     message = "continue is not what a list gave; leave it out to begin again"
     return VirtbusError(Code.INVALID, "bad_continue", message)

@@ -289,7 +289,7 @@ def room(want: Demand, node: Candidate, *, powered: bool = True, disk: bool = Tr
     """Return why the VM does not fit in the node's free capacity; None if it fits.
 
     For a VM that should not run (not `powered`), CPU and memory are compared with the empty node.
-    `disk` False: the VM's disks are on the node already.
+    If `disk` is False, the VM's disks are on the node already.
     """
     there = node if powered else node.emptied
     return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)

@@ -54,7 +54,7 @@ class KnownPools:
         return node
 
     def known(self) -> set[str]:
-        """Return the bus' keys of all stored reports."""
+        """Return the keys on the bus of all stored reports."""
         return {subjects.node_pools(node) for node in self._of}
 
     # --- requests ---------------------------------------------------------------------------

@@ -27,8 +27,8 @@ class Quota(NamedTuple):
     ) -> str:
         """Return why `more` objects would exceed the quota; empty if they would not.
 
-        These are words for the text: `what` for the objects, `whole` for all namespaces together,
-        `one` for this namespace.
+        `what`, `whole` and `one` are words in the text: for the objects, for all namespaces
+        together, and for this namespace.
         """
         for count, most, where in (
             (objects.count(namespace), self.per_namespace, one or f"namespace {namespace}"),

@@ -30,7 +30,7 @@ class RebuildAction(StrEnum):
     UNSIGNED = "unsigned"
     """A host's copy is newer but not signed by a controller: a person decides."""
     CONFLICT = "conflict"
-    """Undecidable: a person decides."""
+    """The reports leave the outcome open: a person decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Reb
     """Return the step for a record of the bus that no host has."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
-    if record.evacuating:  # only another node reports the release, and does not sign it
+    if record.evacuating:  # another node reports the release, without a signature
         why = "it left its node, and another host says that it was deleted there"
         return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
     if unheard:

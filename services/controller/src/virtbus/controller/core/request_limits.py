@@ -18,11 +18,11 @@ READS_AT_ONCE = {
     ("operation", "list"): 8,
     ("bus", "status"): 4,
 }
-"""Lower limits for requests whose answers may have a whole fleet, or 512 KiB of history (ADR 0028).
-"""
+"""Lower limits for requests whose answers may list the whole fleet, or 512 KiB of events (ADR
+0028)."""
 WATCHES_BEGUN_AT_ONCE = 16
-"""Limit of watches whose first list is being sent. Each needs memory for a task and a page. More at
-once would gain nothing, because lists are sent in turns."""
+"""Limit of watches whose first list is being sent. Each such watch needs memory for a task and a
+page. More at once would gain nothing, because lists are sent in turns."""
 READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
     *("reset", "soft-reboot", "freeze", "thaw")
 }

@@ -1,4 +1,4 @@
-"""Describes the source of an operation on disks, a VM or a volume; refuses a source in use."""
+"""Describes the VM or volume that an operation on disks reads; refuses one that is in use."""
 
 from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
@@ -23,8 +23,8 @@ def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, obje
     """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
 
     Raises:
-        VirtbusError: 409 `deleting`: the VM is being deleted. 409 `unplaced`: it has no node. 409
-            `vm_runs`: its guest is not off. 503 `node_silent`: its state is not known.
+        VirtbusError: 409 `deleting`: the VM is being deleted or evacuated. 409 `unplaced`: it has
+            no node. 409 `vm_runs`: its guest is not off. 503 `node_silent`: its state is not known.
     """
     if vm.ending:
         raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")

@@ -28,7 +28,7 @@ def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -
 
 
 def check_devices(node: str, spec: VmSpec) -> None:
-    """Raise 403 `device_denied` if a spec has devices of a host, and no node's runtime sent it.
+    """Raise 403 `device_denied` if a spec has devices of a host, and its sender is no runtime.
 
     `node` is the node of the runtime; empty for other accounts. The path of a device is valid on
     one node only, so only the runtime of that node may give it.

@@ -158,7 +158,7 @@ class Membership:
     def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
         """Read the groups' members, and the addresses of groups that their rules name.
 
-        It yields after each short step.
+        This generator yields after each short step.
         """
         for group in groups:
             self.of(group)
@@ -244,7 +244,7 @@ class Membership:
 
 
 def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
-    """Return the addresses by which guests may see a VM. `here`: the VM is on their node."""
+    """Return the addresses by which guests may see a VM; `here` is True for guests on its node."""
     places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
     own = set(networks.values())
@@ -255,7 +255,7 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
         if seen.network not in own:
-            continue  # a status may report addresses, but only on networks of the VM's spec
+            continue  # a status cannot add addresses on networks that the VM's spec lacks
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
@@ -268,10 +268,10 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them, too.
 
-    `here`: the addresses are for guests on the VM's own node. The built-in network has the same
-    subnet on each host, and so has a network whose pool is per host. Plugins of CNI networks may
-    also give one address on several hosts. A network without `target` is the built-in network or a
-    CNI network.
+    `here` is True if the addresses are for guests on the VM's own node. The built-in network has
+    the same subnet on each host, and so has a network whose pool is per host. Plugins of CNI
+    networks may also give one address on several hosts. A network without `target` is the built-in
+    network or a CNI network.
     """
     if target is None:
         return network if here else ""

@@ -63,7 +63,7 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
 
 
 _OF_A_NODE = frozenset({OPERATIONS, SECURITY_GROUPS})
-"""The kinds of objects whose keys begin with the id of a node."""
+"""The kinds of objects whose keys have the id of a node before the kind."""
 _OF_OTHERS = frozenset({HOST_KEY, HOSTS_KEY, PEER_KEY})
 
 
@@ -124,9 +124,9 @@ class StoredClaim(NamedTuple):
 def read_vm_key(key: str, value: bytes) -> VmKey | None:
     """Return the decoded value at a `$KV.vm` key; the key decides its type.
 
-    Return None for host records, host addresses, join records, reserved sums, operations and the
-    nodes' security groups: other modules use these. Raises VirtbusError if the value cannot be
-    read.
+    Return None for host records, host addresses, overlay peers, join records, reserved sums,
+    operations and the nodes' security groups: other modules use these. Raises VirtbusError if the
+    value cannot be read.
     """
     tokens = key.split(".")
     if tokens[-1] in _OF_OTHERS or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:

@@ -54,8 +54,8 @@ def answer(
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
     """Return True if the asker's guest may know the VM of `record`.
 
-    The VM is in the asker's namespace, or in a namespace that is open to that namespace, or both
-    VMs are on the same network with `share_names`.
+    The VM is in the asker's namespace, or in a namespace that is open to the asker's namespace, or
+    both VMs are on the same network with `share_names`.
     """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:

@@ -17,7 +17,8 @@ from virtbus.schemas.vm_status import VmStatus
 class StateInputs(NamedTuple):
     """The inputs of the table.
 
-    The last four come from the VM's status, unless the status has a lower epoch than the record.
+    The last four fields come from the VM's status, unless the status has a lower epoch than the
+    record.
     """
 
     record: VmRecord
@@ -31,7 +32,10 @@ class StateInputs(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """A state, and its condition in words and as a function. State None: the reported state."""
+    """A state, and its condition in words and as a function.
+
+    If `state` is None, the row means the state that the node reported.
+    """
 
     state: VmState | None
     when: str

@@ -60,8 +60,8 @@ def attached(
 def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) -> VmRecord:
     """Return the record without the volume's disk; unchanged if the VM does not have the volume.
 
-    If the VM may run, it keeps the volume in `volume_refs` until its node has detached the disk:
-    see `released`.
+    If the VM may run, `volume_refs` keeps the volume until the VM's node has detached the disk: see
+    `released`.
 
     Raises:
         VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.
@@ -119,7 +119,7 @@ def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
 def grown(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, size_bytes: int
 ) -> VmRecord:
-    """Return the record with the volume's new size; unchanged if it is not larger.
+    """Return the record with the volume's new size; unchanged if the new size is not larger.
 
     Raises:
         VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.

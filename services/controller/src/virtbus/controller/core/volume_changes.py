@@ -240,7 +240,7 @@ def not_found(want: VolumeAsk) -> VirtbusError:
 
 
 def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
-    """Return the state that users see. `leaving`: the volume is being detached from a holder."""
+    """Return the state that users see; `leaving` is True while a holder detaches the volume."""
     if record.deleting:
         return VolumeState.DELETING
     if record.lost:

@@ -130,7 +130,7 @@ def _spare_bytes(node: Candidate) -> int:
 
 # --- the operation ------------------------------------------------------------------------------
 def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> OperationRecord:
-    """Return the operation that fills a volume. Results of repeated calls differ only in time."""
+    """Return the operation that fills a volume. Repeated calls differ only in `created_ns`."""
     return OperationRecord(
         kind="fill",
         id=fill.operation,

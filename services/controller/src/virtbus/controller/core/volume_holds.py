@@ -289,8 +289,8 @@ def freed(
 ) -> VolumeRecord | None:
     """Return the volume without the holder `vm`; None if this VM does not hold it (any more).
 
-    `ended`: the VM was deleted, and nothing is left of it. Only then is a volume deleted, if it was
-    made for this VM and is not retained.
+    `ended` is True if the VM was deleted, and nothing is left of it. Only then is a volume deleted,
+    if it was made for this VM and is not retained.
     """
     if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         return None

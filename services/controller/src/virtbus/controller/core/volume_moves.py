@@ -30,9 +30,9 @@ class Goal(NamedTuple):
 def goal_of(
     record: VolumeRecord, node: str, pool: str | None, pools: Mapping[str, PoolReport]
 ) -> Goal:
-    """Return the goal of a request. An empty `node` is the volume's node, a `pool` None its pool.
+    """Return the goal of a request. `pools` are the pools of the goal's node, by name.
 
-    `pools` are the pools of the goal's node, by name.
+    An empty `node` means the volume's node, and a `pool` of None means the volume's pool.
     """
     name = pool or record.spec.pool
     kind = record.pool_kind if name == record.spec.pool else _kind_at(pools, name)
@@ -51,7 +51,8 @@ def begun(
     """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
     If the volume is at `goal`, a move under way is given up. A volume without data gets the node at
-    once. `is_off`: the VM that holds the volume is off, and stays off until the end of the move.
+    once. `is_off` is True if the VM that holds the volume is off, and stays off until the move's
+    end.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds
@@ -203,7 +204,7 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume once no data is left in the move's other place. A failure stays shown."""
+    """Return the volume after the cleanup of the move's other place; it keeps a failed move."""
     move = record.move
     if move is None or not move.failed:
         return record.model_copy(update={"move": None})
@@ -236,7 +237,7 @@ def why_failed(status: OperationStatus) -> str:
 
 
 def shown(record: VolumeRecord, progress: str) -> str:
-    """Return a text on the move for users; empty without a move. `progress` is the copy's."""
+    """Return a text on the move for users; empty without one. `progress` is that of the copy."""
     move = record.move
     if move is None or record.deleting:
         return ""

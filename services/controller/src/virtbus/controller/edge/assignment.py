@@ -51,8 +51,9 @@ class Assignment:
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
         """Move the record to `node` under a higher epoch; return the new record.
 
-        `fence` is as in `commit.guarded`. With it, the batch also writes the key of the fenced
-        node, at a revision that is two below the new record's.
+        `fence` is as in `commit.guarded`. With `fence`, the batch also puts the fenced node's
+        desired state again, at a revision that is two below the new record's. If `node` is the
+        record's present node, there is no batch, and `fence` has no effect.
 
         Raises:
             NodeFullError: the VM reserves capacity, and the node has none left.
@@ -116,7 +117,7 @@ class Assignment:
         """Write the new copy of the secrets again, then remove the old copy.
 
         A sweep that saw the new copy before the move takes it for an orphan. The sweep's purge
-        expects the revision of that time, so it fails after this write.
+        expects the revision of that time, so the purge fails after this write.
         """
         if secret is None:
             return
@@ -128,7 +129,7 @@ class Assignment:
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Copy an orphan secret to its VM's node, if the record needs it and it is not there."""
+        """Copy an orphan secret to its VM's node, if `record` needs it and the node has none."""
         if in_force(orphan.key, orphan.value, record.sec_digest or "") is None:
             return
         key = subjects.vm_secret(record.node, record.uid)

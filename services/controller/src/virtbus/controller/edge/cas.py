@@ -3,7 +3,8 @@
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won; eight in a row are contention."""
+"""Limit of attempts of one write. In each lost race another writer won; eight in a row are
+contention."""
 MARKER_TTL_S = 86_400.0
 """Time that a deleted uid is remembered, so that neither a late create nor a restored backup brings
 it back (I3)."""

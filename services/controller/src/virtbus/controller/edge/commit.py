@@ -59,7 +59,7 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The stored record; `created` False: it existed already, unchanged."""
+    """The stored record. `created` is False if the record existed before, unchanged."""
 
     held: StoredVm
     created: bool
@@ -141,7 +141,7 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses as in `create`. `renew`: put claims that the uid has again."""
+        """Claim name and addresses as in `create`; `renew` also puts the uid's claims again."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)
@@ -250,7 +250,7 @@ class Commits:
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
-        """Put the record over the uid's tombstone, or at its node while purging the tombstone."""
+        """Put the record over the uid's tombstone; at a node, the batch purges the tombstone."""
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
@@ -357,7 +357,7 @@ class Commits:
     async def release_claim(self, key: str, uid: str, *, its_own: bool = False) -> bool:
         """Purge a claim that `uid` holds; return False if another uid holds it by now.
 
-        `its_own`: the VM had that name or address, so an unreadable claim counts as its own.
+        With `its_own`, the VM had that name or address: an unreadable claim counts as its own.
         """
         claim = await self._bus.get(key)
         try:

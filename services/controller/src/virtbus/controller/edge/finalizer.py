@@ -55,7 +55,7 @@ class Finalizer:
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """Complete one delete after another. If two tasks have one VM, one of them succeeds."""
+        """Complete one delete after another. If two tasks have the same VM, one succeeds."""
         while True:
             uid = await changed.get()
             try:

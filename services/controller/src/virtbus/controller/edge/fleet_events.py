@@ -12,8 +12,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
-"""These are emitted after the commit, when the node may already act. So that they precede the
-node's events, they get the time of the record's creation."""
+"""Events that are emitted after the commit, when the node may already act. They get the time of the
+record's creation, so that they precede the node's events."""
 
 
 class FleetEvents:

@@ -154,7 +154,7 @@ class GroupApi:
     def _unreadable(
         self, want: SecurityGroupRef, error: UnreadableValueError, request: Request
     ) -> StoredGroup:
-        """Return a group without rules in place of one that cannot be read (ADR 0027)."""
+        """Return the cached version of an unreadable group, or one without rules (ADR 0027)."""
         if error.found.reason == "newer_schema":
             raise error  # newer controllers can read it
         known = self._fleet.groups.get(want.namespace, want.name)
