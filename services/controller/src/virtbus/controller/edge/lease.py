@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Longer than a write may take to reach the stream's leader."""
+"""Time between the end of a term and the end of its lease on the bus. It is longer than a write may
+take to reach the stream's leader."""
 LOOK_S = 2.0
 """Interval of checks while another process holds the lease."""
 AGAIN_S = 1.0

@@ -55,7 +55,8 @@ class Watcher:
 class WatchSender:
     """Serves the watches whose first list was sent.
 
-    `position` returns the present position, from which a client can resume: `after` of a reply.
+    `position` returns the present position. It is the `after` of a reply, from which a client can
+    resume.
     """
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:

@@ -83,7 +83,7 @@ class Machine(LenientModel):
     key: ShellKey = ShellKey()
     """Empty if an earlier version of virtbus-cri made the VM."""
     made: bool = False
-    """The bus has the VM with its disks. Before that, the VM only holds the pod's network."""
+    """True if the VM on the bus has its disks. Before that, it only holds the pod's network."""
     network: Literal["", "Held", "Released"] = ""
     """The network's state that virtbus-cri requested; empty if an earlier version made the VM."""
     network_generation: int = 0
