@@ -1,4 +1,4 @@
-"""Leases, which make one controller at a time the leader of a role (`$KV.lease.<role>`).
+"""Holds leases: a lease makes one controller at a time the leader of a role (`$KV.lease.<role>`).
 
 The bus keeps a lease for TTL_S after each renewal. The holder ends its term MARGIN_S earlier. The
 holder measures this time on its own monotonic clock, from before it sent the renewal. So a holder

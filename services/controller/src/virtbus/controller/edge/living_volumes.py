@@ -43,7 +43,7 @@ class LivingVolumes:
 
         Raises:
             VirtbusError:
-                409 `held_on_node`: the volume is not shared, and another VM has it on its host.
+                409 `held_on_node`: the volume is not shared, and a host has another VM with it.
                 409 `data_elsewhere`: the volume's data is on another node.
                 503 `volumes_unheard`: a living host did not answer.
         """

@@ -103,6 +103,7 @@ class Quarantines:
         """Write an adopted VM's record, unless the bus has a record of the VM on this node.
 
         If the bus has one, the adoption has only replaced disks.
+
         A `held` VM still has its volumes and addresses, so lost records of its volumes and networks
         are written first. A VM made from quarantined disks gets other addresses, because another VM
         may have the former ones by now.

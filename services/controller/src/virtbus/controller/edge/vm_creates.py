@@ -69,7 +69,7 @@ class CreateRules(NamedTuple):
 
 
 class VmCreates:
-    """Makes VMs. Any controller may make any VM; of concurrent creates, one can commit."""
+    """Makes VMs. Any controller may make any VM; of concurrent creates of a VM, one commits."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The leader task that moves volumes between nodes and pools (ADR 0063).
+"""Moves volumes between nodes and pools, as a leader task (ADR 0063).
 
 The state of a move is the volume's record and two operations, all on the bus. Each round reads
 them and does the next step. So the next leader continues a move after a crash at any point.

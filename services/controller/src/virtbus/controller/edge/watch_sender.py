@@ -41,7 +41,7 @@ class Watcher:
     want: VmWatch
     request: Request
     owner: str = ""
-    """The owner of the VMs that the client may see; empty: all."""
+    """The owner of the VMs that the client may see; empty if it may see all VMs."""
     dirty: dict[str, None] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     renewed_s: float = math.inf

@@ -80,7 +80,7 @@ def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
 
 
 def pinned(ref: str, digest: str) -> str:
-    """Return the reference with `digest`, that of the image's file.
+    """Return the reference with `digest`, the digest of the image's file.
 
     The reference of a container image is returned unchanged.
     """

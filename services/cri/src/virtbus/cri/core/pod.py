@@ -103,7 +103,7 @@ class Machine(LenientModel):
     stage: str = ""
     """The stage that failed, as the VM's node names it."""
     resources: ResourcesInForce | None = None
-    """The limits that the host enforces; None: the guest is off, or they are not known."""
+    """The limits that the host enforces; None if the guest is off, or if they are not known."""
     resources_wait: str = ""
     """The reason why the host does not enforce the record's limits yet; empty if it does."""
     observed_generation: int = 0
