@@ -201,7 +201,7 @@ class Informers:
             self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return the revisions of the cached values of `vm`. Each listed value is newer than 0."""
+        """Return the revisions of the cached values of `vm`, or 0, which is below each revision."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),

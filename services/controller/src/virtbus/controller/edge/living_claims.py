@@ -24,14 +24,14 @@ ASK_S = 3.0
 AGAIN_S = 10.0
 """Time after which a host is asked again, if it has claims or holders that the bus lacks."""
 PER_HOST = 1000
-"""Maximum number of claims that are kept of one host. So a hostile host cannot withhold all
+"""Maximum number of claims that are kept for one host. So a hostile host cannot withhold all
 addresses of a network."""
 VOLUMES_PER_HOST = 10_000
-"""Maximum number of volumes that are kept of one host, to limit this controller's memory."""
+"""Maximum number of volumes that are kept for one host, to limit this controller's memory."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume according to the copy of its record on `node`. `age` is the copy's."""
+    """A VM that has a volume according to the copy of the VM's record on `node`; the copy's age."""
 
     node: str
     vm: str

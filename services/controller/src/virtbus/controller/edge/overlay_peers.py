@@ -1,4 +1,4 @@
-"""Writes to each node's keys the other hosts of its overlay networks: its peers. A leader task.
+"""Writes for each node its peers in overlay networks, as a leader task.
 
 A key belongs to a node, a network, and one peer: another host that has guests of the network. So a
 new guest costs one write for each peer. All changes of a key within a second are one write.

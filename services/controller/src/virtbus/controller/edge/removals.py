@@ -77,7 +77,7 @@ class Removals:
             await self._gone(one)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """Return the uid of the requested VM, and the claim of its name if this is unreadable.
+        """Return the uid of the requested VM, and the claim of its name if the claim is unreadable.
 
         The uid is empty if it is unknown.
         """

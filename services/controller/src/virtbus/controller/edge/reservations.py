@@ -61,7 +61,7 @@ class Reservations:
             VirtbusError: the errors of `volume_holds.held`.
             NodeFullError: the node of `after` has no capacity left for it.
             ConflictError: the record has changed.
-            BusError: as `Bus.batch`. UnavailableError: too many races were lost, too.
+            BusError: as `Bus.batch`. UnavailableError: also if too many races were lost.
         """
         nodes = sorted(_nodes(before, after))
         for _ in range(ATTEMPTS):

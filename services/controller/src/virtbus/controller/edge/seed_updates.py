@@ -71,7 +71,7 @@ class SeedUpdates:
         new = merged(record, old, spec)
         if old is None:
             replaced = b""
-        else:  # the digest is of the entry's bytes, which an earlier version may encode otherwise
+        else:  # the digest may be of the entry's own bytes: an earlier version may have encoded it
             replaced = entry.value if entry and not old.replaced else without_replaced(old)
         if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
             return SeedChange(public)

@@ -109,7 +109,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, restored, request))
 
     async def adopt(self, request: Request) -> SnapshotView:
-        """Write the record of a snapshot whose data is on a node. The request names both."""
+        """Write the record of the named snapshot, whose data is on the named node."""
         want = validate(SnapshotAdopt, request.data)
         if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
