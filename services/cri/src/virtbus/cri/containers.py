@@ -48,15 +48,15 @@ class Containers:
         self._image = image
 
     async def create(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Give the pod's VM its disks, powered off; return the new container's id.
+        """Give the pod's VM its disks, and leave the VM off; return the new container's id.
 
         A repeat for the same attempt returns the same id.
 
         Raises:
             VirtbusError: 400 `pod_refused`, `second_container`. 404: the sandbox or the image is
                 unknown. 409 `sandbox_not_ready`: the sandbox was stopped. 409 `still_running`: the
-                guest of the previous attempt runs. 503 `volume_stuck`. The errors of
-                `Machines.ensure` and `Machines.abandon`.
+                guest of the previous attempt runs. 503 `volume_stuck`: a read of the pod's volumes
+                does not return. The errors of `Machines.ensure` and `Machines.abandon`.
         """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:

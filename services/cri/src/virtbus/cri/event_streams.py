@@ -1,7 +1,7 @@
 """Implements GetContainerEvents: each client gets the events from its call on.
 
 Each client has a queue of limited length. A client that reads too slowly loses its stream, and
-delays no other client. It can list the pods, and call again.
+delays no other client. The slow client can list the pods, and call again.
 """
 
 import asyncio

@@ -29,7 +29,8 @@ SLACK_S = 0.5
 can report the reason."""
 
 BOOT_S = 120.0
-"""Time after a guest's start in which the guest may still boot. Commands wait for it meanwhile."""
+"""Time after a guest's start in which the guest may still boot. A command waits for such a guest.
+"""
 LOOK_S = 0.5
 BANNER_S = 3.0
 

@@ -59,7 +59,7 @@ class MachineChanges:
         """Wait until the node enforces the limits of a guest; return at once if the guest is off.
 
         Raises:
-            VirtbusError: 503 `resize_waits`, with the reason.
+            VirtbusError: 503 `resize_waits`: the node has not enforced the limits in time.
         """
         wanted = pod_resources.limits(after)
 
@@ -82,7 +82,7 @@ class MachineChanges:
         return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
     async def answered(self, key: str, view: VmView) -> None:
-        """Store the view that answers a request. Views of older revisions are ignored then."""
+        """Store the view that answers a request. Later views of older revisions are ignored."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None or pod.machine.uid != view.uid:
             return

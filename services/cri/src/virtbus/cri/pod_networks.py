@@ -130,7 +130,7 @@ class PodNetworks:
 
     # --- duties ---------------------------------------------------------------------------
     async def clear(self) -> None:
-        """Drop pods without sandboxes: this process was killed before the first sandbox was made.
+        """Drop pods without sandboxes, which a kill of this process may have left.
 
         A pod whose lock is held is skipped, because a call may make its sandbox or release its
         network now. Then the duties are repeated after BUSY_S.

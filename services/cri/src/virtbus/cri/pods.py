@@ -39,7 +39,7 @@ class Pods:
         """By uid: names of this runtime's VMs that no pod has, because a pod's file was damaged.
         These VMs may be the last trace of a guest's data, so only a person deletes them."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
-        """Called at each change with the pod before and after it; None: the pod does not exist."""
+        """Called with the pod before and after each change; None if the pod does not exist."""
         self.duties = asyncio.Event()
         """Set if VMs may have to be deleted or powered off, or networks to be released."""
 

@@ -21,7 +21,7 @@ statistic has only its id."""
 class Told(NamedTuple):
     """The answer of one runtime to a list call: bytes, None if the runtime is away, or its error.
 
-    `begun` is the mark of the runtime before the call.
+    `begun` marks the runtime's changes that had ended before the call.
     """
 
     runtime: NodeRuntime

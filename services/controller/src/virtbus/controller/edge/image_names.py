@@ -1,4 +1,4 @@
-"""Reads image names from the stream's leader, and resolves the names in a VM's spec with them."""
+"""Finds the image targets of the image names in specs, by reads from the stream's leader."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ from virtbus.schemas.vm import VmSpec
 
 
 class ImageNameReads:
-    """Finds the image targets of names. A namespace's own name precedes the fleet's name."""
+    """Finds image targets. A namespace's own image name precedes the fleet's image name."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -32,9 +32,9 @@ class ImageNameReads:
         return await self._all(refs, namespace)
 
     async def of_ref(self, ref: str, namespace: str) -> ImageTarget | None:
-        """Return the target of the name in a reference; raises as `of_spec`.
+        """Return the target of the image name in a reference; raises as `of_spec`.
 
-        None: the reference is a URL, or the bus does not have the name.
+        Return None if the reference is a URL, or if the bus does not have the name.
         """
         return next(iter((await self._all((ref,), namespace)).values()), None)
 

@@ -63,7 +63,7 @@ class Informers:
         self.wakes = Wakes()
         """Called when anything of the fleet may have changed."""
         self.released: asyncio.Queue[str] = asyncio.Queue()
-        """Uids whose status or record changed, and that may have released something."""
+        """Uids of VMs whose record or status has changed, so that a release may be complete."""
 
     @property
     def listed(self) -> bool:
@@ -201,7 +201,7 @@ class Informers:
             self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return the revisions of the cached values of `vm`; 0: any listed value is newer."""
+        """Return the revisions of the cached values of `vm`, or 0, which is below each revision."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),
@@ -254,8 +254,8 @@ class Informers:
             return gone
         changed = self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
         held = self._fleet.vms.get(uid)
-        # A waiting VM has no node that could report its release. And a node may have answered a
-        # write of this controller before the write was acknowledged.
+        # A VM without a node gets no status, which would queue its uid. And a node's status may
+        # have arrived before this controller's own write was in the cache, and so queued nothing.
         answered = changed is None and held is not None and held.may_release
         if answered or entry.key.startswith(WAITING):
             self.released.put_nowait(uid)

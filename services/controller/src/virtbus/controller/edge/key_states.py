@@ -76,6 +76,6 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a claim; None if there is none any more; raises UnreadableValueError."""
+    """Return the uid in a claim; None if the claim is gone; raises UnreadableValueError."""
     there = value_of(claim, read_vm_key)
     return there.uid if isinstance(there, NameClaim | AddressClaim) else None

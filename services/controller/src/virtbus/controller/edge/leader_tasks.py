@@ -45,10 +45,10 @@ class LeaderTasks:
                 group.create_task(self._again(duty, tenure))
 
     async def _again(self, duty: Duty, tenure: LeaderTerm) -> None:
-        """Run a task, and restart it if an unreadable value on the bus ended it.
+        """Run a task, and restart it after a VirtbusError, for example for an unreadable value.
 
-        Tasks should skip such values. Without the restart, a value that a task does not skip could
-        end one controller after another.
+        Tasks should skip unreadable values. Without the restart, a value that a task does not skip
+        could end one controller after another.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Leases, which make one controller at a time the leader of a role (`$KV.lease.<role>`).
+"""Holds leases: a lease makes one controller at a time the leader of a role (`$KV.lease.<role>`).
 
 The bus keeps a lease for TTL_S after each renewal. The holder ends its term MARGIN_S earlier. The
 holder measures this time on its own monotonic clock, from before it sent the renewal. So a holder
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Longer than a write may take to reach the stream's leader."""
+"""Time between the end of a term and the end of its lease on the bus. It is longer than a write may
+take to reach the stream's leader."""
 LOOK_S = 2.0
 """Interval of checks while another process holds the lease."""
 AGAIN_S = 1.0

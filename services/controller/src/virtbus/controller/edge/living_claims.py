@@ -22,17 +22,16 @@ from virtbus.schemas.wire import validate
 
 ASK_S = 3.0
 AGAIN_S = 10.0
-"""Time after which a host with claims that the bus lacks is asked again."""
+"""Time after which a host is asked again, if it has claims or holders that the bus lacks."""
 PER_HOST = 1000
-"""Limit of claims that the bus lacks, so that a hostile host cannot withhold all addresses of a
-pool."""
+"""Maximum number of claims that are kept for one host. So a hostile host cannot withhold all
+addresses of a network."""
 VOLUMES_PER_HOST = 10_000
-"""Limit of volumes with another holder than on the bus, so that this controller's memory is
-bounded."""
+"""Maximum number of volumes that are kept for one host, to limit this controller's memory."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume according to a host's copy of the VM's record; the copy's age."""
+    """A VM that has a volume according to the copy of the VM's record on `node`; the copy's age."""
 
     node: str
     vm: str
@@ -51,12 +50,12 @@ class LivingClaims:
         self._fleet = fleet
         self._asked_s: dict[str, float] = {}
         self._found: dict[str, dict[str, str]] = {}
-        """By node: the claims that the bus lacked, by key, with their uids."""
+        """By node: the uids of the claims that the bus lacked, by the claim's key."""
         self._holders: dict[str, dict[str, HeldOnHost]] = {}
         """By node: the holders that the bus did not name, by the folder of the volume."""
 
     async def withheld(self) -> Mapping[str, str]:
-        """Return the claims that only hosts know, by key, with their uids.
+        """Return the uids of the claims that only hosts know, by the claim's key.
 
         Raises:
             VirtbusError: 503 `addresses_unheard`: a living host did not answer.
@@ -70,7 +69,7 @@ class LivingClaims:
         }
 
     async def holder(self, folder: str) -> HeldOnHost | None:
-        """Return the VM that has a volume on its host, if the bus does not name it as the holder.
+        """Return the VM that has a volume on its host, if the bus does not name it as a holder.
 
         Raises:
             VirtbusError: 503 `volumes_unheard`: a living host did not answer.

@@ -1,7 +1,7 @@
-"""Refuses a volume if a living host contradicts the bus about its holder or place (ADR 0045).
+"""Refuses a volume if a living host contradicts the bus about the volume's holder or node.
 
 A restored bus may lack a volume's holder, its first use or its move. Then a second guest could
-write to the volume, or a guest could get an empty disk in place of the volume.
+write to the volume, or a guest could get an empty disk in place of the volume (ADR 0045).
 """
 
 import asyncio
@@ -22,7 +22,10 @@ AGAIN_MS = 10_000
 
 
 class LivingVolumes:
-    """Compares a volume with the hosts, each asked once after each complete list of the bus."""
+    """Compares volumes on the bus with the answers of hosts.
+
+    Each host is asked once after each complete list of the bus.
+    """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -34,12 +37,14 @@ class LivingVolumes:
         """By node: the folders of data that the bus did not know there."""
 
     async def refuse(self, ref: VolumeRef, vm: str, home: str) -> None:
-        """Raise an error if the VM must not hold the volume, whose node is `home` on the bus.
+        """Raise an error if the VM must not hold the volume.
+
+        `home` is the volume's node on the bus; empty if the bus knows of no data.
 
         Raises:
             VirtbusError:
-                409 `held_on_node`: it is not shared, and another VM has it on that VM's host.
-                409 `data_elsewhere`: its data is on another node.
+                409 `held_on_node`: the volume is not shared, and a host has another VM with it.
+                409 `data_elsewhere`: the volume's data is on another node.
                 503 `volumes_unheard`: a living host did not answer.
         """
         other = None if ref.shared else await self.claims.holder(ref.folder)

@@ -48,7 +48,9 @@ class NamedWrites(Generic[NamedT]):
         self._step: Callable[[NamedT | None, str, NamedT], CreateStep] = step
 
     async def create(self, record: NamedT) -> tuple[Stored[NamedT], bool]:
-        """Write a new object; return it, and False if it existed, unchanged.
+        """Write a new object; return it and True.
+
+        If `step` says that the object exists already, return the existing object and False.
 
         Raises:
             VirtbusError: 503: too many races were lost. The errors of `step`.
@@ -84,7 +86,9 @@ class NamedWrites(Generic[NamedT]):
         change: Callable[[NamedT], NamedT],
         request: Request,
     ) -> tuple[Stored[NamedT], bool]:
-        """Apply a change once for each request id; return the object, and False if unchanged.
+        """Apply a change once for each request id.
+
+        Return the object, and True if this call has written the object.
 
         Raises:
             VirtbusError: 504: the deadline is over. 503: too many races were lost. The errors of
@@ -108,7 +112,7 @@ class NamedWrites(Generic[NamedT]):
         """Write `record` in place of the value that cannot be read (ADR 0027).
 
         Raises:
-            UnreadableValueError: a newer version wrote the value; newer controllers can read it.
+            UnreadableValueError: a newer virtbus wrote the value; newer controllers can read it.
             VirtbusError: 503: the value changed meanwhile.
         """
         if error.found.reason == "newer_schema":

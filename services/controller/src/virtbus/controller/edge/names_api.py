@@ -16,7 +16,7 @@ STATUSES_A_STEP = 500
 
 
 class NamesApi:
-    """Answers from the cache of the fleet. An answer names only a VM that the guest may know."""
+    """Answers from the cache of the fleet, with VMs that the asking guest may know."""
 
     def __init__(self, fleet: Fleet, opened: Openings) -> None:
         self._fleet = fleet

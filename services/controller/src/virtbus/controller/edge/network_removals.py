@@ -41,7 +41,8 @@ class NetworkRemovals:
         self._events = events
         self._writes = NetworkWrites(bus)
         self._marked_s: dict[tuple[str, int], float] = {}
-        """The loop's time at which this leader first saw a mark: clocks of hosts may differ."""
+        """By mark: the loop's time at which this leader first saw it. The time in the mark is not
+        used, because the clocks of hosts may differ."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:

@@ -16,7 +16,8 @@ from virtbus.schemas.network_object import BUILT_IN, EVERYWHERE, NetworkTarget
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 COMMIT_MOST_S = 5.0
-"""Time limit of a write that adds networks to a VM, from before their first read to the commit."""
+"""Time limit of a write that adds networks to a VM, from the first read of a network to the commit.
+"""
 
 
 class NetworkTargets:

@@ -155,9 +155,9 @@ class NodeApi:
     def _check_back(self, node: str, fence: Fence) -> None:
         """Raise 409 unless the node answers, has read its records, and released old copies (F25).
 
-        The purge markers that make the node release old copies last for a day. So a day after
-        the fence, old copies are no longer checked. A VM whose record the bus has lost is not an
-        old copy.
+        An old copy is of a VM that has another node by now, or was deleted. The purge markers that
+        make the node release old copies last for a day. So a day after the fence, old copies are no
+        longer checked. A VM whose record the bus has lost is not an old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)

@@ -158,7 +158,8 @@ class OffMoves:
     ) -> list[StoredVolume]:
         """Write a VM with its volumes in their new places; return the volumes.
 
-        If the VM has to leave its node, and does not leave it yet, begin that, and return none.
+        If the VM has to leave its node, and its release has not begun, begin the release, and
+        return an empty list.
         """
         lease = {"lease": tenure.check()}
         if node != vm.record.node and not vm.record.evacuating:
@@ -178,8 +179,8 @@ class OffMoves:
     def _is_due(self, vm: VmRecord, node: str) -> bool:
         """Return True if the VM is off and stays, or if its node has released it for this move.
 
-        A fenced node cannot release the VM, and need not: it has confirmed that the VM is off, and
-        it starts no VM.
+        A fenced node cannot release the VM, and need not. Before the release began, the node
+        reported the VM as off, and a fenced node starts no VM.
         """
         status = self._fleet.last_status(vm)
         if not vm.evacuating:

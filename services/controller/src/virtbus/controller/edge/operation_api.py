@@ -178,7 +178,7 @@ class OperationApi:
         return view
 
     async def _refuse_needed(self, record: OperationRecord) -> None:
-        """Raise 409 while an operation's snapshot is not ready: it still needs the result."""
+        """Raise 409 while an operation's snapshot is not ready, because it needs the result."""
         if record.snapshot is None:
             return
         ref = record.snapshot

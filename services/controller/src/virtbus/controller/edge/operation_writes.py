@@ -57,7 +57,7 @@ class OperationWrites:
         return stored_in(entry, read_operation)
 
     async def status(self, record: OperationRecord) -> StoredStatus:
-        """Return the status from the stream's leader; a new one in place of an unreadable one."""
+        """Return the status from the stream's leader; a new status if there is no readable one."""
         entry = await self._bus.get(subjects.operation_status(record.node, record.id))
         none = OperationStatus(id=record.id, node=record.node)
         return StoredStatus(none, 0) if entry is None else _status_of(entry, none)
@@ -98,8 +98,9 @@ class OperationWrites:
 
         Raises:
             VirtbusError:
-                409 `not_served`: its node does not serve the disks now, or it is being cancelled.
-                409 `operation_ended`: it has ended without such a request.
+                409 `not_served`: the node does not serve the disks now, or the operation is being
+                cancelled.
+                409 `operation_ended`: the operation has ended without such a request.
                 503 `contended`: too many races were lost.
         """
         for _ in range(ATTEMPTS):

@@ -1,8 +1,7 @@
-"""Writes the peers of overlay networks for each node, as a leader task.
+"""Writes for each node its peers in overlay networks, as a leader task.
 
-A key belongs to a node, a network, and another host that has guests of the network. So a new guest
-costs one write for each other host that has guests of its network. All changes of a key within a
-second are one write.
+A key belongs to a node, a network, and one peer: another host that has guests of the network. So a
+new guest costs one write for each peer. All changes of a key within a second are one write.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ class OverlayPeers:
         self._bus = bus
         self._fleet = fleet
         self._stored: dict[str, tuple[OverlayPeer | None, int]] = {}
-        """By key: the value and its revision; None if it cannot be read."""
+        """By key: the value and its revision. The value is None if it cannot be read."""
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
         """Watch the stored keys, and write those that differ, while the lease is held."""

@@ -100,7 +100,9 @@ class Quarantines:
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord, *, held: bool) -> None:
-        """Write an adopted VM's record, unless its node has it: then only disks were replaced.
+        """Write an adopted VM's record, unless the bus has a record of the VM on this node.
+
+        If the bus has one, the adoption has only replaced disks.
 
         A `held` VM still has its volumes and addresses, so lost records of its volumes and networks
         are written first. A VM made from quarantined disks gets other addresses, because another VM
@@ -155,7 +157,7 @@ class Overtaken:
                     )
 
     def _found(self) -> list[tuple[str, str, int]]:
-        """Return each moved VM as node, uid, and epoch of its record on the other node."""
+        """Return each moved VM as old node, uid, and epoch of its record on the new node."""
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = []
         for (node, uid), (status, _) in fleet.statuses.items():

@@ -29,7 +29,7 @@ NO_UID = "00000000-0000-0000-0000-000000000000"
 
 
 class Removals:
-    """The deletes. They can be repeated: each purge expects the revision that was unreadable."""
+    """The deletes. They can be repeated: a purge of a value expects the unreadable revision."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -77,7 +77,10 @@ class Removals:
             await self._gone(one)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """Return the requested VM's uid, or empty, and its name's claim if that is unreadable."""
+        """Return the uid of the requested VM, and the claim of its name if the claim is unreadable.
+
+        The uid is empty if it is unknown.
+        """
         if ref.uid is not None:
             return ref.uid, []
         cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")

@@ -1,9 +1,9 @@
-"""Writes VM records in one batch with reserved sums, holders of volumes, and nodes' groups.
+"""Writes VM records in batches with reserved capacity, holders of volumes, and group keys.
 
 A strict VM (`VmRecord.reserved`) reserves its CPUs and memory. A node's reserved sum adds these up.
 Records and sums are in the same bucket, so one atomic batch compares and sets both. Two controllers
 can never both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume that
-is not shared (ADR 0045).
+is not shared (ADR 0045). A group key tells a node about a security group of its VMs.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Reservations:
             VirtbusError: the errors of `volume_holds.held`.
             NodeFullError: the node of `after` has no capacity left for it.
             ConflictError: the record has changed.
-            BusError: as `Bus.batch`.
+            BusError: as `Bus.batch`. UnavailableError: also if too many races were lost.
         """
         nodes = sorted(_nodes(before, after))
         for _ in range(ATTEMPTS):

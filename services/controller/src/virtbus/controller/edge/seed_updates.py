@@ -1,4 +1,4 @@
-"""Changes the secret inputs of a VM, which are in another bucket than its record.
+"""Changes the secrets in a VM's first-boot data, which are in another bucket than its record.
 
 The secrets are stored first, together with the secrets that they replace. Then the record gets the
 digest of the new secrets. If the controller ends in between, the record still has the digest of the
@@ -23,7 +23,10 @@ from virtbus.schemas.wire import encode, invalid
 
 
 class SeedChange(NamedTuple):
-    """The spec without secrets of first-boot data, and the new secrets if they change."""
+    """The spec without secrets, and the new secrets if they change.
+
+    `revision` is that of the stored secrets.
+    """
 
     spec: VmSpec
     secrets: VmSecrets | None = None
@@ -68,7 +71,7 @@ class SeedUpdates:
         new = merged(record, old, spec)
         if old is None:
             replaced = b""
-        else:  # keep the entry's bytes if possible: an earlier version may have encoded otherwise
+        else:  # the digest may be of the entry's own bytes: an earlier version may have encoded it
             replaced = entry.value if entry and not old.replaced else without_replaced(old)
         if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
             return SeedChange(public)

@@ -109,7 +109,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, restored, request))
 
     async def adopt(self, request: Request) -> SnapshotView:
-        """Write the record of a snapshot whose data is on a node; the request gives both names."""
+        """Write the record of the named snapshot, whose data is on the named node."""
         want = validate(SnapshotAdopt, request.data)
         if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
@@ -126,7 +126,7 @@ class SnapshotApi:
     async def _fields(
         self, source: _Source, account: str, *, layered: bool, in_place: bool = False
     ) -> dict[str, object]:
-        """Return the fields of the operation; raises VirtbusError if there is nothing to copy."""
+        """Return the fields of the operation; raises VirtbusError if the source cannot be used."""
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
             state = self._vms.show(vm).state

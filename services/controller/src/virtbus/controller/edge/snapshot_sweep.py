@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
 SETTLE_S = 0.02
-"""Delay after `wake`, so that one round handles concurrent changes. It delays clones, too."""
+"""Delay after `wake`, so that one round handles concurrent changes. It is short, because a clone
+waits until its snapshot is ready."""
 ASK_S = 5.0
 AT_ONCE = 16
 """Number of concurrent steps. A node that does not answer occupies one for ASK_S."""
@@ -106,8 +107,9 @@ class SnapshotSweep:
     async def _settle(self, held: StoredSnapshot) -> None:
         """Complete a snapshot without an operation if its node has its data; otherwise delete it.
 
-        A create ended between its two writes, or the bus was restored from a backup. A snapshot of
-        disks that a restore replaced is not removed, because the node may still work on it.
+        The operation is missing if a create ended between its two writes, or if the bus was
+        restored from a backup. A snapshot of disks that a restore replaced is not removed, because
+        the node may still work on it.
         """
         record = held.record
         want = SnapshotAdopt(

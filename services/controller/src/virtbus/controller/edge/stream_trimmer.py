@@ -1,4 +1,4 @@
-"""Trims the events and statuses of nodes that exceed their share, as a leader task."""
+"""Trims events and statuses of nodes that exceed their share of a stream, as a leader task."""
 
 import asyncio
 import logging
@@ -15,9 +15,9 @@ from virtbus.schemas.ids import is_id
 log = logging.getLogger(__name__)
 
 LOOK_S, SELDOM_S = 1.0, 4.0
-"""Intervals of the check: SELDOM_S while both streams have less than half of LOOK_AT."""
+"""Intervals of the check: SELDOM_S while both streams are filled to less than half of LOOK_AT."""
 POINTS, AT_ONCE = 50, 4
-"""Sampled positions in a stream, and messages at each."""
+"""The number of sampled positions in a stream, and of messages that are read at each position."""
 EVENTS, STATUSES = "virtbus.evt", "$KV.st"
 """The subjects that are trimmed. The newest events stay. No status stays, because the agent writes
 each status again with its next change."""
@@ -44,7 +44,7 @@ class StreamTrimmer:
             await asyncio.sleep(LOOK_S if fullest > LOOK_AT / 2 else SELDOM_S)
 
     async def look(self, prefix: str, tenure: LeaderTerm) -> float:
-        """Trim nodes that exceed their share of one stream; return its fill, 0 to 1."""
+        """Trim nodes that exceed their share of one stream; return the stream's fill, 0 to 1."""
         extent = await self._bus.extent(f"{prefix}.>")
         fill = extent.bytes / extent.max_bytes if extent.max_bytes > 0 else 0.0
         if fill < LOOK_AT:

@@ -60,7 +60,7 @@ costs a round trip."""
 
 
 class CreateRules(NamedTuple):
-    """The rules by which creates are decided. `strict`: every VM gets reserved resources."""
+    """The rules by which creates are decided. With `strict`, every VM gets reserved resources."""
 
     addresses: Quota
     templates: VolumeTemplates
@@ -69,7 +69,7 @@ class CreateRules(NamedTuple):
 
 
 class VmCreates:
-    """Makes VMs. Any controller may make any VM; the commit decides."""
+    """Makes VMs. Any controller may make any VM; of concurrent creates of a VM, one commits."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class VmCreates:
         return committed, admitted.warnings
 
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
-        """Raise 403 if a container runtime would create a VM on another node than `node`.
+        """Raise 403 if the container runtime of `node` would create a VM on another node.
 
-        Also raise 403 if any other account would give a VM devices of a node.
+        `node` is empty for all other accounts. They get 403 for a VM with devices of a node.
         """
         check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)
@@ -154,7 +154,7 @@ class VmCreates:
         return mutations.with_targets(record, before, found)
 
     async def _bare(self, record: VmRecord) -> StoredVm | None:
-        """Return the VM without disks to which this create brings them; None if there is none."""
+        """Return the VM without disks that gets its disks by this create; None if there is none."""
         held = await self._commits.latest(record.uid) if bare_vms.brings_disks(record) else None
         return held if held is not None and bare_vms.is_bare(held.record) else None
 
@@ -208,7 +208,7 @@ class VmCreates:
     async def _with_volumes(
         self, record: VmRecord, holders: VolumeHolders
     ) -> tuple[VmRecord, Home | None]:
-        """Return the record with the volumes that its spec names, and the home of the volumes."""
+        """Return the record with the volumes that its spec names, and the volumes' node."""
         if not wanted_volumes(record.spec):
             return record, None
         known = self._fleet.vms.get(record.uid)
@@ -262,7 +262,8 @@ class VmCreates:
     ) -> Committed:
         """Claim the addresses, and commit; after a refusal, free them.
 
-        If this create is slow, another VM may take a chosen address. Then another one is chosen.
+        If this create is slow, another VM may take the chosen address. Then the create chooses
+        another address.
         """
         commits = Commits(self._bus, self._fleet, holders)
         known = self._fleet.vms.get(record.uid)

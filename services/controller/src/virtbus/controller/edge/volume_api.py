@@ -224,7 +224,7 @@ class VolumeApi:
         return StoredVolume(known.record, error.found.revision)
 
     def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[VmRecord]:
-        """Return the VMs whose records name the volume; `uid` None: with any uid."""
+        """Return the VMs whose records name the volume with this uid; None stands for any uid."""
         return [
             vm.record
             for vm in self._fleet.vms.values()

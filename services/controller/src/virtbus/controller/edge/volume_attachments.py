@@ -102,7 +102,9 @@ class VolumeAttachments:
     async def _holder(
         self, want: VolumeDetach, record: VolumeRecord, account: str
     ) -> StoredVm | None:
-        """Return the holder that gives up the volume; None if the named VM does not share it.
+        """Return the holder that gives up the volume.
+
+        Return None if the volume is shared, and the named VM does not hold it.
 
         Raises:
             VirtbusError:
@@ -153,7 +155,7 @@ class VolumeAttachments:
     async def _refuse_mounted(self, vm: VmRecord, volume: VolumeRecord, deadline_s: float) -> None:
         """Raise 409 if the guest agent says that file systems of the volume are mounted.
 
-        If the guest does not answer in time, the check passes.
+        If the guest gives no answer, the check passes.
         """
         names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
         if not names or vm.node == UNPLACED or is_off(vm, self._fleet.last_status(vm)):

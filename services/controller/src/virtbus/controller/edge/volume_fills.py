@@ -79,7 +79,7 @@ class VolumeFills:
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
         if wanted.backup is not None:
-            check_owner(account, "")  # the backup's owner is not known here
+            check_owner(account, "")  # the owner is unknown, so no account of a bridge passes
             return volume_fills.of_backup(record, operation)
         if wanted.vm is not None:
             return volume_fills.of_vm(record, await self._disk_of(record, account), operation)

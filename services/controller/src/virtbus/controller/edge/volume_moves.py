@@ -1,4 +1,4 @@
-"""The leader task that moves volumes between nodes and pools (ADR 0063).
+"""Moves volumes between nodes and pools, as a leader task (ADR 0063).
 
 The state of a move is the volume's record and two operations, all on the bus. Each round reads
 them and does the next step. So the next leader continues a move after a crash at any point.
@@ -133,7 +133,7 @@ class VolumeMoves:
         return self._end_of(record, move, first, made)
 
     async def _after(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
-        """Do what the move needs now; return the volume as it is after the move.
+        """Do the next step of a move; return the volume as it is after the move.
 
         Return None while the move is not complete.
 
@@ -197,7 +197,7 @@ class VolumeMoves:
 
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
-        """Remove what the move has left: its files, and the data in the old place.
+        """Remove the remains of a move: its files, and the data in the old place.
 
         After a failed move, the data in the new place is removed instead.
         """
@@ -207,8 +207,8 @@ class VolumeMoves:
                 return  # the next round checks again
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        # If the bus was restored to a time before the end of the move, its record still names the
-        # source, which has lost the data. Then the only copy is on the target: it stays, and an
+        # If the bus was restored to a time before the end of the move, the volume's record still
+        # names the source, which has lost the data. Then the only copy, on the target, stays. An
         # audit lists it.
         only = bool(move.failed) and move.source != move.target
         only = only and not await self._orphans.has(move.source, ref)

@@ -102,7 +102,7 @@ class VolumeOrphans:
                 yield _checked(held)
 
     async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
-        """Yield pages of the volumes on a node, ordered by folder. All folders are above `after`.
+        """Yield pages of the volumes on a node, ordered by folder. Each folder is after `after`.
 
         Raises BusError, VirtbusError.
         """

@@ -1,4 +1,4 @@
-"""The leader task that removes deleted volumes: first their data on nodes, then their records."""
+"""Removes deleted volumes as a leader task: first their data on nodes, then their records."""
 
 import asyncio
 import logging

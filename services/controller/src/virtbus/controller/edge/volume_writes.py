@@ -1,4 +1,4 @@
-"""Writes records of volumes, also lost records, which a VM's record describes."""
+"""Writes records of volumes, and restores lost records from the records of their VMs."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.volume_changes import create_step

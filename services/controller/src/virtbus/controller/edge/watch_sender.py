@@ -41,7 +41,7 @@ class Watcher:
     want: VmWatch
     request: Request
     owner: str = ""
-    """The owner of the VMs that the client may see; empty: all."""
+    """The owner of the VMs that the client may see; empty if it may see all VMs."""
     dirty: dict[str, None] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     renewed_s: float = math.inf
@@ -55,7 +55,8 @@ class Watcher:
 class WatchSender:
     """Serves the watches whose first list was sent.
 
-    `position` returns the present position, from which a client can resume: `after` of a reply.
+    `position` returns the present position. It is the `after` of a reply, from which a client can
+    resume.
     """
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:

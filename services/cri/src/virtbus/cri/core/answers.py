@@ -55,7 +55,7 @@ def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
 
 
 def container_item(container: Container) -> Plain:
-    """Return a container in the shape of ListContainers. Its image has the manifest's name."""
+    """Return a container in the shape of ListContainers, with the image name of the manifest."""
     return {
         "id": container.id,
         "pod_sandbox_id": container.sandbox_id,

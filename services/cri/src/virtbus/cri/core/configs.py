@@ -23,7 +23,7 @@ class SandboxMetadata(LenientModel):
 
 
 class PortMapping(LenientModel):
-    """A port of the node that leads to a port of the pod. Without a `host_port`, there is none."""
+    """A port of the pod, and the port of the node that leads to it; `host_port` 0 means none."""
 
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     container_port: int = 0

@@ -32,7 +32,7 @@ class PulledImage(StoredRecord):
 def find(images: Iterable[PulledImage], text: str) -> Iterator[PulledImage]:
     """Yield the images that match `text`: a name, a `name@digest`, a digest, or an id.
 
-    A name without a digest does not match an image that was pulled with one.
+    A name without a digest does not match an image that was pulled with a digest.
 
     Raises:
         VirtbusError: 400 `image_invalid`.

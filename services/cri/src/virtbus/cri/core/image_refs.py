@@ -80,7 +80,7 @@ def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
 
 
 def pinned(ref: str, digest: str) -> str:
-    """Return the reference with `digest`, that of the image's file.
+    """Return the reference with `digest`, the digest of the image's file.
 
     The reference of a container image is returned unchanged.
     """
@@ -91,7 +91,7 @@ def pinned(ref: str, digest: str) -> str:
 def login(ref: str, auth: AuthConfig) -> str | None:
     """Return the login for a container image as the text of a Docker `config.json`.
 
-    Return None without a login, and for any other image.
+    Return None without a login, and for an image that is no container image.
 
     Raises:
         VirtbusError: 400 `login_invalid`: the login is malformed. 422 `login_unsupported`: the

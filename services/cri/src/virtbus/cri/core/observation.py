@@ -139,7 +139,7 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
 def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Ending:
     """Return the end of a container from the last known end of its guest.
 
-    If that is None, or was before this container started, the guest counts as ended from outside
+    If `last` is None, or was before this container started, the guest counts as ended from outside
     at `now_ns`.
     """
     if last is None or last.at_ns < container.started_ns:

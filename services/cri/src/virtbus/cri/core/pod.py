@@ -83,7 +83,7 @@ class Machine(LenientModel):
     key: ShellKey = ShellKey()
     """Empty if an earlier version of virtbus-cri made the VM."""
     made: bool = False
-    """The bus has the VM with its disks. Before that, the VM only holds the pod's network."""
+    """True if the VM on the bus has its disks. Before that, it only holds the pod's network."""
     network: Literal["", "Held", "Released"] = ""
     """The network's state that virtbus-cri requested; empty if an earlier version made the VM."""
     network_generation: int = 0
@@ -103,7 +103,7 @@ class Machine(LenientModel):
     stage: str = ""
     """The stage that failed, as the VM's node names it."""
     resources: ResourcesInForce | None = None
-    """The limits that the host enforces; None: the guest is off, or they are not known."""
+    """The limits that the host enforces; None if the guest is off, or if they are not known."""
     resources_wait: str = ""
     """The reason why the host does not enforce the record's limits yet; empty if it does."""
     observed_generation: int = 0

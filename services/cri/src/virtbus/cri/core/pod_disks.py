@@ -33,8 +33,8 @@ _LIBVIRT_UNITS: dict[str, int] = {
         for form, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
     },
 }
-"""By unit of a capacity, in lower case: its bytes, as in libvirt's storage volumes. A capacity
-without a unit is in `M`."""
+"""By unit of a capacity, in lower case: the unit's bytes, as in libvirt's storage volumes. A
+capacity without a unit is in `M`."""
 _NAME_CHARS = 50
 
 

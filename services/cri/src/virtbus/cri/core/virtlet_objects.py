@@ -137,8 +137,8 @@ def node_config(objects: ClusterObjects) -> Settled:
 def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
     """Return the readable part of a VirtletConfigMapping's spec, and its problems.
 
-    A wrong setting or priority is dropped. If the choice of nodes is wrong, no part is returned:
-    otherwise the mapping would apply to nodes that its author did not mean.
+    A wrong setting or priority is dropped. If another field is wrong, no part is returned: with a
+    wrong choice of nodes, the mapping could apply to nodes that its author did not mean.
     """
     try:
         return _Spec.model_validate(spec), ()

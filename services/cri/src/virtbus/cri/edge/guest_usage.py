@@ -14,12 +14,12 @@ from virtbus.schemas.ids import check_uid
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _USER_TICKS, _RESIDENT_PAGES = 11, 1
-"""Indices: of the user time in the fields after the name in `/proc/<pid>/stat`, and of the resident
-memory in `/proc/<pid>/statm`."""
+"""The index of the user time in the fields after the name in `/proc/<pid>/stat`, and the index of
+the resident memory in the fields of `/proc/<pid>/statm`."""
 
 
 class Usage(NamedTuple):
-    """Resources that a guest uses; None: unknown."""
+    """Resources that a guest uses; None means that a value is unknown."""
 
     cpu_ns: int | None
     memory_bytes: int | None

@@ -22,8 +22,8 @@ class HostAliasReads:
     async def aliases(self, sandbox: SandboxConfig) -> tuple[HostAlias, ...]:
         """Return the host aliases of a sandbox's pod; none if the pod is not from the API server.
 
-        There are also none if the login is wrong or may not read the pod, or if the API server has
-        no pod of this name with this uid.
+        Also return none if the login is wrong or may not read the pod, or if the API server has no
+        pod of this name with this uid.
 
         Raises:
             VirtbusError: 400 `pod_refused`: the aliases are invalid, or too many. 503

@@ -20,7 +20,7 @@ class LocalAgent:
         self._path = path
 
     async def end(self, want: LocalEnd) -> LocalEnded:
-        """Wait until the guest has ended, and return the agent's answer.
+        """Make the agent end the guest; return the agent's answer after the guest's end.
 
         Raises:
             VirtbusError: 503 `agent_away`: the agent does not answer. 503 `agent_refused`: the

@@ -22,7 +22,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Three heartbeats of a watch."""
+"""Time without a reply after which a watch is begun again: three intervals of its heartbeats."""
 RENEW_S = 10.0
 AGAIN_S = (0.1, 5.0)
 

@@ -34,7 +34,8 @@ class LastAnswers:
     """The answers of one kind of call, by key.
 
     `known` becomes True when the first complete answer is kept, or when `load` finds a valid file.
-    The file is written only if `known` is True.
+    The file is written only if `known` is True. A failed write is logged, and the next write has
+    all answers.
     """
 
     def __init__(self, path: Path, writer: ThreadPoolExecutor, dirty: set[Path]) -> None:
@@ -52,19 +53,19 @@ class LastAnswers:
             return
         try:
             entries = [read(raw) for raw in _parts(body)]
-        except Exception as error:  # noqa: BLE001  a torn file is unknown, whatever is wrong with it
+        except Exception as error:  # noqa: BLE001  a file with any error counts as unknown
             log.warning("%s: %s", self._path, error, extra={"code": "answers_torn"})
             return
         self.all = {one.key: one for one in entries}
         self.known = True
 
     async def put(self, entry: Entry) -> None:
-        """Add or replace one entry. On return, the file has this entry if `known` is True."""
+        """Add or replace one entry, and write the file."""
         self.all = {**self.all, entry.key: entry}
         await self._save()
 
     async def drop(self, keys: Iterable[str]) -> None:
-        """Remove entries. On return, the file does not have them if `known` is True."""
+        """Remove entries, and write the file."""
         left = {key: one for key, one in self.all.items() if key not in set(keys)}
         if len(left) < len(self.all):
             self.all = left
