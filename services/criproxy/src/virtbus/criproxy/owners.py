@@ -1,7 +1,7 @@
 """Finds the runtime of a sandbox, a container or a pod.
 
-The last lists show the runtime. For an id that no list has, the runtimes are asked, because the
-proxy's state may be new, and clients may shorten ids.
+Each runtime's last lists show which ids it has. For an id that no list has, the runtimes are asked,
+because the proxy's state may be new, and clients may shorten ids.
 """
 
 from virtbus.criproxy.core import calls

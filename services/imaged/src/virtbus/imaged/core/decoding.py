@@ -1,4 +1,4 @@
-"""Decompresses a layer or an image in pieces of limited size (IMG-14)."""
+"""Decompresses a container image's layer, or an image, in pieces of limited size (IMG-14)."""
 
 import lzma
 import sys

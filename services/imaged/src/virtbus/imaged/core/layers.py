@@ -1,4 +1,4 @@
-"""Finds the disk file in an image's layers, entry by entry, from the uppermost layer to the lowest.
+"""Finds the disk file in a container image's layers, from the uppermost layer to the lowest.
 
 A whiteout removes a file of lower layers (the OCI image specification, `layer.md`).
 """
@@ -42,7 +42,7 @@ class Search:
         self._opaque = False
 
     def is_disk(self, entry: ArchiveEntry) -> bool:
-        """Return True for the searched file: its data is the disk.
+        """Return True if the entry is the searched file, whose data is the disk.
 
         Raises:
             VirtbusError: 422 `container_disk_many`: there are several such files, or too many

@@ -15,15 +15,15 @@ class TransferLimits:
     max_virtual_bytes: int = 2 * 1024**4
     """Maximum virtual size that an image may claim (IMG-12)."""
     max_expansion: int = 100
-    """Maximum expansion factor of a compressed image or layer beyond 64 MiB (IMG-14)."""
+    """A compressed image or layer may expand to 64 MiB plus this number times its size (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
     """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """Enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier, because of the minimum
-    rate. Time without a slot does not count."""
+    """Time limit of a transfer, enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier,
+    because of the minimum rate. Time without a slot does not count."""
     slow_turn_s: float = 5.0
     """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
     `core.pull_schedule`."""

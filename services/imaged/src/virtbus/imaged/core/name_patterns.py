@@ -1,8 +1,9 @@
-r"""Matches image names with RE2: for any regular expression, the time is linear in the name.
+r"""Matches image names with RE2: its time is linear in the name's length for all expressions.
 
 No other module imports re2. A pattern must match a complete name. But for a pattern in a file of
 Virtlet, a match of a part of the name is enough. A template is a URL with groups of the pattern:
-`$1`, `${1}`, `${name}`, and `$$` for a dollar. Version 0.1 wrote groups as `\1` and `\g<name>`.
+`$1`, `${1}`, `${name}`, and `$$` for a dollar. Files of version 0.1 may have groups in the form
+`\1` or `\g<name>`.
 """
 
 import re
