@@ -378,7 +378,7 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names and unused `digests`; return the freed bytes, and uids that use `digests`."""
+        """Remove names and unused `digests`; return the freed bytes, and the uids of users."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
         used, began_ns = await self._threads.run(self.users.used_since)

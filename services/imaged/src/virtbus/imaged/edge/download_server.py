@@ -102,7 +102,7 @@ class DownloadServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _context(self) -> ssl.SSLContext | None:
-        """Return the TLS context with the certificate's present files; None for plain HTTP."""
+        """Return a TLS context from the certificate's current files; None for plain HTTP."""
         if self._limits.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
