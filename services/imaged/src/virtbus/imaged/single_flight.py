@@ -43,7 +43,7 @@ class Flight:
         self.total_bytes: int | None = None
         self.stopping = False
         self.ended = False
-        """True: the image was deleted meanwhile."""
+        """True if the image was deleted meanwhile."""
 
     @property
     def abandoned(self) -> bool:
