@@ -47,7 +47,7 @@ class Owners:
             del self._removed[next(iter(self._removed))]
 
     def of_pod(self, uid: str) -> Name | None:
-        """Return the runtime that has a sandbox of a pod, or None."""
+        """Return the runtime that has a sandbox of a pod; None if no runtime has one."""
         for one in self._runtimes:
             listed = one.entries(calls.LIST["sandbox"]).values()
             if uid and any(sandbox.pod_uid == uid for sandbox in listed):

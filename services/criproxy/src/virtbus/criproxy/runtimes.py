@@ -122,7 +122,7 @@ class NodeRuntime:
             self._turn += 1
 
     def mark(self) -> Mark:
-        """Return the present state of changes, for a list that begins."""
+        """Return the changes at this time, for a call for a list that begins now."""
         return Mark(self._turn, not self._changing)
 
     async def remember(self, call: str, entries: dict[str, Entry], begun: Mark) -> None:
@@ -152,7 +152,7 @@ class NodeRuntime:
             await self.last[call].drop(inside)
 
     async def restate(self, of: calls.Of, body: bytes) -> None:
-        """Keep a status, and note its state in the list; raises UnreadableError."""
+        """Keep an object's status, and note its state in the list; raises UnreadableError."""
         status = messages.status_entry(calls.STATUS[of], body)
         known = self.last[calls.LIST[of]].all.get(status.key)
         if known is None:

@@ -129,7 +129,7 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
-            async with self._staging.of(want.id):  # repeats must not hang in more threads
+            async with self._staging.of(want.id):  # so repeats of a request hang in one thread
                 return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 NOBODY = Asker()
 """The asker for a request without a VM. It gets no progress."""
 Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
-"""Removes names, and images that nobody uses; `Disks.forget_images`."""
+"""Removes names, and images that nobody uses, as `Disks.forget_images` does."""
 
 
 class _Way(NamedTuple):

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _, LAYER, PUBLISH = (step.name for step in STEPS["snapshot"])
 LOOK_S = 1.0
-"""Interval of checks if a QEMU has the files open, until the agent says which files QEMU uses."""
+"""Interval of checks whether a QEMU has files open, until the agent says which files QEMU uses."""
 SOON_S = 2.0
 """Time that a request waits for a step. Staging and the last renames are usually faster."""
 

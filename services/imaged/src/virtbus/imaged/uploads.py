@@ -84,7 +84,7 @@ class Uploads:
         self._failed: Recent[str, VirtbusError] = Recent(MAX_FAILED)
         """The errors of the last failed uploads by key, for clients that did not get them yet."""
         self._naming = asyncio.Lock()
-        """One name after another, so that two uploads cannot both get the same free name."""
+        """Held while an image gets a name, so that two uploads cannot both get the same name."""
         self._running: dict[str, _Upload] = {}
 
     async def take(self, want: UploadImage, account: str, wait_s: float) -> UploadedImage:

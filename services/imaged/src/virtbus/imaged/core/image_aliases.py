@@ -38,7 +38,7 @@ class Target(NamedTuple):
     transport: Transport = PLAIN
     pin: bool = False
     where: str = ""
-    """The file of the rule, and its entry there."""
+    """The file of the rule, and the rule's entry in the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Search:
         self.closed = False
         """True if no lower layer can change the answer."""
         self._above: set[str] = set()
-        """Names in the folder that upper layers have or have removed."""
+        """Names in the disk's folder that upper layers have or have removed."""
         self._here: set[str] = set()
         self._removed: set[str] = set()
         self._opaque = False

@@ -32,8 +32,8 @@ class TransferLimits:
     free_decode_s: float = 30.0
     """CPU time that decoding an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
-    """Number of decoded bytes for which one more second of CPU time is allowed. Usual layers decode
-    100 times as fast."""
+    """Number of decoded bytes for which one more second of CPU time is allowed. Usual images are
+    decoded 100 times as fast."""
     max_redirects: int = 3
     attempts: int = 5
     backoff_s: float = 1.0
@@ -68,7 +68,7 @@ class DownloadLimits:
     at_once: int = 32
     """Maximum number of connections. One client address has at most three quarters of them."""
     bytes_per_s: int = 0
-    """The rate of all downloads together; 0: no limit."""
+    """Maximum rate of all downloads together; 0 means no limit."""
     head_s: float = 10.0
     """Time limit of the handshake and the head of a request."""
     stall_s: float = 60.0

@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""Go's names of architectures, by the names of `uname -m`. Other names are equal."""
+"""Go's names of architectures, by their names in `uname -m`, if the two differ."""
 
 
 class Blob(NamedTuple):

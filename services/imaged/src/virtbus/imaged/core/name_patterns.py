@@ -1,4 +1,4 @@
-r"""Matches image names with RE2: its time is linear in the name's length for all expressions.
+r"""Matches image names with RE2, whose time is linear in the name's length for every expression.
 
 No other module imports re2. A pattern must match a complete name. But for a pattern in a file of
 Virtlet, a match of a part of the name is enough. A template is a URL with groups of the pattern:
@@ -48,7 +48,7 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return this pattern with `in_part`."""
+        """Return a copy of this pattern with `in_part` set."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:

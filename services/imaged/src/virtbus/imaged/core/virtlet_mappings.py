@@ -27,7 +27,7 @@ _Config = tuple[str, Any, Layer]
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
 VIRTLET_REDIRECTS = 9
-"""Redirects that Virtlet follows by default, as Go's HTTP client does."""
+"""Number of redirects that Virtlet follows by default, as Go's HTTP client does."""
 _TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
 _NO_TLS = (
     "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "

@@ -29,7 +29,7 @@ class Downloads:
         self.http = Http(limits, route)
 
     def of_pull(self, transport: Transport, route: Route) -> "Downloads":
-        """Return a copy for one pull, with the limits of `transport` and the way `route`."""
+        """Return a copy for one pull, which has the limits of `transport` and uses `route`."""
         return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer

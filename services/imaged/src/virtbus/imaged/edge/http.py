@@ -76,8 +76,8 @@ class Http:
     async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, with repeats within the limits.
 
-        After an AgainError, the next attempt begins at once; after a TransientError, the backoff
-        precedes it.
+        After an AgainError, the next attempt begins at once. After a TransientError, it begins
+        after a backoff.
 
         Raises:
             VirtbusError: 503 `image_unreachable`. The errors of `attempt`.

@@ -120,7 +120,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make an empty folder, replacing any other; raises 503 `store_error`, `disk_full`."""
+        """Make a folder, empty even if it exists; raises 503 `store_error`, `disk_full`."""
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
