@@ -82,7 +82,7 @@ class DownloadServer:
                 await writer.wait_closed()
             writer = None  # asyncio's transport cannot be aborted once it has sent all and closed
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client is gone, is too slow, or sends no HTTP
+            pass  # the client is gone or slow, or sends no HTTP, or the certificate is unreadable
         finally:
             self._shares.release(source)
             if writer is not None:
