@@ -1,7 +1,7 @@
 """Finds the runtime of a sandbox, a container or a pod.
 
-The last lists show the runtime. For an id that no list has, the runtimes are asked, because the
-proxy's state may be new, and clients may shorten ids.
+Each runtime's last lists show which ids it has. For an id that no list has, the runtimes are asked,
+because the proxy's state may be new, and clients may shorten ids.
 """
 
 from virtbus.criproxy.core import calls
@@ -47,7 +47,7 @@ class Owners:
             del self._removed[next(iter(self._removed))]
 
     def of_pod(self, uid: str) -> Name | None:
-        """Return the runtime that has a sandbox of a pod, or None."""
+        """Return the runtime that has a sandbox of a pod; None if no runtime has one."""
         for one in self._runtimes:
             listed = one.entries(calls.LIST["sandbox"]).values()
             if uid and any(sandbox.pod_uid == uid for sandbox in listed):

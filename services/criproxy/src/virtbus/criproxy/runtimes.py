@@ -20,13 +20,14 @@ log = logging.getLogger(__name__)
 WHOLE = (*calls.FIRST, calls.STATUS_OF_ALL, calls.FILESYSTEMS)
 """Calls whose complete answer is kept as one entry."""
 NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-"""The statuses of a runtime that is away."""
+"""The gRPC status codes which mean that a runtime is away."""
 NO_LIST = NO_ANSWER | {"INTERNAL", "UNKNOWN", "DATA_LOSS", "RESOURCE_EXHAUSTED", "CANCELLED"}
-"""The statuses of a runtime that is away or cannot list. Then its last list is served."""
+"""The gRPC status codes which mean that a runtime is away or cannot list. Then its last list is
+served."""
 
 
 class Mark(NamedTuple):
-    """The state of a runtime's changes when a list began.
+    """The changes of a runtime at the time when a call for a list began.
 
     `turn` is the number of changes that had ended. `quiet` is True if no change was running.
     """
@@ -97,7 +98,7 @@ class NodeRuntime:
 
     # --- lists ----------------------------------------------------------------------------
     def entries(self, call: str) -> dict[str, Entry]:
-        """Return the last entries of a list, for routes. Some may be missing."""
+        """Return the last entries of a list, to find an id's runtime. Some may be missing."""
         return self.last[call].all
 
     def last_list(self, call: str) -> dict[str, Entry]:
@@ -121,7 +122,7 @@ class NodeRuntime:
             self._turn += 1
 
     def mark(self) -> Mark:
-        """Return the present state of changes, for a list that begins."""
+        """Return the changes at this time, for a call for a list that begins now."""
         return Mark(self._turn, not self._changing)
 
     async def remember(self, call: str, entries: dict[str, Entry], begun: Mark) -> None:
@@ -151,7 +152,7 @@ class NodeRuntime:
             await self.last[call].drop(inside)
 
     async def restate(self, of: calls.Of, body: bytes) -> None:
-        """Keep a status, and note its state in the list; raises UnreadableError."""
+        """Keep an object's status, and note its state in the list; raises UnreadableError."""
         status = messages.status_entry(calls.STATUS[of], body)
         known = self.last[calls.LIST[of]].all.get(status.key)
         if known is None:
@@ -167,7 +168,7 @@ class NodeRuntime:
 
 
 class Runtimes(NamedTuple):
-    """Both runtimes. In an answer, the part of `containers` comes first."""
+    """Both runtimes. In a merged answer, the part of `containers` comes first."""
 
     containers: NodeRuntime
     vms: NodeRuntime

@@ -25,7 +25,7 @@ from virtbus.criproxy.settings import Settings
 log = logging.getLogger(__name__)
 
 KEEP_S = 2.0
-"""Longest time that a stop waits for answers that are not kept yet."""
+"""Time limit, at a stop of the proxy, for storing the last answers of the runtimes."""
 
 
 class CriProxy:

@@ -42,7 +42,7 @@ class BackupChecks:
         return await self._jobs.ensure(want.id, "", partial(self._checked, want), work)
 
     async def read_all(self, source: ExportSource, backup: str, disk: str, job: Job) -> None:
-        """Read an opened disk of a backup and of the backups below it, and check the digests.
+        """Read an opened disk in a backup and in the backups that it rests on; check the digests.
 
         Raises:
             VirtbusError: 409 `backup_damaged`. The errors of `BackupFiles.chain`.

@@ -129,7 +129,7 @@ class Backups:
         if (found := await done()) is not None:
             return found
         if want.bitmaps is not None:
-            async with self._staging.of(want.id):  # at most one thread may hang in the directory
+            async with self._staging.of(want.id):  # so repeats of a request hang in one thread
                 return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)
@@ -304,7 +304,7 @@ class Backups:
 
     # --- the parent, in a disk thread ---------------------------------------------------------
     def _begin(self, want: BackupWork) -> BackupManifest:
-        """Make the folder `.part-<id>` of a backup with its draft; return the draft.
+        """Make the folder `.part-<id>` of a backup with a draft of its manifest; return the draft.
 
         Raises:
             VirtbusError: 409 `no_parent`: an increment was requested, and is not possible.

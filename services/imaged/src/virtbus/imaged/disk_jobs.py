@@ -44,7 +44,7 @@ class DiskJobs:
         self._group = group
         self._jobs: dict[str, Job] = {}
         self.slots = asyncio.Semaphore(CONVERSIONS_AT_ONCE)
-        """Each conversion takes its slot before it locks disks: mixed orders could deadlock."""
+        """Each conversion takes a slot before it locks disks, because mixed orders can deadlock."""
 
     @property
     def ids(self) -> frozenset[str]:

@@ -15,7 +15,10 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
+    """The result of a release.
+
+    `found` is True if there were disks. `kept` names the entry of the quarantine, if there is one.
+    """
 
     found: bool
     kept: str = ""
@@ -23,7 +26,10 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class EnsuredDisk:
-    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
+    """A disk that exists now. `made` is True if it was missing before.
+
+    The disk rests on the image `digest`, which is empty for an empty disk.
+    """
 
     file: MadeDisk
     digest: str

@@ -33,7 +33,7 @@ class DiskStep:
         """By uid: the image references in the VM's record on the bus."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Record the image references of a VM; return False if it has pull secrets.
+        """Note the image references of a VM; return False if the VM has pull secrets.
 
         The agent of such a VM requests the disks, and sends the secrets with the request.
         """

@@ -303,7 +303,7 @@ class Disks:
             if bool(made_by) and await self._threads.run(folders.has_other, ref.folder, made_by):
                 return False
             await self._threads.run(folders.refuse_used, ref.folder)
-            self._released[ref.folder] = 1  # a VM that had it may still wait for its image
+            self._released[ref.folder] = 1  # a VM that waits for an image must not make new data
             return await self._threads.run(folders.remove, ref.folder)
 
     def refuse_released(self, ref: VolumeRef) -> None:
@@ -358,7 +358,7 @@ class Disks:
     async def expire_names(
         self, wanted: frozenset[str], keep: expiry.ExpiryLimits
     ) -> tuple[str, ...]:
-        """Remove expired image names, except those `wanted` by the node's records; return them."""
+        """Remove expired image names, but not the `wanted` names; return the removed names."""
         for name in wanted:
             self._store.used(name)
         used = await self._threads.run(self.users.used)
@@ -378,7 +378,7 @@ class Disks:
     async def forget_images(
         self, digests: frozenset[str], names: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove names and unused `digests`; return the freed bytes, and the uids of all users."""
+        """Remove names and unused `digests`; return freed bytes, and uids that use `digests`."""
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         self._store.forget_names(names)
         used, began_ns = await self._threads.run(self.users.used_since)

@@ -61,7 +61,7 @@ class ExportParts:
     limits: TransferLimits
     devices: DeviceVolumes
     downloads: DownloadLimits | None = None
-    """None: this node serves no downloads."""
+    """None if this node serves no downloads."""
     sources: Sources = REAL
 
 
@@ -128,7 +128,7 @@ class Exports:
         )
 
     async def expire_forever(self) -> None:
-        """Remove old exports now and then; never returns."""
+        """Remove old exports every EXPIRE_S; never returns."""
         while True:
             try:
                 old = await self._parts.threads.run(

@@ -39,9 +39,9 @@ from virtbus.schemas.wire import spec_hash
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
-"""The asker of a request without a VM, which gets no progress."""
+"""The asker for a request without a VM. It gets no progress."""
 Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
-"""Removes names, and images that nobody uses; `Disks.forget_images`."""
+"""Removes names, and images that nobody uses, as `Disks.forget_images` does."""
 
 
 class _Way(NamedTuple):
@@ -213,7 +213,7 @@ class Images:
     ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
         """Let `remove` remove the names and images that `ref` denotes, and end their pulls.
 
-        Return the freed bytes, the uids whose disks keep the other images, and the names.
+        Return the freed bytes, the uids whose disks use images that therefore stay, and the names.
 
         Raises:
             VirtbusError: 404 `image_unknown`. 409 `image_wanted`.

@@ -60,9 +60,9 @@ class LayerSweep:
         return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
 
     def _of_disks(self) -> dict[str, str] | None:
-        """Return the layer below each disk (by path) and layer (by name).
+        """Return the layer below each disk, by the disk's path, and below each layer, by its name.
 
-        None if the header of one of them cannot be read.
+        Return None if the header of a disk or a layer cannot be read.
         """
         layers, found = str(self._files.layers.root), {}
         for disk in self._disks():

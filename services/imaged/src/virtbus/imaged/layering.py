@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _, LAYER, PUBLISH = (step.name for step in STEPS["snapshot"])
 LOOK_S = 1.0
-"""Interval at which the files are checked for a QEMU, until the agent says which files it uses."""
+"""Interval of checks whether a QEMU has files open, until the agent says which files QEMU uses."""
 SOON_S = 2.0
 """Time that a request waits for a step. Staging and the last renames are usually faster."""
 
@@ -52,7 +52,7 @@ class _Pending:
 
 
 class Layering:
-    """The snapshots by layers. While one is made, no other work of imaged uses its disks."""
+    """The layered snapshots. While one is made, no other work of imaged uses its disks."""
 
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs
@@ -78,7 +78,7 @@ class Layering:
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: SnapshotWork) -> WorkState:
-        """Ensure or cancel a snapshot by layers. The answer waits for a step, but at most SOON_S.
+        """Ensure or cancel a layered snapshot. The answer waits at most SOON_S for a step to end.
 
         Raises:
             VirtbusError: the errors of `Snapshots.do`. 409 `chain_too_long`. 409 `guest_ended`: the
@@ -157,7 +157,7 @@ class Layering:
         job.step, job.final = LAYER, True
         pending = self._pending.setdefault(note.ref.uid, _Pending())
         if note.live and not pending.decided.is_set():
-            pending.changed.set()  # after a decision, only the end of the work sets it
+            pending.changed.set()  # after a decision, only the end of the work sets this event
         if note.live and not await self._switched(note, pending):
             await self._parts.threads.run(translated, discard, self._parts.files, note)
             raise _ended()
@@ -167,8 +167,8 @@ class Layering:
     async def _switched(self, note: SnapshotNote, pending: _Pending) -> bool:
         """Return True if the guest's QEMU has used the new files.
 
-        The agent says so. Without its answer, the files show it once no QEMU has them open: if
-        nothing was written to the new files, the former files have all content.
+        The agent reports this. Until it does, the files are looked at once no QEMU has them open:
+        if nothing was written to the new files, the former files have all content.
         """
         while not await wait_for_event(pending.decided, LOOK_S):
             found: bool | None = await self._parts.threads.run(

@@ -30,7 +30,7 @@ class RunningPulls(Generic[T]):
     def running(self, key: str, refs: frozenset[str], asker: Asker) -> Iterator[None]:
         """Track a pull until the context ends.
 
-        `key` is that of the pull's transfer, `refs` are the references that denote its image.
+        `key` is the key of the pull's transfer. `refs` are the references that denote its image.
         """
         pull = _Pull(key, refs, asker)
         self._pulls[pull] = None

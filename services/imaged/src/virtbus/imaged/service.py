@@ -77,7 +77,7 @@ VERBS["pull"] = 1024
 transfer. A controller sends at most 256 pull requests at once, shared among accounts."""
 VERBS["upload"] = 16
 WAITING = {"upload": 48}
-"""Limits of the requests that wait for a slot, for verbs with large requests."""
+"""Maximum number of requests that wait for a slot, by verb, for verbs with large requests."""
 CROWDED = 1.1
 """If there are more than CROWDED times `max_names` (setting) image names, some are removed at once,
 not only after GC_INTERVAL_S."""

@@ -1,4 +1,4 @@
-"""Shares one transfer among all concurrent requests (IMG-20)."""
+"""Shares one transfer among concurrent requests for the same image (IMG-20)."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Asker:
     """One request for an image, with a listener for its progress.
 
-    `uid` is a VM or a pull's job. The trace of a transfer has the `uid` of its first request.
+    `uid` is that of a VM or a pull's job. The trace of a transfer has the `uid` of its first asker.
     `namespace` is charged for the pull slot; it is empty for the operator's pulls. `pull_secret` is
     the VM's own login for a registry, or the query of its URL.
     """
@@ -43,7 +43,7 @@ class Flight:
         self.total_bytes: int | None = None
         self.stopping = False
         self.ended = False
-        """True: the image was deleted meanwhile."""
+        """True if the image was deleted meanwhile."""
 
     @property
     def abandoned(self) -> bool:

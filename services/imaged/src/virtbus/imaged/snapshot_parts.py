@@ -34,7 +34,7 @@ class SnapshotParts:
     threads: DiskThreads
 
     async def forward(self, step: Callable[[SnapshotNote], None], note: SnapshotNote) -> None:
-        """Repeat a final step until it succeeds: after the journal, the work cannot be undone."""
+        """Repeat a final step until it succeeds, because the work cannot be undone any more."""
         while True:
             try:
                 await self.threads.run(step, note)

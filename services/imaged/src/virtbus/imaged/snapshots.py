@@ -28,7 +28,7 @@ from virtbus.schemas.snapshot_rpc import SnapshotWork
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Copies at a time: each takes the disk's bandwidth."""
+"""Number of copies at a time: each copy takes the disk's bandwidth."""
 SOON_S = 0.3
 """Time that an answer waits for a copy: enough for reflinks. The agent asks again after 1 s."""
 COPY, _, PUBLISH = (step.name for step in STEPS["snapshot"])
@@ -45,7 +45,7 @@ class Snapshots:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def recover(self) -> None:
-        """Continue the restores and layered snapshots that a crash interrupted after their journal.
+        """Continue restores and layered snapshots that had written their journal before a crash.
 
         The disks are locked on return, so that no guest starts while only some are replaced.
 

@@ -1,7 +1,8 @@
 """Receives images from clients, piece by piece, and stores them under names (ADR 0047).
 
 An upload is a partial download whose bytes a client sends. Its part is named by the account, the
-digest and the size, so it continues after a restart of the client, of imaged or of the host.
+digest and the size. So the upload continues after a restart of the client, of imaged or of the
+host.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ class Uploads:
         self._failed: Recent[str, VirtbusError] = Recent(MAX_FAILED)
         """The errors of the last failed uploads by key, for clients that did not get them yet."""
         self._naming = asyncio.Lock()
-        """One name after another, so that two uploads cannot both get the same free name."""
+        """Held while an image gets a name, so that two uploads cannot both get the same name."""
         self._running: dict[str, _Upload] = {}
 
     async def take(self, want: UploadImage, account: str, wait_s: float) -> UploadedImage:
@@ -186,7 +187,7 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse an upload whose size, name or account's number of uploads is not allowed."""
+        """Refuse an upload if its size or name is not allowed, or its account has too many."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)

@@ -1,4 +1,4 @@
-"""Entry point of `virtbus-kubebridge`: connects settings, bus, cluster and service."""
+"""Starts `virtbus-kubebridge` with its settings, and connects it to the bus and the cluster."""
 
 import virtbus.bus.quick_start  # noqa: F401  before all other imports
 

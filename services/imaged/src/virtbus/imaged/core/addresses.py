@@ -1,4 +1,4 @@
-"""Decides from which addresses images may be fetched: public addresses, and those of a setting.
+"""Decides from which addresses images may be fetched: public ones, and those that a setting names.
 
 An address is not public if IANA's special-purpose registries list it as not globally reachable, if
 it is multicast or reserved, or if Azure's metadata service has it. If an IPv6 address leads to an

@@ -27,9 +27,10 @@ _REGULAR = frozenset({"\0", "7"})
 
 
 class DamagedError(Exception):
-    """A layer or an image cannot be decoded; the message is the reason, for people.
+    """A layer of a container image, or an image, cannot be decoded.
 
-    A repeat cannot help, because the digest of a layer was verified before.
+    The message is the reason, for people. The digest of a layer is verified before, so a repeat
+    cannot help.
     """
 
 

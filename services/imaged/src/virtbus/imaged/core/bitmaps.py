@@ -7,12 +7,13 @@ from virtbus.imaged.core import qcow2
 from virtbus.schemas.errors import VirtbusError
 
 MAX_DIRECTORY_BYTES = 1024**2
-"""Limit of the directory of bitmaps. virtbus keeps one bitmap in a disk, so virtbus has made no
-longer directory."""
+"""Limit of the directory of bitmaps. virtbus keeps one bitmap in a disk, so the directories of its
+disks are far smaller."""
 _EXTENSION = struct.Struct(">IIQQ")
 """The number of bitmaps, zeros, then size and offset of their directory."""
 _ENTRY = struct.Struct(">QIIBBHI")
-"""An entry: the table's offset and size, flags, type, granularity, sizes of name and extra data."""
+"""An entry of the directory: offset and size of the bitmap's table, flags, type, granularity, and
+the sizes of the name and of extra data."""
 _IN_USE, _AUTO = 1, 2
 _DIRTY_TRACKING = 1
 

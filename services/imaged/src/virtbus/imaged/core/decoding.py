@@ -1,4 +1,4 @@
-"""Decompresses a layer or an image in pieces of limited size (IMG-14)."""
+"""Decompresses a container image's layer, or an image, in pieces of limited size (IMG-14)."""
 
 import lzma
 import sys
@@ -18,7 +18,7 @@ FREE_BYTES = 64 * 1024**2
 """Output that is always allowed, even for the smallest input."""
 MAX_MEMBERS = 500_000
 """Limit of gzip members, xz streams or zstd frames. Each of them takes CPU time, even without
-output. A layer that permits random access has one of them for each entry of its tar."""
+output. A layer that permits random access has one member for each entry of its tar."""
 MAX_WINDOW_LOG = 27
 """The largest window has 2^27 bytes (128 MiB), which is also zstd's own default limit. The decoder
 keeps a window in memory."""

@@ -1,4 +1,4 @@
-"""Derives the disks that imaged makes from a VM's record."""
+"""Derives from a VM's record the disks that imaged makes for the VM."""
 
 import uuid
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 _ROOTS = uuid.UUID("5c0b7c1e-6c1d-4d62-9a39-2f6f5a0c7e11")
-"""The namespace of the uids of `device_root_ref`. It must not change: marks have these uids."""
+"""The UUID namespace of the uids of `device_root_ref`. It must not change, because marks on devices
+have these uids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class DiskRequest:
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
-    """Return the disks of a record that imaged makes, in the order of the spec.
+    """Return the disks that imaged makes for a record's VM, in the order of the spec.
 
     These are the disks for images, container disks, empty disks and volumes.
 
@@ -199,7 +200,8 @@ def refuse_unfilled(ref: VolumeRef) -> None:
 def other_medium(disk: DiskRequest, found: Overlay, may_be: Callable[[str, str], bool]) -> bool:
     """Return True if a CD-ROM drive has a medium that is not the pinned image of its volume.
 
-    `may_be` returns True if a pin may mean the file with a digest.
+    `may_be`, called with a pin and a digest, returns True if the pin may mean the file with this
+    digest.
     """
     pin = disk.source.file_digest if disk.source is not None else None
     if not disk.drive or pin is None:

@@ -1,4 +1,4 @@
-"""Makes links to exports, checks the requests that use them, and makes the heads of answers."""
+"""Makes links to exports, checks HTTP requests with such links, and makes the answers' heads."""
 
 import base64
 import hashlib
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def token(key: bytes, export: str, name: str, expires: int) -> str:
-    """Return the token of one file until `expires`."""
+    """Return the token with which one file can be downloaded until `expires`."""
     return hmac.new(key, f"{export}/{name}\n{expires}".encode(), hashlib.sha256).hexdigest()
 
 

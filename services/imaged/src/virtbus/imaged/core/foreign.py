@@ -178,8 +178,9 @@ def _vhdx_metadata(read_at: ReadAt, base: int, items: list[tuple[bytes, int, int
 def _qcow2(_size_bytes: int, read_at: ReadAt) -> Foreign | None:
     """Return a qcow2 image that `qcow2.parse` refuses, but that QEMU may convert.
 
-    It has snapshots, bitmaps, or was not closed cleanly, and nothing else is wrong. Return None for
-    any other qcow2 image, so that `qcow2.parse` accepts it, or refuses it with its own error.
+    Such an image has snapshots or bitmaps, or was not closed cleanly, and has no other fault.
+    Return None for any other qcow2 image, so that `qcow2.parse` accepts it, or refuses it with its
+    own error.
     """
     head = read_at(0, HEAD_BYTES)
     fields = qcow2.read_fields(head)

@@ -1,7 +1,8 @@
 """Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
 Rules have a fixed order, so a name always has the same URL. Exact names precede regular
-expressions. Of exact rules for one name, the lowest layer wins (`Layer`), then the longest prefix.
+expressions. Of exact rules for one name, the lowest layer of rules (`name_rules.Layer`) wins, then
+the longest prefix.
 Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by name,
 then the first entry. If two exact rules for a name, or two equal expressions, have the same layer
 and prefix, this is a problem, and names that match them are refused. Image names on the bus are not
@@ -23,8 +24,8 @@ from virtbus.schemas.image import ImageSource, parse_image_ref
 MAX_REGEXPS = 500
 """Limit of the regular expressions of all files. Each expression has its own limit of memory."""
 _SORTED, _BESIDE, _COMPARED = 20_000, 50, 64
-"""The first _COMPARED characters of an unknown name are compared with the _BESIDE known names on
-each side of it, in sorted order.
+"""Limits of the search for names that resemble an unknown name. Its first _COMPARED characters are
+compared with the _BESIDE known names before it, and after it, in sorted order.
 
 A node with more than _SORTED names suggests none, because the sort would block the event loop.
 """
@@ -37,7 +38,7 @@ class Target(NamedTuple):
     transport: Transport = PLAIN
     pin: bool = False
     where: str = ""
-    """The file of the rule, and its entry there."""
+    """The file of the rule, and the rule's entry in the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Finds the disk file in an image's layers, entry by entry, from the uppermost layer to the lowest.
+"""Finds the disk file in a container image's layers, from the uppermost layer to the lowest.
 
 A whiteout removes a file of lower layers (the OCI image specification, `layer.md`).
 """
@@ -36,13 +36,13 @@ class Search:
         self.closed = False
         """True if no lower layer can change the answer."""
         self._above: set[str] = set()
-        """Names in the folder that upper layers have or have removed."""
+        """Names in the disk's folder that upper layers have or have removed."""
         self._here: set[str] = set()
         self._removed: set[str] = set()
         self._opaque = False
 
     def is_disk(self, entry: ArchiveEntry) -> bool:
-        """Return True for the searched file: its data is the disk.
+        """Return True if the entry is the searched file, whose data is the disk.
 
         Raises:
             VirtbusError: 422 `container_disk_many`: there are several such files, or too many

@@ -15,15 +15,15 @@ class TransferLimits:
     max_virtual_bytes: int = 2 * 1024**4
     """Maximum virtual size that an image may claim (IMG-12)."""
     max_expansion: int = 100
-    """Maximum expansion factor of a compressed image or layer beyond 64 MiB (IMG-14)."""
+    """A compressed image or layer may expand to 64 MiB plus this number times its size (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
     """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """Enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier, because of the minimum
-    rate. Time without a slot does not count."""
+    """Time limit of a transfer, enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier,
+    because of the minimum rate. Time without a slot does not count."""
     slow_turn_s: float = 5.0
     """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
     `core.pull_schedule`."""
@@ -32,8 +32,8 @@ class TransferLimits:
     free_decode_s: float = 30.0
     """CPU time that decoding an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
-    """Number of decoded bytes for which one more second of CPU time is allowed. Usual layers decode
-    100 times as fast."""
+    """Number of decoded bytes for which one more second of CPU time is allowed. Usual images are
+    decoded 100 times as fast."""
     max_redirects: int = 3
     attempts: int = 5
     backoff_s: float = 1.0
@@ -68,7 +68,7 @@ class DownloadLimits:
     at_once: int = 32
     """Maximum number of connections. One client address has at most three quarters of them."""
     bytes_per_s: int = 0
-    """The rate of all downloads together; 0: no limit."""
+    """Maximum rate of all downloads together; 0 means no limit."""
     head_s: float = 10.0
     """Time limit of the handshake and the head of a request."""
     stall_s: float = 60.0

@@ -59,14 +59,14 @@ def refs_of(name: str, url: str) -> frozenset[str]:
 
 
 def shown_name(name: str) -> str:
-    """Return a name for people, without the query of a URL, or the key of a name on the bus."""
+    """Return a name for people: a URL without its query, a name of the bus without its key."""
     return name.partition("?" if "://" in name else "#")[0]
 
 
 class PartNote(LenientModel):
     """The note of a partial download or upload: the source and the version of its bytes.
 
-    A later attempt needs them to continue.
+    A later attempt needs the source and the version to continue the transfer.
     """
 
     schema_version: int = SCHEMA_VERSION

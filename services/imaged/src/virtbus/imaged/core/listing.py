@@ -1,4 +1,4 @@
-"""Makes lists of a node's images with limited size: pages for people, and keys for placement."""
+"""Lists a node's images within size limits: pages for people, and keys for placement."""
 
 from collections.abc import Iterable, Mapping
 

@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""By `uname -m`: Go's name of the architecture, if the names differ."""
+"""Go's names of architectures, by their names in `uname -m`, if the two differ."""
 
 
 class Blob(NamedTuple):
@@ -53,7 +53,10 @@ class Manifest(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Manifests of images, each after its OS and its architecture, which are empty if not given."""
+    """The manifests of images: the OS, the architecture, and the blob of each.
+
+    The OS and the architecture are empty if the index does not name them.
+    """
 
     manifests: tuple[tuple[str, str, Blob], ...]
 
@@ -67,8 +70,8 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
     """Return the manifest or index in `body` of type `content_type`.
 
     Raises:
-        VirtbusError: 422 `manifest_invalid`. 422 `container_disk_missing`: a layer is not a layer
-            of an image.
+        VirtbusError: 422 `manifest_invalid`. 422 `container_disk_missing`: the media type of a
+            layer is not that of an image's layer.
     """
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())

@@ -1,8 +1,9 @@
-r"""Matches image names with RE2: for any regular expression, the time is linear in the name.
+r"""Matches image names with RE2, whose time is linear in the name's length for every expression.
 
 No other module imports re2. A pattern must match a complete name. But for a pattern in a file of
 Virtlet, a match of a part of the name is enough. A template is a URL with groups of the pattern:
-`$1`, `${1}`, `${name}`, and `$$` for a dollar. Version 0.1 wrote groups as `\1` and `\g<name>`.
+`$1`, `${1}`, `${name}`, and `$$` for a dollar. Files of version 0.1 may have groups in the form
+`\1` or `\g<name>`.
 """
 
 import re
@@ -47,7 +48,7 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return this pattern with `in_part`."""
+        """Return a copy of this pattern with `in_part` set."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:

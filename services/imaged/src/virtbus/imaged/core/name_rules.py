@@ -165,7 +165,7 @@ class KnownTransport:
 
 @dataclass(slots=True)
 class RuleFile:
-    """The rules of a file, in the order of the file, its problems, and its transports."""
+    """The rules of a file in the file's order, with the file's problems and transports."""
 
     rules: list[NameRule] = field(default_factory=list)
     problems: list[Detail] = field(default_factory=list)

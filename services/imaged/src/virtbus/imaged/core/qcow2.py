@@ -172,7 +172,9 @@ def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
 
 
 def parse(head: bytes, size_bytes: int) -> ImageHeader:
-    """Check the header of a qcow2 file of `size_bytes`; `head` is the file's first 64 KiB, or all.
+    """Check the header of a qcow2 file of `size_bytes`.
+
+    `head` is the first 64 KiB of the file, or the complete file if it is smaller.
 
     Raises:
         VirtbusError: 422 `backing_file`, `data_file`, `encrypted`, `internal_snapshots`, `bitmaps`,

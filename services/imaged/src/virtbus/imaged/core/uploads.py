@@ -11,7 +11,7 @@ class UploadLimits:
 
     at_once: int = 4
     per_account: int = 64
-    """Uploaded names and unfinished uploads that one account may have on the node."""
+    """Number of uploaded names and unfinished uploads that one account may have on the node."""
 
 
 def name_taken(name: str, why: str) -> VirtbusError:

@@ -27,7 +27,7 @@ _Config = tuple[str, Any, Layer]
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
 VIRTLET_REDIRECTS = 9
-"""Redirects that Virtlet follows by default, as Go's HTTP client does."""
+"""Number of redirects that Virtlet follows by default, as Go's HTTP client does."""
 _TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
 _NO_TLS = (
     "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "
@@ -54,7 +54,7 @@ def read_mappings(text: str, origin: str) -> RuleFile:
 
 
 def _as_in_virtlet(rule: NameRule, layer: Layer) -> NameRule:
-    """Return a rule in this layer whose regular expression may match a part of a name."""
+    """Return a copy of the rule in this layer, whose pattern may match a part of a name."""
     pattern = rule.pattern.of_parts() if rule.pattern is not None else None
     return replace(rule, layer=layer, pattern=pattern)
 

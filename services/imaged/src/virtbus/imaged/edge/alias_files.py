@@ -73,9 +73,9 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the `names` that `ImageAliases.pins`; `name@digest` counts as `name`.
+        """Return those of `names` for which `ImageAliases.pins` is True.
 
-        Blocks on the disk.
+        Of `name@digest`, the part `name` is looked up. Blocks on the disk.
         """
         table = self.read()
         return frozenset(name for name in names if table.pins(name.partition("@")[0]))

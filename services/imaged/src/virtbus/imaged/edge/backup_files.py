@@ -74,7 +74,7 @@ class BackupFiles:
 
         Raises:
             VirtbusError: 404 `backup_not_here`. 409 `backup_damaged`: a backup that it rests on is
-                missing or of another VM, or there are too many (`MAX_CHAIN`). 422
+                missing or of another VM, or the chain is too long (`MAX_CHAIN`). 422
                 `backup_unreadable`.
         """
         found: list[BackupManifest] = []
@@ -297,7 +297,7 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
 def expire(
     staging: BackupStaging, files: BackupFiles | None, older_s: float, busy: Collection[str]
 ) -> list[str]:
-    """Remove staged files and parts that did not change for `older_s`, except the `busy`.
+    """Remove staged files and parts without a change for `older_s`, except those of `busy` ids.
 
     Finish deletes that a crash interrupted. Return the names of the removed folders; log the
     folders that cannot be removed.

@@ -58,7 +58,7 @@ class Registries:
     mirrors: tuple[tuple[str, str], ...] = ()
     """Pairs of a registry and the mirror that replaces it. The mirror has its own login."""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
-    """Go's name, as in image manifests, such as amd64."""
+    """Go's name of the node's architecture, as in image manifests, such as amd64."""
 
     @property
     def login_from(self) -> str:
@@ -112,7 +112,7 @@ class Containers:
         self._registries = registries
 
     def of_pull(self, downloads: Downloads, pull_secret: str) -> "Containers":
-        """Return a copy for one pull, with the VM's own logins; empty: the VM has none."""
+        """Return a copy for one pull. `pull_secret` has the VM's own logins; empty if none."""
         registries = replace(self._registries, pull_secret=pull_secret)
         return Containers(self._store, self._threads, downloads, self._limits, registries)
 

@@ -27,7 +27,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 CHUNK_BYTES = 4 * 1024**2
 _BLKZEROOUT = 0x127F
-"""linux/fs.h: the blocks read as zeroes; the device frees them if it can."""
+"""The ioctl of linux/fs.h that makes blocks zero. The device frees the blocks if it can."""
 
 
 class Device:

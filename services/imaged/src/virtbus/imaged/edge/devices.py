@@ -222,7 +222,7 @@ class Devices:
             return device.old_bytes
 
     def _check_unused(self, ref: VolumeRef) -> None:
-        """Raise 409 `volume_in_use` as `begin_release`.
+        """Raise 409 `volume_in_use` in the cases that `begin_release` names.
 
         The agent is asked, because a restored bus may not know that a guest has the volume.
         """

@@ -187,7 +187,7 @@ class DiskFolders:
             with self._open(folder) as directory:
                 self._grow(volume, directory, size_bytes)
         except PermissionError:
-            return  # libvirt gave it to QEMU's user, so a guest runs
+            return  # libvirt gave the disk to QEMU's user, so a guest runs
         except OSError as error:
             raise store_error(error) from error
 

@@ -29,7 +29,7 @@ class Downloads:
         self.http = Http(limits, route)
 
     def of_pull(self, transport: Transport, route: Route) -> "Downloads":
-        """Return downloads for one pull: with the limits of `transport`, by `route`."""
+        """Return a copy for one pull, which has the limits of `transport` and uses `route`."""
         return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer
@@ -181,7 +181,7 @@ class _Request:
 
 
 def _noted(url: str, *, pinned: bool) -> str:
-    """Return the URL for the metadata file: with its query hashed, or without it if `pinned`."""
+    """Return the URL for the metadata file. Its query is hashed, or left out if `pinned`."""
     bare, mark, query = url.partition("?")
     return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 

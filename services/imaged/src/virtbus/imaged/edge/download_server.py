@@ -82,7 +82,7 @@ class DownloadServer:
                 await writer.wait_closed()
             writer = None  # asyncio's transport cannot be aborted once it has sent all and closed
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client is gone, is too slow, or sends no HTTP
+            pass  # the client is gone or slow, or sends no HTTP, or the certificate is unreadable
         finally:
             self._shares.release(source)
             if writer is not None:
@@ -102,7 +102,7 @@ class DownloadServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _context(self) -> ssl.SSLContext | None:
-        """Return the TLS context with the certificate's present files; None for plain HTTP."""
+        """Return a TLS context from the certificate's current files; None for plain HTTP."""
         if self._limits.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -154,7 +154,7 @@ class ExportFiles:
             self._root.rmdir()
 
     def expire(self, older_s: float, busy: Collection[str]) -> list[str]:
-        """Remove exports that did not change for `older_s`, except the `busy`; return their ids."""
+        """Remove exports without a change for `older_s`, except `busy` ids; return removed ids."""
         try:
             with openat2.opened_directory(self._root) as root:
                 found = {

@@ -15,7 +15,7 @@ class ExportPart:
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Close the file; it stays."""
+        """Close the file, which stays on the disk."""
         os.close(self.descriptor)
 
     @property

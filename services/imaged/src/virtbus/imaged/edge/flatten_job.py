@@ -32,7 +32,7 @@ async def flatten(
     limits: TransferLimits,
     look: Callable[[], Awaitable[None]],
 ) -> None:
-    """Let the disk of `source` rest on its `image` only; without one, on nothing.
+    """Let the disk of `source` rest on its `image` only; without `image`, on no other file.
 
     `source.disk` is open for writing. `look` is called meanwhile, and may raise to end the job.
 

@@ -76,7 +76,8 @@ class Http:
     async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, with repeats within the limits.
 
-        An AgainError is repeated at once, a TransientError after a backoff.
+        After an AgainError, the next attempt begins at once. After a TransientError, it begins
+        after a backoff.
 
         Raises:
             VirtbusError: 503 `image_unreachable`. The errors of `attempt`.

@@ -86,7 +86,7 @@ class LayerFolder:
     def take(self, disk: str, folder: int, name: str) -> None:
         """Make the file of a disk in the open `folder` a layer; may be repeated after a crash.
 
-        Afterwards the disk has no file, until a staged file gets its name.
+        Afterwards the disk has no file, until a staged file gets the disk's name.
         """
         with self.opened() as below:
             if name not in openat2.names(below) and disk + SUFFIX in openat2.names(folder):

@@ -1,4 +1,7 @@
-"""Changes files of disks for snapshots by layers (ADR 0061). All functions block on the disk."""
+"""Changes the files of disks for snapshots whose disks become layers (ADR 0061).
+
+All functions block on the disk.
+"""
 
 import contextlib
 import os
@@ -30,7 +33,7 @@ def stage_on_layer(
 
 
 def freeze_layers(files: SnapshotFolders, note: SnapshotNote) -> None:
-    """Turn the present disks into layers, give the staged disks their names, publish the snapshot.
+    """Turn the disks into layers, put the staged disks in their places, and publish the snapshot.
 
     May be repeated after a crash at any write. A disk that was removed meanwhile is left out.
 

@@ -143,7 +143,7 @@ class PartialDownload:
     def checkpoint(self) -> None:
         """Fsync the bytes so far and count them in the metadata file.
 
-        A part that cannot resume is left alone.
+        This has no effect on a part that no transfer can continue.
         """
         if self.note is None or self.offset == self._durable:
             return

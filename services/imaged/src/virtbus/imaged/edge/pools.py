@@ -176,7 +176,7 @@ class Pools:
     def _page_of(
         self, name: str, after: str, unread: set[str]
     ) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return the volumes in a pool's folder; none if it is Gone: a read could last for ever."""
+        """Return the volumes in a pool's folder; none of a Gone pool, whose reads could hang."""
         if self._is_gone(name):
             unread.add(name)
             return (), False

@@ -1,8 +1,7 @@
 """Checks the addresses of servers behind a proxy, as far as this host can resolve them.
 
-A proxy resolves names itself, and may get other answers. So this check finds only forbidden
-addresses, and names that this host, too, resolves to them. Other names are left to the rules of
-the proxy.
+A proxy resolves names itself, and may get other answers. So this check refuses a forbidden address,
+and a name that this host resolves to one. Other names are left to the rules of the proxy.
 """
 
 import asyncio

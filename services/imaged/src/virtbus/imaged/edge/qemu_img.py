@@ -99,7 +99,8 @@ async def sandboxed(
     `asyncio.subprocess`.
     """
     file_bytes, cpu_s = limits
-    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # images are, and need no lending
+    # All users may read the file of an image or layer, so the sandbox's user need not own it.
+    readable = os.fstat(files.source).st_mode & stat.S_IROTH
     with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),

@@ -134,7 +134,7 @@ def _basic(path: Path) -> str:
 
 
 def _regular(path: Path, most: int) -> bytes:
-    """Return up to `most` bytes of a regular file; a FIFO would block the reader."""
+    """Return up to `most` bytes of a file. Refuse a FIFO, which would block the reader."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

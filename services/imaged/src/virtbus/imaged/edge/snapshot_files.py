@@ -1,6 +1,6 @@
 """Keeps the disks of snapshots: `<disks>/snapshots/<folder>/<disk>.qcow2` and `record.json`.
 
-`SnapshotRef.folder` is the name of a folder. The disks in it are frozen: no program writes to them.
+`<folder>` is `SnapshotRef.folder`. The disks in a folder are frozen: no program writes to them.
 A snapshot is complete if it has `record.json`. A restore first writes its journal,
 `replacing.json`. From then on the restore can only be completed, also after a crash. A snapshot
 whose disks become layers has the journal `layering.json` first, and in the end only `record.json`
@@ -51,9 +51,9 @@ class SnapshotNote(LenientModel):
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
     layered: bool = False
-    """True: its disks are layers, whose names begin with the snapshot's uid."""
+    """True if its disks are layers, whose names begin with the snapshot's uid."""
     live: bool = False
-    """True: a guest used the disks when the journal was written."""
+    """True if a guest used the disks when the journal was written."""
 
 
 class SnapshotFolders(VolumeFolders):
@@ -120,7 +120,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make an empty folder, replacing any other; raises 503 `store_error`, `disk_full`."""
+        """Make a folder, empty even if it exists; raises 503 `store_error`, `disk_full`."""
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
@@ -171,7 +171,7 @@ class SnapshotFolders(VolumeFolders):
             )
 
     def note_begun(self, note: SnapshotNote) -> None:
-        """Write the journal of a restore, or of a snapshot by layers: all its disks are staged."""
+        """Write the journal of a restore, or of a layered snapshot, whose disks are all staged."""
         for folder in {self.place(note.uid, disk).parent for disk in note.disks}:
             with openat2.opened_directory(folder) as directory:
                 os.fsync(directory)
@@ -245,7 +245,7 @@ class SnapshotFolders(VolumeFolders):
                 openat2.replace(name + NOTE_SUFFIX, made, directory)
 
     def interrupted(self) -> list[SnapshotNote]:
-        """Return the restores and snapshots that a crash interrupted after their journal.
+        """Return the restores and snapshots whose journal was written before a crash ended them.
 
         Remove the remains of other interrupted attempts. No attempt may run meanwhile.
         """

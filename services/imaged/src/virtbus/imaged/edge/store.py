@@ -4,9 +4,9 @@
     <root>/links/<sha256(name)>    a name (`core.links.NameLink`), replaced atomically
     <root>/part/<key>[.json]       a partial download
 
-The index in memory is read from the files at the start. An addition changes the files first, a
-removal the index, so the index never names a missing file. Complete files appear by a rename, so a
-crash at any instruction loses at most partial downloads.
+The index in memory is read from the files at the start. An addition changes the files first, and a
+removal changes the index first, so the index never names a missing file. Complete files appear by
+a rename, so a crash at any instruction loses at most partial downloads.
 """
 
 import contextlib
@@ -167,7 +167,7 @@ class ImageStore:
         return image
 
     def pinned(self, digest: str) -> ImageInfo | None:
-        """Return the image with a digest, or that converted from fetched bytes with this digest."""
+        """Return the image with a digest, or one that was made from bytes with this digest."""
         made = (link.digest for link in self._links.values() if link.fetched == digest)
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 

@@ -1,10 +1,10 @@
 """Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
 Volumes of other pools are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). The file of a
-shared volume is `disk.raw` (ADR 0086): nobody but its guests reads it. `VolumeRef.folder` is the
-name of a folder. All folders are below the directory of the disks, because the sandbox of imaged's
-service mounts its directories one by one, and no rename crosses a mount. Only an explicit release
-removes a folder with a disk.
+shared volume is `disk.raw` (ADR 0086): only its guests read it. `<folder>` is `VolumeRef.folder`.
+All folders are below the directory of the disks, because the sandbox of imaged's service mounts its
+directories one by one, and no rename crosses a mount. Only an explicit release removes a folder
+with a disk.
 """
 
 import contextlib

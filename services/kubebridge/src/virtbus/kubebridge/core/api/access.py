@@ -1,4 +1,4 @@
-"""Finds the target of a request, and builds its access review and its refusal."""
+"""Finds the target of a request for a subresource, and builds its access review and refusal."""
 
 from typing import Any, NamedTuple
 

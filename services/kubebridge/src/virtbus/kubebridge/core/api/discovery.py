@@ -1,4 +1,4 @@
-"""Builds the documents of the aggregated API from the table of verbs: discovery and OpenAPI."""
+"""Builds the discovery and OpenAPI documents of the aggregated API from the table of verbs."""
 
 from collections.abc import Iterator
 from itertools import groupby

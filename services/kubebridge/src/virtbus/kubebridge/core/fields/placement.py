@@ -152,7 +152,10 @@ def terms(spec: Object) -> list[Object]:
 
 
 def expressions(spec: Object) -> Iterator[Expression]:
-    """Yield the expressions of the first term. A node must match all; a rule refuses more terms."""
+    """Yield the expressions of the first term, all of which a node must match.
+
+    A rule refuses a second term.
+    """
     for index, one in enumerate(items(next(iter(terms(spec)), {}), "matchExpressions")):
         yield f"{TERMS}[0].matchExpressions[{index}]", one
 

@@ -1,4 +1,4 @@
-"""Defines a row of the table of fields, and the three verdicts."""
+"""Defines a row in a table of KubeVirt's fields. Its verdict is mapped, ignored or refused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +55,10 @@ class Field:
 
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
-    """Return the row of an object, or of a list if `path` ends in `[]`. Fields below have rows."""
+    """Return the row of an object, or of a list if `path` ends in `[]`.
+
+    The fields below it have their own rows.
+    """
     kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 

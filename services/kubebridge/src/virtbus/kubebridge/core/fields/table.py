@@ -1,4 +1,4 @@
-"""Looks up fields in the tables by path."""
+"""Looks up KubeVirt's fields in tables, by path."""
 
 from virtbus.kubebridge.core.fields import devices, machine, placement, vm, volumes
 from virtbus.kubebridge.core.fields.row import Field

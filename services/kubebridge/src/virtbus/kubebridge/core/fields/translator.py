@@ -1,4 +1,4 @@
-"""Translates a manifest by a table of fields, and collects all problems."""
+"""Translates a manifest by a table of fields, and collects up to MAX_CAUSES problems."""
 
 import difflib
 import re
