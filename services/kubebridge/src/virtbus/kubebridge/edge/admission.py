@@ -91,7 +91,7 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # Wait for the thread even if cancelled, because the turn must last until it has ended.
+            # Wait for the thread's answer even if cancelled, because the turn must last until then.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)

@@ -1,8 +1,8 @@
 """Encodes and decodes the messages between netd and the resolver's process, as JSON.
 
-Both run as root on one host, and netd replaces a resolver that runs other code than its own. So the
-messages have no versions and no checks. The module imports no library, so that the process stays
-small.
+Both run as root on one host, and netd replaces a resolver whose code differs from netd's. So the
+messages have no versions and no checks. This module imports no library, so that the resolver's
+process stays small.
 """
 
 import json
