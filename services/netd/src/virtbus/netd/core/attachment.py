@@ -281,8 +281,7 @@ class Attachment(LenientModel):
 
     @property
     def changing(self) -> bool:
-        """Return True while an interface is pending or leaving. A new start of the guest ends this.
-        """
+        """Return True while an interface is pending or leaving. A new start of the VM ends this."""
         return any(nic.pending or nic.leaving for nic in self.nics)
 
     def with_nics(self, nics: Iterable[Nic]) -> "Attachment":

@@ -137,8 +137,7 @@ def _response(query: DnsQuery) -> dns.message.Message:
 
 
 def _encoded(query: DnsQuery, answer: dns.message.Message) -> bytes:
-    """Return the bytes of an answer. If it exceeds the client's buffer, it is empty, with bit TC.
-    """
+    """Return the bytes of an answer. If they exceed the client's buffer, it is empty and has TC."""
     offered = query.message.payload if query.message.edns >= 0 else _PLAIN_BYTES
     most_bytes = min(max(offered, _PLAIN_BYTES), _MOST_BYTES)
     try:
