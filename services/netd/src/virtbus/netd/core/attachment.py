@@ -108,13 +108,14 @@ class Nic(LenientModel):
     plugin_args: dict[str, str] = Field(default_factory=dict)
     """Further arguments in CNI_ARGS, which name the pod of a VM pod."""
     asks_segment: bool = False
-    """The conflist has the plugin `dhcp`. netd does not run it: the guest asks the DHCP server."""
+    """True if the conflist has the plugin `dhcp`. netd does not run this plugin: the guest itself
+    asks the DHCP server."""
     on_macvlan: bool = False
-    """The plugins made a macvlan link. This link has the guest's MAC, because it takes frames for
-    no other MAC."""
+    """True if the plugins made a macvlan link. This link has the guest's MAC, because it takes
+    frames for no other MAC."""
     off_host: bool = False
-    """The host sees no packets of the link that the plugins made. This link is, for example, a
-    device that the plugins moved into the namespace."""
+    """True if the host sees no packets of the link that the plugins made. This link is, for
+    example, a device that the plugins moved into the namespace."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False

@@ -1,4 +1,4 @@
-"""Bounds the queries of one guest."""
+"""Bounds the DNS queries of one guest."""
 
 from virtbus.netd.core.token_bucket import TokenBucket
 

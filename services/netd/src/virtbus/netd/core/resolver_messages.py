@@ -71,7 +71,7 @@ class FoundName:
 
 
 class NobodyAnswersError(Exception):
-    """No controller can be asked now."""
+    """Raised if no controller can be asked now."""
 
 
 def answer_message(number: int, found: FoundName | None, *, silent: bool = False) -> Message:

@@ -37,7 +37,7 @@ EVENT_CHARACTERS = 1024
 
 
 class GroupLister(Protocol):
-    """Reads the groups of this bridge on the bus."""
+    """Reads the security groups that this bridge owns on the bus."""
 
     current: bool
 
@@ -46,7 +46,7 @@ class GroupLister(Protocol):
 
 
 class Policies(NamedTuple):
-    """The sources of a policy's reconcile, and the Events that were recorded."""
+    """The caches that a policy's reconcile reads, and the last Events of each policy (`told`)."""
 
     policies: Lister
     groups: GroupLister

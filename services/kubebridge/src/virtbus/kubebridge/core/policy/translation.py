@@ -162,7 +162,7 @@ class _Translation:
         groups: dict[str, None] = {}
         for index, peer in enumerate(peers):
             if len(cidrs) > MATCHES_MAX:
-                break  # `_within` denies the rest
+                break  # `_within` reports that there are too many
             self._peer(peer, f"{where}.{field}[{index}]", cidrs, groups)
         if peers and not cidrs and not groups:
             return
