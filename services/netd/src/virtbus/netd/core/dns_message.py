@@ -137,7 +137,10 @@ def _response(query: DnsQuery) -> dns.message.Message:
 
 
 def _encoded(query: DnsQuery, answer: dns.message.Message) -> bytes:
-    """Return the bytes of an answer. If they exceed the client's buffer, it is empty and has TC."""
+    """Return the bytes of an answer.
+
+    If the answer exceeds the client's buffer, return an empty answer with the bit TC.
+    """
     offered = query.message.payload if query.message.edns >= 0 else _PLAIN_BYTES
     most_bytes = min(max(offered, _PLAIN_BYTES), _MOST_BYTES)
     try:

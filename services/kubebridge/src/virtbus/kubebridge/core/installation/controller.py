@@ -47,7 +47,7 @@ def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
 
 
 SHOWN = 10
-"""Maximum number of such VMs that the condition names."""
+"""Maximum number of VMs without a VMI that the condition names."""
 _CONDITIONS = {"Available": True, "Created": True, "Degraded": False, "Progressing": False}
 
 

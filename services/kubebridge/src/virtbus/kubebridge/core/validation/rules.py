@@ -346,7 +346,7 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """Return the violations of rules in a VMI with defaults. The webhooks may have been away."""
+    """Return the violations of rules in a VMI with defaults. The webhooks may not have checked it."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
