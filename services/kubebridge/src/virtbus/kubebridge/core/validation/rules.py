@@ -346,7 +346,7 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """Return the violations of rules in a VMI with defaults. The webhooks may not have checked it."""
+    """Return the violations of rules in a VMI with defaults, also if no webhook has checked it."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
