@@ -2,7 +2,7 @@
 
 Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written before
 anything is made and removed after everything else, and the tap comes up last. So every namespace of
-this netd has a state file. Namespaces without a state file belong to another instance, and stay.
+this netd has a state file. Namespaces without a state file belong to another netd, and stay.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ class Attachments:
     ) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
-        `unused`: refuse if a guest uses the network, and let `ensure` make it again for this epoch.
+        With `unused`, refuse if a guest uses the network, and permit `ensure` for the same epoch.
 
         Raises:
             VirtbusError: 409 for an older epoch. 503 `network_used`: a guest uses the network. The
@@ -271,7 +271,7 @@ class Attachments:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
     async def _replug_new(self) -> None:
-        """Attach every host link again if a bridge was made, because it has no links of VMs yet."""
+        """Attach every host link again if a bridge was made: a new bridge has no links of VMs."""
         times_made = self._doors.attachers.bridges.times_made()
         if self._bridge_seen != times_made:
             self._bridge_seen = times_made
@@ -298,7 +298,7 @@ class Attachments:
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.
 
-        virtbus namespaces without a state file belong to another instance on this host:
+        virtbus namespaces without a state file belong to another netd on this host:
         they are logged once, and stay. Requests are refused until this has returned.
 
         Raises:

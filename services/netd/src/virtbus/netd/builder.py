@@ -146,7 +146,7 @@ class Builder:
     async def built_in(self, attachment: Attachment) -> None:
         """Make or complete a network without CNI interfaces.
 
-        Its state file is durable afterwards.
+        The state file of the VM is durable afterwards.
 
         Raises:
             VirtbusError: the errors of `PublishedPorts.claim`, if a published port is not free. The
@@ -229,7 +229,7 @@ class Builder:
     async def adopt(self, attachment: Attachment, *, keeps_running: bool = False) -> None:
         """Complete a network whose CNI links exist, and serve DHCP in it.
 
-        Interfaces that are pending are left alone. `keeps_running`: as in `GuestLinks.build`; a
+        Interfaces that are pending are left alone. `keeps_running` is as in `GuestLinks.build`. A
         caller that adds an interface does not set it.
         """
         joined = attachment.joined

@@ -26,7 +26,7 @@ from virtbus.kubebridge.edge.fair_turns import FairTurns
 MAX_BYTES = 8 * 1024**2
 """Largest review. A review has the object at most twice, and an object may have 3 MiB."""
 MAX_VALUES = 40_000
-"""Maximum number of JSON values in a review: those of two objects as large as a bus message.
+"""Maximum number of JSON values in a review. Two bus messages may have as many.
 
 Such a review costs at most 0.6 s of CPU time.
 """
@@ -91,7 +91,7 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # Wait for the thread even if cancelled, because the turn must last until it has ended.
+            # Wait for the thread's answer even if cancelled, because the turn must last until then.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)

@@ -30,7 +30,7 @@ TIMEOUT_S = 10.0
 
 
 class BusGroups:
-    """The groups by the namespace and the label of their NetworkPolicy.
+    """The groups, by the namespace of their NetworkPolicy and the value of their POLICY_LABEL.
 
     The list that the bus returns has only groups that this bridge owns.
     """

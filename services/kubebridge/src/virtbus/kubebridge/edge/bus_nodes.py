@@ -24,8 +24,8 @@ TIMEOUT_S = 10.0
 class BusNodes:
     """The nodes by name.
 
-    The bridge's mark on a Kubernetes Node is KubeVirt's label and heartbeat. `notify` gets `/name`
-    if the mark on the Node of this name may have to change.
+    The bridge's mark on a Kubernetes Node is KubeVirt's label and heartbeat annotation. `notify`
+    gets `/name` if the mark on the Node of this name may have to change.
     """
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:

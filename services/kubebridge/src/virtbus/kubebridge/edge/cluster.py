@@ -1,6 +1,6 @@
-"""Client of the API server: JSON in, JSON out. All requests of the bridge go through it.
+"""Sends all requests of the bridge to the API server. Requests and answers are plain JSON.
 
-It uses only the HTTP client of kubernetes_asyncio (`login.py`, ADR 0024), none of its models.
+Of kubernetes_asyncio, only the HTTP client is used (`login.py`, ADR 0024), and none of its models.
 """
 
 import json
@@ -25,7 +25,7 @@ PAGE = 50
 """Objects in a page of a list. An object may have 1.5 MiB, and a page is parsed at once (ADR 0028).
 """
 TIMEOUT_S = 35.0
-"""Timeout of a request. Without etcd, the API server itself ends most requests after 34 s."""
+"""Timeout of a request. If etcd is away, the API server itself ends most requests after 34 s."""
 WATCH_S = (55.0, 75.0)
 """Shortest and longest duration that a watch asks for, in seconds.
 
@@ -34,7 +34,7 @@ The duration bounds the time until a silent server is noticed.
 SILENT_S = 10.0
 """Seconds beyond the duration of a watch after which its server counts as silent.
 
-It is also the timeout of a watch's connection.
+It is also the timeout for connecting a watch.
 """
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """Longest line of a watch. An object has at most 1.5 MiB (etcd), and JSON may escape each byte."""

@@ -51,7 +51,7 @@ class FairTurns:
                 place.set_result(None)
 
     def _next(self) -> Place:
-        """Return the oldest waiter of the next namespace of the next source."""
+        """Remove and return the oldest waiter of the next namespace of the next source."""
         source, of_source = next(iter(self._waiting.items()))
         namespace, places = next(iter(of_source.items()))
         place = places.popleft()

@@ -58,8 +58,8 @@ class _Asked:
     """The polling state of one guest. Times are of the event loop's clock.
 
     `due_s` is the time of the next poll. `since_s` is the time at which the guest was first seen
-    running, or 0. `answer` is the last answer, encoded. It is empty if the guest did not answer,
-    and None until the first poll.
+    running, or 0. `answer` is the last answer, encoded. It is empty if the guest did not answer, or
+    did not run. It is None until the first poll.
     """
 
     due_s: float
@@ -88,7 +88,7 @@ class GuestAgentPoller:
         return read(GuestInfo, one.answer) if one is not None and one.answer else None
 
     def asked(self, uid: str) -> bool:
-        """Return True once the guest was polled, with or without an answer."""
+        """Return True once the guest was polled, with or without an answer, or did not run."""
         one = self._asked.get(uid)
         return one is not None and one.answer is not None
 

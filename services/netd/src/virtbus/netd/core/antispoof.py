@@ -1,6 +1,6 @@
 """Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
-The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
+The filter is a chain at the tap's ingress, so it sees every frame before any bridge. It drops all
 frames that no rule allows. So VLAN, STP and LLDP need no rule of their own, and neither does IPv6
 of a guest without IPv6 addresses. The chain also drops DHCP requests and router solicitations of
 the guest, because netd's packet socket on the tap reads them before this hook.
@@ -37,10 +37,11 @@ _UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
 _DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
 _BROADCAST = IPv4Address("255.255.255.255")
 _DNS_TCP_HZ = 200
-"""Packets a second of one guest to TCP port 53 of its gateway. They suffice for 30 short queries,
-or for 500 KiB."""
+"""Maximum number of packets a second of one guest to TCP port 53 of its gateway. They suffice for
+30 short queries, or for 500 KiB."""
 _DHCP_HZ = 20
-"""DHCP requests a second of one guest to servers of a segment, the limit of netd's own server."""
+"""Maximum number of DHCP requests a second of one guest to servers of a segment. netd's own server
+has the same limit."""
 
 
 @dataclass(frozen=True, slots=True)

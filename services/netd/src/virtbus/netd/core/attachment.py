@@ -25,7 +25,7 @@ class NicKind(StrEnum):
     NAT = "nat"
     ROUTED = "routed"
     ISOLATED = "isolated"
-    """NAT, ROUTED, ISOLATED: as BRIDGE, with the bridge and the rules of a network object."""
+    """NAT, ROUTED and ISOLATED are as BRIDGE, with the bridge and the rules of a network object."""
     OVERLAY = "overlay"
     """As NAT, with a tunnel to other hosts as a port of the bridge."""
     HOST_BRIDGE = "host-bridge"
@@ -92,7 +92,7 @@ class Nic(LenientModel):
     publish: tuple[PublishedPort, ...] = ()
     binding: NicBinding | None = None
     ports: tuple[GuestPort, ...] = ()
-    """The open ports with masquerade or passt; empty: all."""
+    """With masquerade or passt: the open ports. If it is empty, all ports are open."""
     guest_network: str = GUEST_NETWORK
     guest_network6: str = GUEST_NETWORK6
     """With masquerade: the guest's own networks. `addresses` are then those of the VM's namespace.
@@ -103,17 +103,19 @@ class Nic(LenientModel):
     search: tuple[str, ...] = ()
     cni: CniState | None = None
     plugins_digest: str = ""
-    """The digest of the plugins that its conflist must have; empty: any plugins."""
+    """The digest of the plugins that its conflist must have. An empty digest permits any plugins.
+    """
     plugin_args: dict[str, str] = Field(default_factory=dict)
     """Further arguments in CNI_ARGS, which name the pod of a VM pod."""
     asks_segment: bool = False
-    """The conflist has the plugin `dhcp`. netd does not run it: the guest asks the DHCP server."""
+    """True if the conflist has the plugin `dhcp`. netd does not run this plugin: the guest itself
+    asks the DHCP server."""
     on_macvlan: bool = False
-    """The plugins made a macvlan link. This link has the guest's MAC, because it takes frames for
-    no other MAC."""
+    """True if the plugins made a macvlan link. This link has the guest's MAC, because it takes
+    frames for no other MAC."""
     off_host: bool = False
-    """The host sees no packets of the link that the plugins made. This link is, for example, a
-    device that the plugins moved into the namespace."""
+    """True if the host sees no packets of the link that the plugins made. This link is, for
+    example, a device that the plugins moved into the namespace."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
@@ -123,7 +125,7 @@ class Nic(LenientModel):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return what identifies it: its name and its network."""
+        """Return its name and its network, which identify it among the VM's interfaces."""
         return self.name, self.network
 
     @property
@@ -186,7 +188,7 @@ class Nic(LenientModel):
 
     @property
     def host_place(self) -> str:
-        """Return what identifies the host's bridge or interface that it is on; empty for CNI."""
+        """Return a key for the host's bridge or interface that it is on; empty for CNI."""
         if self.kind is NicKind.CNI:
             return ""
         if self.target is None:
@@ -206,15 +208,15 @@ class Nic(LenientModel):
 
     @property
     def filters_reach(self) -> bool:
-        """Return True if the tap's filter limits its reach.
+        """Return True if the tap's filter limits the reach of the guest by this interface.
 
-        The filter must, because the host sees none of its packets.
+        The filter must do this if the host sees none of the guest's packets.
         """
         return self.of_segment or self.asks_segment or self.off_host or self.on_macvlan
 
     @property
     def network_dns(self) -> tuple[str, ...]:
-        """Return the name servers in its network object; empty: the node's."""
+        """Return the name servers in its network object. If there are none, the node's are used."""
         return self.target.spec.dns if self.target is not None else ()
 
     @property
@@ -254,7 +256,9 @@ class Attachment(LenientModel):
     owner: str = ""
     """The labels and the owner of the VM, which decide about its security groups."""
     dns_config: DnsConfig | None = None
-    """The DNS settings of the VM, as the guest got them at its start; None: those of its networks.
+    """The DNS settings of the VM, as the guest got them at its start.
+
+    If it is None, the settings of the VM's networks apply.
     """
     made: bool = False
     """True when all steps are done. Only networks with CNI plugins need this field: after a crash,
@@ -278,7 +282,7 @@ class Attachment(LenientModel):
 
     @property
     def changing(self) -> bool:
-        """Return True while an interface is being plugged or unplugged, or until a new start."""
+        """Return True while an interface is pending or leaving. A new start of the VM ends this."""
         return any(nic.pending or nic.leaving for nic in self.nics)
 
     def with_nics(self, nics: Iterable[Nic]) -> "Attachment":

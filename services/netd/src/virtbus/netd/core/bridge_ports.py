@@ -7,7 +7,7 @@ from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 PORTS_MAX = 1023
-"""Ports of a Linux bridge (`BR_MAX_PORTS` without number 0)."""
+"""Maximum number of ports of a Linux bridge (`BR_MAX_PORTS` without number 0)."""
 _WITHOUT_BRIDGE = frozenset({NicKind.CNI, NicKind.MACVTAP})
 _SOON = PORTS_MAX * 9 // 10
 

@@ -91,9 +91,10 @@ class DhcpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The guest's configuration. `routes` are (network, gateway); gateway 0.0.0.0 is on-link.
+    """The guest's configuration. `domain` and `search` are valid domain names.
 
-    `domain` and `search` are valid domain names.
+    `routes` are pairs of a network and its gateway. The gateway 0.0.0.0 stands for a network that
+    is on the link.
     """
 
     mac: bytes
@@ -113,7 +114,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class DhcpAnswer:
-    """A reply and its destination: without `unicast`, the broadcast MAC and address."""
+    """A reply and its destination. Without `unicast`, both MAC and address are for broadcast."""
 
     kind: MessageType
     message: bytes
@@ -173,7 +174,10 @@ def parse(message: bytes) -> DhcpRequest | None:
 
 
 def _options(field: bytes) -> dict[int, bytes] | None:
-    """Return options by code, parts of one code joined (RFC 3396); None if one is truncated."""
+    """Return the options by code; None if one is truncated.
+
+    An option that was sent in several parts is joined (RFC 3396).
+    """
     found: dict[int, bytes] = {}
     offset = 0
     while offset < len(field) and field[offset] != _END:
@@ -336,7 +340,7 @@ def _build(
 
 
 def _shortened(domains: bytes, room: int) -> bytes:
-    """Return the first domains that fit in `room` together with the heads of their parts."""
+    """Return the first domains that fit in `room` together with the heads of the option's parts."""
     heads = 2 * -(-room // _PART_BYTES)
     return first_domains(domains, room - heads)
 

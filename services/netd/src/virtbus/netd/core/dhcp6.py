@@ -96,7 +96,10 @@ class Offer6:
 
 @dataclass(frozen=True, slots=True)
 class Request6:
-    """A client's message, reduced to the needed fields. `ias` are IAIDs with their addresses."""
+    """A client's message, reduced to the needed fields.
+
+    `ias` has the id of each identity association, with the addresses that the client names in it.
+    """
 
     kind: int
     transaction: bytes

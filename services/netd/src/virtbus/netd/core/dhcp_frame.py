@@ -25,7 +25,7 @@ _PACKET_TYPE, _PACKET_OUTGOING = 0xFFFFF004, 4
 """The ancillary load of a packet's direction (`SKF_AD_PKTTYPE`)."""
 
 _Step = tuple[int, str, str, int]
-"""An instruction; its jumps go to labels, and an empty label is the next instruction."""
+"""An instruction of BPF. Its jumps go to labels. An empty label means the next instruction."""
 BpfStep = tuple[int, int, int, int]
 """An instruction as the kernel takes it. Its jumps are distances."""
 

@@ -1,4 +1,4 @@
-"""Builds each interface's DHCP offer from its assignment, the VM's DNS and the node's settings."""
+"""Builds the DHCP offers of a VM's interfaces, from their addresses and routes and DNS settings."""
 
 from dataclasses import dataclass, replace
 from ipaddress import (
@@ -44,7 +44,7 @@ class DhcpSettings:
 def offers_of(
     attachment: Attachment, site: DhcpSettings, names_domain: str = ""
 ) -> list[Offer | None]:
-    """Return an offer per interface, in order; None for one that netd does not answer.
+    """Return an offer for each interface, in order; None if netd does not answer DHCP there.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
     domain of VMs' names, which the gateways of kinds in WITH_NAMES resolve. If it is empty, they
@@ -71,7 +71,7 @@ def offers_of(
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The offers of one interface, by IP version; None: the guest gets none."""
+    """The offers of one interface, by IP version. If one is None, the guest gets no such offer."""
 
     four: Offer | None
     six: Offer6 | None = None
@@ -80,7 +80,7 @@ class Offers:
 def all_offers(attachment: Attachment, site: DhcpSettings, names_domain: str = "") -> list[Offers]:
     """Return the offers of each interface, in order.
 
-    Only the first interface with a gateway of a version gives the guest a default route.
+    For each IP version, only the first interface with a gateway gives the guest a default route.
     """
     found: list[Offers] = []
     routed = False
@@ -122,8 +122,8 @@ def _offer6(
 def _router6(nic: Nic) -> IPv6Address | None:
     """Return the address by which the guest knows its IPv6 router; None without a known router.
 
-    A router of a CNI network that is not on this host advertises itself to the guest, so netd need
-    not know it.
+    If the router of a CNI network is not on this host, it advertises itself to the guest. So netd
+    does not need the router's address.
     """
     if nic.kind is NicKind.CNI:
         return IPv6Address(nic.router6) if nic.router6 else None
@@ -133,9 +133,10 @@ def _router6(nic: Nic) -> IPv6Address | None:
 
 
 def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: str) -> DhcpSettings:
-    """Return the settings with the gateway as the DNS server, if it resolves `names_domain`.
+    """Return the settings for an interface whose gateway resolves VMs' names in `names_domain`.
 
-    By the search list, a guest finds VMs of its namespace by their short names.
+    The gateway is the DNS server. By the search list, a guest finds VMs of its namespace by their
+    short names. If `names_domain` is empty, return `site`.
     """
     if not names_domain:
         return site
@@ -149,9 +150,9 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
 
 
 def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
-    """Return the settings with the DNS of the VM. Without it, use that of the network or node.
+    """Return the settings with the DNS of the VM, or otherwise that of the network or the node.
 
-    A client that does not know option 119 searches only in `domain`.
+    A client that does not know option 119 (the search list) searches only in `domain`.
     """
     if own is not None:
         domain = next(iter(own.searches), "")

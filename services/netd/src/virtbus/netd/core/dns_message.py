@@ -29,7 +29,10 @@ _PLAIN_BYTES, _MOST_BYTES = 512, 1232
 
 
 class BadQueryError(Exception):
-    """A message that is not answered from names; `reply` is the refusal, None for no answer."""
+    """Raised for a message that is not a query, or cannot be answered. `reply` is the refusal.
+
+    If `reply` is None, the message gets no answer.
+    """
 
     def __init__(self, reply: bytes | None) -> None:
         super().__init__("not a query that can be answered")
@@ -134,7 +137,10 @@ def _response(query: DnsQuery) -> dns.message.Message:
 
 
 def _encoded(query: DnsQuery, answer: dns.message.Message) -> bytes:
-    """Return the bytes of an answer. Beyond the client's buffer, it is empty and has the bit TC."""
+    """Return the bytes of an answer.
+
+    If the answer exceeds the client's buffer, return an empty answer with the bit TC.
+    """
     offered = query.message.payload if query.message.edns >= 0 else _PLAIN_BYTES
     most_bytes = min(max(offered, _PLAIN_BYTES), _MOST_BYTES)
     try:

@@ -1,4 +1,4 @@
-"""Refuses requests whose epoch is outdated: the VM was released, or assigned again, since then."""
+"""Refuses requests with an outdated epoch, from before a release or new assignment of the VM."""
 
 from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core.attachment import Attachment

@@ -54,7 +54,7 @@ class FreedAddresses:
         return {address: order for order, address in enumerate(there)}
 
     def former(self, nic: Nic, uid: str) -> tuple[str, ...]:
-        """Return the addresses that the interface itself had last."""
+        """Return the remembered addresses that the interface itself released, the oldest first."""
         there = self._of.get(network_of(nic), {}).values()
         return tuple(one.address for one in there if one.owner == _owner(nic, uid))
 
@@ -70,7 +70,7 @@ def releases_of(uid: str, nics: Iterable[Nic], left: Iterable[Nic] = ()) -> Iter
 
 
 def network_of(nic: Nic) -> str:
-    """Return what identifies the addresses of an interface's network on this host."""
+    """Return the key under which the addresses of an interface's network are remembered."""
     return f"{nic.kind} {nic.place}"
 
 

@@ -53,7 +53,7 @@ class PeerRule:
 
 @dataclass(frozen=True, slots=True)
 class GroupedNic:
-    """An interface that has only connections that a rule allows, in its `isolated` directions."""
+    """An interface. In its `isolated` directions, it has only connections that a rule allows."""
 
     index: int
     eth: str

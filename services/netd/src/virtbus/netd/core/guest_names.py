@@ -45,7 +45,10 @@ class NamedVm:
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
-        """Return the servers for the VM's queries from an address; empty: the host's servers."""
+        """Return the servers for the VM's queries from an address.
+
+        If there are none, the host's servers are asked.
+        """
         return dict(self.servers).get(address, ())
 
     def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:

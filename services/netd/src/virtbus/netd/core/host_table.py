@@ -24,7 +24,7 @@ ROUTER = IPv6Interface("fe80::1/64")
 
 
 def table_of(bridge: str) -> str:
-    """Return the name of a bridge's table; two instances on a host have different tables."""
+    """Return the name of a bridge's table. Two netds on one host have different tables."""
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
@@ -114,9 +114,9 @@ def _gateways(
 ) -> Iterator[nft.NftRule]:
     """Yield the rules that close the gateways to everybody but the bridge's own guests.
 
-    Guests on a segment can send packets to a gateway, which no host has filtered. So can machines
-    that have a route to a routed network. The rules in `input` drop packets whose destination
-    another program has rewritten to a gateway.
+    Guests on a segment can send packets to a gateway, and no host has filtered these packets. So
+    can machines that have a route to a routed network. The rules in `input` drop packets whose
+    destination another program has rewritten to a gateway.
     """
     elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))
     places = [(*nft.is_ipv4(), *nft.ip_destination(gateway.ip))]

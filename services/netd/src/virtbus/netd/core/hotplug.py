@@ -39,7 +39,7 @@ def _numbered(nic: Nic, uid: str, index: int) -> Nic:
 
 
 def first_nics(known: Attachment | None, wanted: Attachment) -> Attachment:
-    """Return the attachment of a guest that had no interface, with `wanted` as pending ones."""
+    """Return the attachment of a guest without interfaces. Those of `wanted` are pending."""
     after = grown((known or wanted).with_nics(()), wanted)
     return after.model_copy(update={"epoch": wanted.epoch, "generation": wanted.generation})
 

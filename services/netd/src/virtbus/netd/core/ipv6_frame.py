@@ -26,7 +26,7 @@ class Heard(NamedTuple):
 def heard(frame: bytes) -> Heard | None:
     """Return the DHCPv6 message or the router solicitation in a frame.
 
-    None if lengths are inconsistent, or if the frame has neither.
+    Return None if lengths are inconsistent, or if the frame has neither.
     """
     start = _ETHERNET_BYTES + _IPV6_BYTES
     if len(frame) < start + _UDP_BYTES or frame[12:14] != struct.pack("!H", ETHERTYPE_IPV6):

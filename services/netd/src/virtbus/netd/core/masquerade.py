@@ -32,10 +32,11 @@ _NEIGHBOURS = 135, 136
 
 
 def refuse_overlap(nic: Nic) -> Nic:
-    """Return the interface, if the guest's own networks do not overlap its addresses' networks.
+    """Return the interface unchanged, after a check of the guest's own networks.
 
     Raises:
-        VirtbusError: 422 `guest_network_taken`.
+        VirtbusError: 422 `guest_network_taken`: one of them overlaps the network of one of the
+            interface's addresses.
     """
     for ends in nic.guest_ends:
         inner = ends.guest.network

@@ -14,7 +14,8 @@ OWNER_PREFIX = "virtbus:"
 NETWORK_BRIDGES = "vbn"
 """The prefix of the names of network objects' bridges."""
 _MAX_ALIAS_BYTES = 254
-"""The kernel accepts 255 bytes, of which the last is the NUL that pyroute2 appends."""
+"""Maximum length of a link's alias. The kernel accepts 255 bytes, of which the last is the NUL that
+pyroute2 appends."""
 
 
 def owner_mark(state_dir: str) -> str:

@@ -1,8 +1,8 @@
 """Builds nftables chains and rules, for messages of `nft_tables` (`linux/netfilter/nf_tables.h`).
 
-libnftables takes as long (0.4 ms of CPU), but it is not thread-safe, and it ends the process if
-its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of expressions:
-loads into register 1, compares, and a verdict.
+libnftables takes as long as this module (0.4 ms of CPU), but it is not thread-safe, and it ends the
+process if its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of
+expressions: loads into register 1, compares, and a verdict.
 """
 
 import functools

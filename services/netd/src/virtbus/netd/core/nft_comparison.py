@@ -18,7 +18,7 @@ _FAMILY_BYTES = 4
 _CHAIN, _EXPRESSIONS, _SENT_EXPRESSIONS = 2, 4, 4 | 0x8000
 _NAME, _DATA = 1, 2
 _NESTED = {"cmp": {3}, "immediate": {2}, "bitwise": {4, 5}}
-"""By expression: its attributes that contain a value. A verdict is one level deeper."""
+"""The attributes of each expression that contain a nested value. A verdict is one level deeper."""
 _UNEQUAL = frozenset({"counter"})
 """Expressions whose attributes are no part of the rule."""
 

@@ -63,7 +63,10 @@ def is_new() -> tuple[bytes, ...]:
 
 
 def track_in_zone(zone: int) -> tuple[bytes, ...]:
-    """Track connections apart from those of other zones; for prerouting before priority -200."""
+    """Track connections apart from those of other zones.
+
+    The rule must be in prerouting before priority -200, at which the kernel tracks packets.
+    """
     return _ct_set(_CT_ZONE, struct.pack("=H", zone))
 
 

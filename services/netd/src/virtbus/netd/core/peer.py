@@ -19,9 +19,9 @@ def asks_for(cmdline: bytes, uid: str) -> bool:
 def in_domain_cgroup(cgroups: str, domain: str) -> bool:
     r"""Return True if `/proc/<pid>/cgroup` names libvirt's machine of `domain` in any hierarchy.
 
-    Forms: `/machine/qemu-3-web.libvirt-qemu/…` (cgroupfs) and
-    `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` (systemd). libvirt omits characters that a
-    hostname may not have, and cuts the machine's name at 64 characters.
+    libvirt calls the cgroup of a domain its machine. Forms: `/machine/qemu-3-web.libvirt-qemu/…`
+    (cgroupfs) and `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` (systemd). libvirt omits
+    characters that a hostname may not have, and cuts the machine's name at 64 characters.
     """
     wanted = machine_suffix(domain)
     return any(_same(name, wanted, plain) for name, plain in _machines(cgroups))

@@ -55,7 +55,7 @@ def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
 
 
 def table_name(bridge: str) -> str:
-    """Return the name of the table; two instances on a host have different tables."""
+    """Return the name of the table. Two netds on one host have different tables."""
     return f"{table_of(bridge)}_plugins"
 
 
@@ -83,7 +83,7 @@ def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
     """Return the rules of the table. The rules match guests by sets of their addresses.
 
     They limit these guests as `host_table` limits the guests of its bridge. They decide nothing
-    about packets to addresses that are not closed: the plugins' network policy may drop these.
+    about packets to addresses that are not closed: the plugins' network policy may drop them.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)

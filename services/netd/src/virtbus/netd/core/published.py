@@ -43,7 +43,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket of the host that takes packets at one address, or at all (`0.0.0.0`, `::`).
+    """A socket of the host. It takes packets at one address, or at any (`0.0.0.0`, `::`).
 
     A socket of `::` takes packets of IPv4, too, unless its program has refused IPv4.
     """

@@ -1,13 +1,13 @@
-"""Bounds the queries of one guest."""
+"""Bounds the DNS queries of one guest."""
 
 from virtbus.netd.core.token_bucket import TokenBucket
 
 RATE_HZ, BURST = 200.0, 200
-"""Queries of a guest: per second, and at once. Further queries wait in the socket's buffer, and the
-kernel drops queries that do not fit into it."""
+"""Maximum number of queries of a guest: per second, and at once. Further queries wait in the
+socket's buffer, and the kernel drops queries that do not fit into it."""
 LOOKUP_RATE_HZ, LOOKUP_BURST = 20.0, 40
-"""Questions to the controllers for a guest: per second, and at once. A guest that invents names
-causes no more questions than that."""
+"""Maximum number of questions to the controllers for a guest: per second, and at once. A guest that
+invents names causes no more questions than that."""
 BUSY = 32
 """Maximum number of open queries of a guest."""
 BUSY_WHEN_FULL = 2

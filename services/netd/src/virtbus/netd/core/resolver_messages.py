@@ -1,8 +1,8 @@
 """Encodes and decodes the messages between netd and the resolver's process, as JSON.
 
-Both run as root on one host, and netd replaces a resolver that runs other code than its own. So the
-messages have no versions and no checks. The module imports no library, so that the process stays
-small.
+Both run as root on one host, and netd replaces a resolver whose code differs from netd's. So the
+messages have no versions and no checks. This module imports no library, so that the resolver's
+process stays small.
 """
 
 import json
@@ -71,7 +71,7 @@ class FoundName:
 
 
 class NobodyAnswersError(Exception):
-    """No controller can be asked now."""
+    """Raised if no controller can be asked now."""
 
 
 def answer_message(number: int, found: FoundName | None, *, silent: bool = False) -> Message:

@@ -1,8 +1,8 @@
 """Builds router advertisements for one guest (RFC 4861, RFC 4191).
 
-They tell the guest to ask DHCPv6 for its addresses (M and O), and that its subnet is on the link.
-No prefix permits autoconfiguration, because the guest would choose an address that netd did not
-assign.
+They tell the guest to ask DHCPv6 for its addresses (flags M and O), and that its subnet is on the
+link. No prefix permits autoconfiguration, because the guest would choose an address that netd did
+not assign.
 """
 
 import struct

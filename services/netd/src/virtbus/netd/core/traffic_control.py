@@ -1,7 +1,7 @@
 """Encodes and decodes the token bucket that limits a link (`linux/pkt_sched.h`, sch_tbf).
 
-These messages are hand-written: pyroute2's bucket has no rates above 4 GB/s, and its module of
-traffic control imports every scheduler.
+The netlink messages are hand-written: pyroute2's bucket has no rates above 4 GB/s, and its module
+of traffic control imports every scheduler.
 """
 
 import errno
@@ -28,12 +28,13 @@ _HANDLE = 1 << 16
 _KIND, _OPTIONS = 1, 2
 _PARAMETERS, _RATE64, _BURST = 1, 4, 6
 _ETHERNET = 1
-"""TC_LINKLAYER_ETHERNET: the kernel needs no table of rates."""
+"""`TC_LINKLAYER_ETHERNET`. With this value, the kernel does not ask for a table of rates."""
 _ETHERNET_HEADER = 18
 _MAX_U32 = 2**32 - 1
 _DELAY_S = 0.05
-"""Maximum time that a frame waits in a full queue."""
+"""Time in which the queue, without the burst, is sent at the limit's rate."""
 _MIN_QUEUE_BYTES = 16 * 1024
+"""Least size of the queue without the burst. At a low rate, frames wait longer than `_DELAY_S`."""
 
 
 def limited(index: int, limit: NicLimit, mtu: int) -> NetlinkCall:
@@ -69,7 +70,7 @@ def list_schedulers() -> NetlinkCall:
 
 
 def limited_link(message: bytes) -> tuple[int, int] | None:
-    """Return the link index and bytes per second of a token bucket in a list; None for others."""
+    """Return the link index and bytes per second of a listed scheduler; None if it is no bucket."""
     _family, index, _handle, _parent, _info = _TCMSG.unpack_from(message, HEADER_BYTES)
     start = HEADER_BYTES + _TCMSG.size
     if find_attr(message, start, _KIND) != b"tbf\0":

@@ -1,4 +1,4 @@
-"""Indexes what the interfaces of a host's VMs use, so that no attach looks at all interfaces."""
+"""Indexes the addresses, MACs and ports of a host's VMs. No lookup reads all interfaces."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ class UsedNics:
         return self._freed.of(nic)
 
     def remembered(self, nic: Nic, uid: str) -> Nic:
-        """Return the interface. Without addresses, it gets those that it last had on this host."""
+        """Return the interface. Without addresses, it gets those that it released on this host."""
         if nic.addresses:
             return nic
         return nic.model_copy(update={"addresses": self._freed.former(nic, uid)})

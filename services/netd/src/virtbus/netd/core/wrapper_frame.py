@@ -21,7 +21,7 @@ _MAX_TIMES = 8
 
 
 class FrameError(ValueError):
-    """The frame violates the protocol."""
+    """Raised if a frame violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)

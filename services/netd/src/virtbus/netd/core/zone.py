@@ -1,4 +1,4 @@
-"""Says what a DNS name means on a host: a VM, an address, or a name that other servers know."""
+"""Finds the meaning of a DNS name on a host: a VM, an address, or a name of other servers."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -41,7 +41,7 @@ class ZoneName:
 
 
 Meaning = VmName | ReverseName | ZoneName | None
-"""None: a name outside of the zone, which other servers know."""
+"""None means a name outside of the zone, which other servers know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Declares what an attacher does: it connects the interfaces of one kind of network to the host."""
+"""Declares attachers. Each connects the interfaces of one kind of network to the host."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -24,7 +24,7 @@ class Attacher(Protocol):
         """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each missing part on the host; `mend`: restore the part instead."""
+        """Return a message for each missing part on the host. With `mend`, restore it instead."""
 
     def detach(self, left: Sequence[Nic]) -> None:
         """Remove the shared parts on the host that no interface of `left` needs.

@@ -63,7 +63,7 @@ class CniAttacher:
         """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return messages about missing rules; `mend`: restore the rules instead."""
+        """Return messages about missing rules. With `mend`, restore the rules instead."""
         del nics
         if mend:
             self.reach.mend()
@@ -135,7 +135,7 @@ class Attachers:
             attacher.attach(host, vm.uid, own, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool = False) -> list[str]:
-        """Return a message for each missing part on the host; `mend`: restore the part instead."""
+        """Return a message for each missing part on the host. With `mend`, restore it instead."""
         found: list[str] = []
         for attacher, own in self._grouped(nics):
             found += attacher.verify(own, mend=mend)

@@ -30,7 +30,10 @@ class KubeVirt:
 
 
 def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
-    """Return the controller. Each change of the orphans reconciles all `kubevirt` objects."""
+    """Return the controller. It reconciles all `kubevirt` objects at each change of `orphans`.
+
+    `orphans` has the VMs on the bus that have no VMI (ADR 0033).
+    """
 
     def run(_: Key, inputs: Inputs) -> list[Action]:
         if inputs.obj is None:
@@ -44,13 +47,14 @@ def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
 
 
 SHOWN = 10
+"""Maximum number of VMs without a VMI that the condition names."""
 _CONDITIONS = {"Available": True, "Created": True, "Degraded": False, "Progressing": False}
 
 
 def status(generation: int, orphans: Mapping[str, str]) -> dict[str, Any]:
     """Return the status. Equal arguments give an equal status, so that it is written once.
 
-    `orphans` has the VMs on the bus that have no VMI: names by uid (ADR 0033).
+    `orphans` has the names of the VMs on the bus that have no VMI, by uid.
     """
     return {
         "phase": "Deployed",

@@ -1,8 +1,8 @@
-"""Marks the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat.
+"""Marks the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat annotation.
 
 A Node and a virtbus node belong together if they have the same name. Tools find schedulable nodes
-by the label; virtbus itself places VMs. The mark is removed once the bus has not listed the node
-for some time (`FORGOTTEN`).
+by the label; virtbus itself places VMs. The mark (label and annotation) is removed once the bus has
+not listed the node for some time (`FORGOTTEN`).
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ OURS = "virtbus.io/node"
 """The label that the bridge sets on each Node that it marks."""
 BEAT = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=5)
-"""Time after the last heartbeat at which the mark is removed, if the bus does not list the node. It
-is this long because a bus that has just returned may list no nodes yet."""
+"""If the bus does not list the node, the mark is removed when its heartbeat annotation is this old.
+The time is long because a bus that has just returned may list no nodes yet."""
 ABSENT_S = 300.0
 """Seconds before the next attempt to mark a Node that does not exist."""
 UNKNOWN_S = 10.0
@@ -87,7 +87,7 @@ def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime
 
 
 def _since(node: Node, now: datetime) -> timedelta:
-    """Return the time since the last heartbeat; a long time if there was none."""
+    """Return the age of the heartbeat annotation; a long time if there is none."""
     return now - node.heartbeat if node.heartbeat is not None else 2 * FORGOTTEN
 
 

@@ -8,7 +8,7 @@ _PARTS_MAX = 16
 
 
 def seconds_of(text: object) -> float | None:
-    """Return the seconds of a duration without a sign and with at most 16 parts, otherwise None."""
+    """Return a duration in seconds; None if it is invalid, or has a sign or more than 16 parts."""
     if text == "0":
         return 0.0
     if not isinstance(text, str) or not text:

@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A refusal to answer with. `reason` is Kubernetes' name for `code`, an HTTP code."""
+    """A refusal of a request. `reason` is Kubernetes' name for `code`, an HTTP code."""
 
     code: int
     reason: str

@@ -28,7 +28,8 @@ from virtbus.schemas.security_group_api import (
 )
 
 DENIED = "NotTranslated"
-"""Reason of the Event about parts that deny traffic because virtbus cannot express them."""
+"""Reason of the Event about parts of a policy that allow nothing, because virtbus cannot express
+them."""
 REFUSED = "NotApplied"
 """Reason of the Event about a group that the bus refused. The refused rules have no effect."""
 RETRY_S = 60.0
@@ -36,7 +37,7 @@ EVENT_CHARACTERS = 1024
 
 
 class GroupLister(Protocol):
-    """Reads the groups of this bridge on the bus."""
+    """Reads the security groups that this bridge owns on the bus."""
 
     current: bool
 
@@ -45,7 +46,7 @@ class GroupLister(Protocol):
 
 
 class Policies(NamedTuple):
-    """The sources of a policy's reconcile, and the Events that were recorded."""
+    """The caches that a policy's reconcile reads, and the last Events of each policy (`told`)."""
 
     policies: Lister
     groups: GroupLister
@@ -59,7 +60,8 @@ class Policies(NamedTuple):
     def of_group(self, key: Key) -> set[Key]:
         """Return the policy of a group; `key` has the group's label in place of a name.
 
-        If no policy has the label, the label itself is returned as the name of a policy.
+        If no policy has the label, return the label as the name of a policy. The reconcile of this
+        absent policy deletes the group.
         """
         prefix = f"{key.namespace}/"
         found = (one for one in self.policies if one.startswith(prefix))

@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A NetworkPolicy. A missing list of rules reads as empty; `types` tells the directions."""
+    """A NetworkPolicy. A missing list of rules reads as empty; `types` names the directions."""
 
     name: str = path("metadata", "name")
     namespace: str = path("metadata", "namespace")

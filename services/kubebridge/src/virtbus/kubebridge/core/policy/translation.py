@@ -1,7 +1,7 @@
 """Translates a NetworkPolicy to security groups. Parts without a translation allow nothing.
 
-A policy becomes one group, and one more for each selector of peers. A group selects by the labels
-that the VM got from its VMI. Every VM of a bridge counts as a pod with KubeVirt's own label.
+A policy becomes one group, and one more for each selector of peers. A group selects VMs by the
+labels that they have from their VMIs. Every VM of a bridge counts as a pod with KubeVirt's label.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ LAUNCHER = ("kubevirt.io", "virt-launcher")
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 NAME_MAX = 63
 PEER_GROUPS_MAX = 128
-"""Limit of the groups that one policy has for selectors of peers. A namespace may have 200."""
+"""Limit of the groups that one policy has for selectors of peers. A namespace may have 200 groups.
+"""
 DENIED_MAX = 64
 """Limit of the problems of a policy that are kept for its Event, which shows fewer."""
 _TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
@@ -79,7 +80,7 @@ def groups_of(policy: Policy) -> Translated:
 
 
 class _Translation:
-    """The translation of one policy, which collects groups of peers and problems."""
+    """The translation of one policy. It collects the groups of the peers, and the problems."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -161,7 +162,7 @@ class _Translation:
         groups: dict[str, None] = {}
         for index, peer in enumerate(peers):
             if len(cidrs) > MATCHES_MAX:
-                break  # `_within` denies the rest
+                break  # `_within` reports that there are too many
             self._peer(peer, f"{where}.{field}[{index}]", cidrs, groups)
         if peers and not cidrs and not groups:
             return

@@ -2,7 +2,8 @@
 
 Each action is safe to repeat, and actions run in order. A write at the version that was read may
 conflict. A conflict or a refusal ends the actions, and the object is reconciled again. A refusal
-does not end the actions if it is ignored (`OnRefusal.IGNORE`) or repeats the reported refusal.
+does not end the actions if it is ignored (`OnRefusal.IGNORE`), or if a refusal with the same reason
+was reported before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -166,7 +167,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge `changes` into an object, at any version of it. Only the bridge writes these fields."""
+    """Merge `changes` into an object at any version. Only the bridge writes fields in `changes`."""
 
     key: Key
     changes: dict[str, Any]
@@ -176,7 +177,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object of this uid, and of `version` if given. It may be gone already."""
+    """Delete the object of this uid, which may be gone already.
+
+    If `version` is given and is not the current one, the delete is a conflict.
+    """
 
     key: Key
     uid: str
@@ -207,9 +211,10 @@ class GroupCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Record an Event on an object, by default on the reconciled one, if it exists.
+    """Record an Event on the object `on`, by default on the reconciled one.
 
-    With `code`, the message is also logged, as a warning of this code.
+    If the object does not exist, there is no Event. With `code`, the message is also logged, as a
+    warning of this code.
     """
 
     reason: str

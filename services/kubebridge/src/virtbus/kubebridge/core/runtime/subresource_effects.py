@@ -34,7 +34,7 @@ class SubresourceCall:
 
     @property
     def dry_run(self) -> bool:
-        """Return True if the call must have no effect. Patches are sent as a dry run."""
+        """Return True if the call must change nothing. Patches are then sent as a dry run."""
         return self.options.get("dryRun") == ["All"]
 
 

@@ -34,7 +34,7 @@ FAMILIES = ("IPv4", "IPv6")
 _VMI = {"apiVersion": VMI.api_version, "kind": VMI.kind}
 _SLICE = {"apiVersion": ENDPOINT_SLICE.api_version, "kind": ENDPOINT_SLICE.kind}
 UNRESOLVED = "UnresolvedPort"
-"""Reason of the Event about a port that guests cannot resolve."""
+"""Reason of the Event about a target port that is a name, because ports of guests have no names."""
 
 
 def reconcile(

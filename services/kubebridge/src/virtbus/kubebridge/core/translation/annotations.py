@@ -9,7 +9,7 @@ from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, number, part, text
 
 READ = frozenset(ANNOTATIONS)
-"""Annotations that the bridge reads. All others are ignored; they may have 256 KiB."""
+"""Annotations that the bridge reads. All others, which may have 256 KiB, are ignored."""
 VALUE_CHARS = 1024
 IGNITION_CHARS = 16 * 1024
 LONG = {IGNITION: IGNITION_CHARS + 1}

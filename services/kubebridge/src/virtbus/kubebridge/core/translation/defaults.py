@@ -70,7 +70,7 @@ def _topology(spec: Plain) -> None:
     asked = at(resources, "limits", "cpu") or at(resources, "requests", "cpu")
     try:
         sockets = max(1, quantity.whole(asked)) if asked else 1
-    except ValueError:  # reported by the field's row
+    except ValueError:  # the check of the field itself reports it
         sockets = 1
     cpu |= {"sockets": sockets, "cores": 1, "threads": 1}
 

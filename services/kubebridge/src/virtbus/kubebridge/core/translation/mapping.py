@@ -34,9 +34,10 @@ from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
 
 CREATED_BY = "kubevirt.io/created-by"
-"""The VMI's uid. KubeVirt puts this label on the objects that it creates for a VMI."""
+"""Label with the VMI's uid. KubeVirt puts it on the objects that it creates for a VMI."""
 CLUSTER = "virtbus.io/cluster"
-"""The cluster whose bridge created a VM. A bridge acts only on VMs of its own cluster."""
+"""Label with the cluster whose bridge created a VM. A bridge acts only on VMs of its own cluster.
+"""
 OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
 """Labels that a VM of virtbus can have in addition to those of its VMI."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
@@ -59,7 +60,7 @@ class Translated(NamedTuple):
 
 
 def defaulted_template(vm: Object) -> Object:
-    """Return the VMI that a VM's template makes, with the fields that are known in advance."""
+    """Return the VMI that a VM's template makes, with defaults and the VM's name and namespace."""
     template = part(of_vm(vm), "spec", "template")
     named = {key: text(vm, "metadata", key) for key in ("name", "namespace")}
     return of_vmi({**template, "metadata": {**part(template, "metadata"), **named}})
@@ -71,7 +72,7 @@ def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> l
     _finish(walked, vmi, None, prefix)
     _networks(walked, vmi, None, prefix)
     _named(walked, vmi, meta)
-    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # leave room for them
+    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # they count towards the limit
     return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
 
 
@@ -113,7 +114,7 @@ def _named(walked: Translation, vmi: Object, meta: str) -> None:
 
 
 def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
-    """Validate `walked.ours` as a VmCreate, and report its errors under the manifest's fields.
+    """Validate `walked.ours` as a VmCreate. Errors are reported under the manifest's fields.
 
     An error is not reported if the same field, or one below it, already has a cause.
     """

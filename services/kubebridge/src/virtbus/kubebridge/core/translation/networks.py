@@ -24,7 +24,10 @@ UNREAD_NAME = "unread"
 
 
 class Found(NamedTuple):
-    """The network of the bus, and a digest of the plugins that it must have; "" for any."""
+    """The network of the bus, and a digest of the plugins that it must have.
+
+    An empty digest permits any plugins.
+    """
 
     name: str
     plugins_digest: str = ""
@@ -77,12 +80,13 @@ def network_of(
 
 
 def _named(definition: Object, name: str) -> Found:
-    """Return the first name of: the annotation, the CNI configuration, the definition itself.
+    """Return the network that a definition's annotation names.
 
-    A person wrote the annotation, so a network that it names may have any plugins.
+    A person wrote the annotation, so this network may have any plugins. Without the annotation, the
+    CNI configuration names the network. Without a name there, it is the definition's own name.
 
     Raises:
-        ValueError: the configuration is none. Multus refuses it, too.
+        ValueError: `spec.config` is not a CNI configuration. Multus refuses it, too.
     """
     if chosen := text(definition, "metadata", "annotations", ANNOTATION):
         return Found(chosen)

@@ -1,7 +1,7 @@
 """Defines the rules between fields, as in KubeVirt's validating webhooks: one row each.
 
-A rule about a single field is in the field's row of the table. `number` is our number of a rule of
-KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check too.
+A rule about a single field is in the table of fields (`core/fields`). `number` is our number of a
+rule of KubeVirt's webhooks; rules of virtbus have 0. `cel` marks rules that a CRD's CEL can check.
 The rules expect objects with filled-in defaults.
 """
 
@@ -316,7 +316,7 @@ RUN_RULES = (
         REQUIRED,
     ),
 )
-"""Rules below a VMI's `spec`. A VM's template is not checked because it need not be complete."""
+"""Rules below a VMI's `spec`. They do not apply to VM templates, which need not be complete."""
 
 VMI_RULES = (
     Rule(
@@ -346,7 +346,7 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """Return the violations of rules in a VMI with defaults, which no webhook may have checked."""
+    """Return the violations of rules in a VMI with defaults, also if no webhook has checked it."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
@@ -385,6 +385,6 @@ def _checked(value: Object, of: str) -> Iterator[tuple[str, Object]]:
 
 
 def _once(causes: list[Cause]) -> list[Cause]:
-    """Remove duplicates: a rule and a field's row may both find the same problem."""
+    """Remove duplicates: a rule and the table of fields may both find the same problem."""
     first = {(cause.field, cause.message): cause for cause in reversed(causes)}
     return [cause for cause in causes if first[cause.field, cause.message] is cause]

@@ -1,4 +1,4 @@
-"""Defines the checks of the rules.
+"""Defines the checks of the rules between fields (`rules.py`).
 
 Each check returns its violations: a path, and the values for the message.
 """
@@ -47,7 +47,7 @@ def other_than_one(names: list[str], separator: str = ", ") -> list[Found]:
 
 
 def amount(spec: Object, path: str) -> Decimal | None:
-    """Return a quantity; None if it is absent, or invalid (the field's row reports that)."""
+    """Return a quantity. Return None if it is absent, or invalid, which another check reports."""
     try:
         return quantity.parse(at(spec, *path.split(".")))
     except ValueError:

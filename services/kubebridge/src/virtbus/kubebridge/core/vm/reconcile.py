@@ -83,7 +83,7 @@ def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]
     if do is Decision.RUN_ALWAYS:
         named = {"runStrategy": str(RunStrategy.ALWAYS)}
         spec = named if vm.names_strategy else {"running": True}
-        return [Patch({"spec": spec}), Requeue(AT_ONCE_S)]  # an own write queues no reconcile
+        return [Patch({"spec": spec}), Requeue(AT_ONCE_S)]  # the bridge's write queues no reconcile
     acted = vmi is not None or vm.strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
     observed = str(vm.strategy) if acted else ""
     report = _report(Pair(vm, vmi), requests, now, observed=observed)

@@ -124,7 +124,8 @@ def _met(request: StateChange, vmi: Vmi | None) -> bool:
 def back_off_s(count: int, uid: str) -> int:
     """Return the seconds before the next start after `count` failures in a row: 10, 40, 90 … 300.
 
-    The uid of the failed VMI adds up to 50 %, so VMs that fail together do not start together.
+    The uid of the failed VMI adds up to 50 %, within the 300 s. So VMs that fail together start at
+    different times, until their delays reach 300 s.
     """
     delay = BACK_OFF_STEP_S * max(count, 1) ** 2
     end = uid.replace("-", "")[-4:]

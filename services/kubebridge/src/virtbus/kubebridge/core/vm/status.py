@@ -180,7 +180,8 @@ def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
             conditions.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
         conditions.append(NewCondition(FAILURE, True, "FailedCreate", failed))
-    # The webhooks refuse such a VM, so they were unreachable when it was written.
+    # The field is set only for a VM that the webhooks refuse, so they were unreachable when the VM
+    # was written.
     if pair.vm.annotation_bytes:
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"

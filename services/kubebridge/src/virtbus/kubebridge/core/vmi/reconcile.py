@@ -48,7 +48,7 @@ from virtbus.schemas.vm_status import VmView
 RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries, in seconds.
 
-A start that failed permanently is retried 10, 20, 40 … seconds after its failure, with delays
+A start that the node has given up is retried 10, 20, 40 … seconds after its failure, with delays
 within these bounds. Other calls are repeated after the shortest delay if the cause may end by
 itself, and after the longest delay if a user must act.
 """

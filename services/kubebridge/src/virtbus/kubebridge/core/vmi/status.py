@@ -148,7 +148,7 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[New
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
-    """Return the reason in KubeVirt's words, and the message."""
+    """Return the reason why a VMI is not ready, in KubeVirt's words, and the message."""
     if runs:
         return TERMINATING, "the guest is shut down"
     if view is None or view.node == UNPLACED:

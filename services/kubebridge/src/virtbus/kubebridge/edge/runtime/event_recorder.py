@@ -34,7 +34,7 @@ NOTE_MAX = 1024
 
 @dataclass(slots=True)
 class _SentEvent:
-    """A sent event: its name, the time of its last write, and its count."""
+    """A sent Event: its name, the time of its last write, and its count."""
 
     name: str
     written_s: float
@@ -42,7 +42,7 @@ class _SentEvent:
 
 
 class EventRecorder:
-    """Sends events while `run` runs."""
+    """Sends Events while `run` runs."""
 
     def __init__(self, cluster: KubernetesApi, instance: str, sources: Sources = REAL) -> None:
         self._cluster = cluster
@@ -54,7 +54,7 @@ class EventRecorder:
         self.dropped = 0
 
     def record(self, obj: Object, what: RecordEvent) -> None:
-        """Queue an event on an object."""
+        """Queue an Event on an object."""
         try:
             meta = obj["metadata"]
             about = {key: text(obj, key) for key in ("apiVersion", "kind")}

@@ -1,8 +1,8 @@
 """Executes the actions of a reconcile in order. `core/runtime/controller.py` documents the actions.
 
-A Patch or Replace is made at the version that was read. A conflict or a refusal ends the actions,
-unless the refusal is ignored, or has the same reason as the refusal before it. Temporary errors are
-raised, and the work queue retries them.
+A Patch or Replace is made at the version that was read. A conflict ends the actions. A refusal ends
+them, too, unless it is ignored, or has the same reason as the refusal before it. Temporary errors
+are raised, and the work queue retries them.
 """
 
 import logging

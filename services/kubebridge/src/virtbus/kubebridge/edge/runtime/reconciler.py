@@ -107,7 +107,7 @@ class Reconciler:
             self._watches[watch.source].append((kind, watch))
 
     def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
-        """Queue the keys of a changed object. An error in the mapping of one kind stops no other.
+        """Queue the keys of a changed object. An error in one mapping does not stop the others.
 
         If the change is the bridge's `own` write, no key of the same kind is queued, because the
         controller of that kind made the write.

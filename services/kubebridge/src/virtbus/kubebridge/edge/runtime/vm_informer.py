@@ -1,6 +1,6 @@
 """Caches this cluster's VMs from virtbus' own watch.
 
-A VM that is missing here may exist, because its list may come from a controller that lags behind.
+A VM that is missing here may exist, because the list may come from a controller that lags behind.
 A VM is gone for certain if a delete did not find it, if its create was refused because its uid is
 deleted, or if the watch reported its end.
 """

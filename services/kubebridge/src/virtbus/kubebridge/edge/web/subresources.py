@@ -42,8 +42,8 @@ OPTIONS_VALUES_MAX = 256
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""Maximum number of JSON values in an object. It is that of a bus message, so no VM could be made
-from a larger object. Parsing takes 0.1 s at most."""
+"""Maximum number of JSON values in an object. A bus message has the same limit, so no VM could be
+made from a larger object. Parsing takes 0.1 s at most."""
 MEANWHILE = "the object has been modified; please apply your changes to the latest version"
 PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm": (kinds.VM, ""),

@@ -52,7 +52,7 @@ class TlsListener:
         self._pair = pair
 
     def trust(self, ca: str) -> None:
-        """Accept clients' certificates from this CA (PEM) from now on. If it is empty, accept none.
+        """Accept clients' certificates from this CA (PEM) from now on; if `ca` is empty, none.
 
         Raises:
             ssl.SSLError: `ca` is not a certificate. The port keeps its old CA.
