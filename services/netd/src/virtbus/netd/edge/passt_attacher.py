@@ -30,7 +30,7 @@ Started = Callable[[str, int], None]
 
 
 class PasstAttacher:
-    """Implements `attacher.Attacher` for all kinds whose addresses virtbus gives."""
+    """Implements `attacher.Attacher`, on networks whose addresses virtbus assigns."""
 
     def __init__(self, kinds: Mapping[NicKind, Attacher], program: Path) -> None:
         self._kinds = kinds
