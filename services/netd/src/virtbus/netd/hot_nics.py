@@ -127,7 +127,7 @@ class HotNics:
     async def _drop(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Remove an interface whose device QEMU has released.
 
-        If the record meanwhile has the interface again, the interface is pending afterwards.
+        If the VM's record has the interface again by now, the interface is pending afterwards.
         """
         await self._refuse_held(attachment, nic)
         gone = nic.model_copy(update={"pending": True})

@@ -1,4 +1,4 @@
-"""Follows the guests of overlays on other hosts, and writes them into the tunnels of this host."""
+"""Writes the guests that overlay networks have on other hosts into the tunnels of this host."""
 
 import asyncio
 import logging

@@ -20,8 +20,8 @@ from virtbus.schemas.node_rpc import NetReady
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
-"""Maximum number of DHCP leases that wait for `run`. If more come, they are dropped, and their
-guests ask the server again."""
+"""Maximum number of DHCP leases that wait for `run`. Further DHCP leases are dropped: their guests
+may use the new addresses only after they have asked the server again."""
 
 
 class SegmentGuests:

@@ -8,7 +8,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 FREEZE_S = 60.0
-"""The agent thaws the guest at the latest after this time. If the agent died, the next one does."""
+"""After this time at the latest, the agent thaws the guest; after its death, the next agent."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 

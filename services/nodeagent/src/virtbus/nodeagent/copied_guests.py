@@ -1,4 +1,4 @@
-"""Describes the disks of a running guest for backups and readings, and makes their errors.
+"""Describes the disks of a running guest for backups and readings, and makes the errors of both.
 
 In a reading, the guest's QEMU serves the disks of one instant to a reader.
 """
@@ -30,7 +30,7 @@ class CopiedDisks(NamedTuple):
 async def copied_disks(
     tools: AgentPorts, guest: ActorState | None, work: BackupWork
 ) -> CopiedDisks:
-    """Return the disks of the work, with their sizes, if the guest's QEMU can copy them now.
+    """Return the disks of `work`, with their sizes, if the guest's QEMU can copy them now.
 
     Raises:
         VirtbusError: 409 `guest_ended`: the guest does not run.
