@@ -21,7 +21,7 @@ class LateLinks:
         self._former.update(nic.host_link for nic in nics)
 
     def due(self, used: Collection[str]) -> set[str]:
-        """Return links that were remembered before the last call already and have no VM now."""
+        """Return the links that were remembered before the last call and that no VM uses now."""
         late, self.waiting = self.waiting.difference(used), self._former.difference(used)
         self._former = set()
         return late

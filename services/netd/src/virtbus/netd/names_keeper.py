@@ -41,7 +41,7 @@ QUIET_S, HANG_S = 15.0, 45.0
 
 
 class NamesKeeper:
-    """Serves each VM from `serve` to `stop`, within `running`; outside of it, does nothing."""
+    """Serves each VM from `serve` to `stop`, within `running`. Outside of `running`, it is idle."""
 
     def __init__(self, site: ResolverSite) -> None:
         """If the site's domain is empty, guests get no resolver."""

@@ -9,7 +9,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 ENDS_TRIED = 3
-"""The failed release of this number is the last, if it is forced: what the plugin made stays."""
+"""After so many failed releases, a forced one is not repeated, and what the plugin made stays."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,10 @@ SETTLES_S = 0.05
 
 
 class OverlayPeers:
-    """Follows the node's `_peer` keys. A value that cannot be read changes nothing."""
+    """Follows the node's `_peer` keys: each has the guests of a network on another host, a peer.
+
+    A value that cannot be read changes nothing.
+    """
 
     def __init__(self, attachers: Attachers, attachments: Attachments) -> None:
         self._attachers = attachers

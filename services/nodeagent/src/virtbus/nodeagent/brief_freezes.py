@@ -8,7 +8,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 FREEZE_S = 60.0
-"""After this time at the latest, the agent thaws the guest; after its death, the next agent."""
+"""The agent, or after its death the next agent, thaws the guest at the latest after this time."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 

@@ -32,7 +32,7 @@ class HostBridgeAttacher:
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses, after checks of the bridge and its free ports.
+        """Return the interface with its addresses, after checks of the bridge's VLANs, ports, MTU.
 
         Raises VirtbusError.
         """
@@ -63,7 +63,7 @@ class HostBridgeAttacher:
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return messages about faulty or unplugged host ends, and about bridges that are down.
 
-        `mend`: plug the host end into the bridge instead, if both exist.
+        With `mend`, plug such host ends into the bridge instead, if both exist, and return none.
         """
         found = []
         with Netlink() as host:

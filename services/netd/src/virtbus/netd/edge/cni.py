@@ -76,7 +76,7 @@ class Cni:
         Raises:
             VirtbusError: 403 `network_closed`: the namespace may not use the network. 404
                 `network_unknown`: no conflist has this name; the message has the existing names.
-                422 `cni_config`: likewise, and a file with `network` in its own name is invalid.
+                422 `cni_config` instead of 404: a file with `network` in its own name is invalid.
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -183,7 +183,7 @@ class Cni:
     async def collect(
         self, conflist: dict[str, Any], known: Callable[[], Iterable[CniPlace]]
     ) -> None:
-        """Let plugins that know GC remove what belongs to no interface of `known`.
+        """Let plugins that know GC remove what belongs to no interface that `known` returns.
 
         A plugin that fails is logged, and the others are run. Interfaces that `add` is making are
         kept, too. `known` is called only after other runs of `add` are made to wait. A list from

@@ -39,7 +39,7 @@ FLOOD = "dhcp_flood"
 """The word under which lost requests are counted."""
 
 CLOSERS = 32
-"""Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
+"""Number of threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
 
 _MAX_FRAME_BYTES = 2048
 _ETHERTYPE_IPV6 = b"\x86\xdd"
@@ -54,7 +54,10 @@ _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Replaces the offers of interface `index` if another server answers its guest's MAC `mac`."""
+    """Stands for the offers of interface `index` if another server answers its guest.
+
+    `mac` is the guest's MAC.
+    """
 
     index: int
     mac: bytes

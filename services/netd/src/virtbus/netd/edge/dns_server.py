@@ -25,7 +25,7 @@ RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together: per second, and at once. The limit bounds the CPU time that the
 resolver takes."""
 CROWDED = 512
-"""While all guests together have this many open queries, each may have only two
+"""While all guests together have this many open queries, each guest may have only two
 (`query_limits.BUSY_WHEN_FULL`)."""
 FULL_WAIT_S = 0.05
 """Pause of reading from a guest that has as many open queries as it may have."""

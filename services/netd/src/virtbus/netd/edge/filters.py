@@ -40,7 +40,7 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
 
 
 def faults(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[str]:
-    """Return a message for each tap of `nics` whose current filter is missing or incomplete."""
+    """Return a message for each tap of `nics` whose filter is missing or has wrong rules."""
     found = [(tap, _wrong(rules, tap)) for tap in _taps(nics, reach)]
     return [f"the filter of {tap.name} {wrong}" for tap, wrong in found if wrong]
 
@@ -57,7 +57,7 @@ def _wrong(rules: Netlink, tap: Tap) -> str:
 
 
 def _is_quiet(rules: Netlink, tap: Tap) -> bool:
-    """Return True if the rules on the tap's `wire` are current, or if it has none.
+    """Return True if the rules on the tap's `wire` are current, or if the tap has no `wire`.
 
     `wire` is the link to a segment, if netd assigns the guest's addresses there. The rules drop the
     answers of the segment's DHCP servers and the advertisements of its routers.

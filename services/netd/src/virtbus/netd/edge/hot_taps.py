@@ -82,7 +82,7 @@ def refuse_held(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> Non
 
 
 def return_lent(attachment: Attachment) -> None:
-    """Delete the lent taps of all interfaces that are pending."""
+    """Delete the taps that `lend` made for interfaces that are not plugged yet (`pending`)."""
     lent = [names.lent_tap(attachment.uid, nic.index) for nic in attachment.nics if nic.pending]
     if lent:
         with Netlink() as host:

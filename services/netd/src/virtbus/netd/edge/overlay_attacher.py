@@ -68,7 +68,7 @@ class OverlayAttacher:
         """Add tunnel entries for guests that ended here, if other hosts list these guests now.
 
         For example, this host was cut off, and a VM of this host was started on another host. Until
-        its old guest here ends, the tunnel has no entry that leads to the new guest.
+        the old guest on this host ends, the tunnel has no entry that leads to the new guest.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

@@ -31,8 +31,8 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_NO_NEW_PRIVS = 38
 _SIOCOUTQ, _ATTEMPTS, _TURN_S = 0x5411, 50, 0.0001
 _SO_SNDBUFFORCE, _BUFFER = 32, 4 << 20
-"""The size of passt's send buffer. passt drops frames when this buffer is full, and its
-connections may then wait for ever."""
+"""The socket option, and the size in bytes, of passt's send buffer. passt drops frames when this
+buffer is full, and its connections may then wait for ever."""
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REQUESTS = (~(1 << 8) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
 _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34

@@ -70,7 +70,7 @@ def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
 
 
 def volume_alias(name: str) -> str:
-    """Return the id of a volume's device. libvirt demands `ua-` before ids of its users."""
+    """Return the id of a volume's device. libvirt demands that it begins with `ua-`."""
     return f"ua-volume-{name}"
 
 
