@@ -65,7 +65,7 @@ class HotNics:
                 409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
                 409 `mac_in_use`: another interface has the MAC.
                 The error of a failed network, of the kernel, or of a CNI plugin.
-                409 `port_taken`: another VM or a process has a published port.
+                The errors of `PublishedPorts.claim`.
                 409 `link_taken`: another VM has a link with the name of the lent tap.
                 429: no address is free.
         """

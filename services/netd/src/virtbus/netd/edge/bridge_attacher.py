@@ -32,7 +32,7 @@ class HostBridgeAttacher:
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses, after checks of the bridge's VLANs, ports, MTU.
+        """Return the interface with its addresses, after checks of the bridge: VLANs, ports, MTU.
 
         Raises VirtbusError.
         """

@@ -186,8 +186,8 @@ class Cni:
         """Let plugins that know GC remove what belongs to no interface that `known` returns.
 
         A plugin that fails is logged, and the others are run. Interfaces that `add` is making are
-        kept, too. `known` is called only after other runs of `add` are made to wait. A list from
-        earlier could lack an interface that was made while another conflist was collected.
+        kept, too. `known` is called here, while new runs of `add` wait. A list from earlier could
+        lack an interface that was made while another conflist was collected.
         """
         if not has_verb(conflist, CniVerb.GC):
             return

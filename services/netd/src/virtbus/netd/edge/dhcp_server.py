@@ -1,7 +1,7 @@
 """Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
 
-An interface on a segment of the host's network gets its addresses from another server. Its socket
-then reads that server's answers to the guest.
+On a segment, a layer-2 network outside of virtbus, another server may answer the guests. Then the
+socket only reads the answers of that server.
 
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
 sockets. A guest tolerates that for its lease time.
@@ -64,7 +64,7 @@ class Foreign:
 
 
 Leased = Callable[[str, int, DhcpLease], None]
-"""Called with a uid, the index of an interface on a segment, and the interface's DHCP lease."""
+"""Called with a uid, the index of an interface, and its DHCP lease from another server."""
 
 
 def _ignore(_uid: str, _index: int, _lease: DhcpLease) -> None:
@@ -129,7 +129,7 @@ class DhcpServer:
     def counts(self, uid: str) -> Counter[MessageType]:
         """Return the number of requests of each kind since `serve`.
 
-        On a segment, these are the acknowledgements of the other server instead.
+        If another server answers, these are the acknowledgements of that server instead.
         """
         total: Counter[MessageType] = Counter()
         for interface in self._interfaces.get(uid, ()):
