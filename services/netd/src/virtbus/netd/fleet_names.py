@@ -50,8 +50,9 @@ class FleetNames:
     ) -> FoundName | None:
         """Return the answer to a question of the VM `uid`'s guest: a VM, or that there is none.
 
-        None: no controller answers now or may be asked, and no earlier answer named a VM. Before a
-        controller is asked, `may_ask` is called with the time, and may forbid the question.
+        Return None if no controller answers or may be asked now, and no earlier answer named a VM.
+        Before a controller is asked, `may_ask` is called with the time, and may forbid the
+        question.
         """
         now_s = asyncio.get_running_loop().time()
         asked_s, known = self._found.get(want) or self._absent.get(want) or (-math.inf, None)

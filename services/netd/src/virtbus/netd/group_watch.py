@@ -1,7 +1,7 @@
 """Follows the security groups of this node's VMs on the bus.
 
-A group ends with its purge marker. It also ends if a complete list of the bus incarnation that it
-came from does not contain it. The list of another incarnation ends no group: a bus restored from a
+A group ends with its purge marker. A group also ends if it is missing in a complete list of the bus
+incarnation from which it came. The list of another incarnation ends no group: a bus restored from a
 backup may have lost the group.
 """
 
@@ -63,7 +63,8 @@ class GroupWatch:
     def _keep_listed(self) -> set[str]:
         """End the groups that a complete list of their bus incarnation does not contain.
 
-        Return their keys, and the keys of listed groups that came from another incarnation.
+        Return their keys, and the keys of listed groups that came from another incarnation and get
+        the nonce of this one.
         """
         if not self._nonce:
             return set()

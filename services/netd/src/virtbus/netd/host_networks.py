@@ -3,9 +3,9 @@
 The networks are in state files, so a netd that starts while the bus is away serves its guests. The
 service begins once this host's agent has said in a file, or on the bus, that this host holds the
 node. The file suffices: even if another host holds the node by now, the guests served here run on
-this host. The service first recovers the networks of an earlier netd. Then it follows the leases
-that DHCP servers of segments give guests, and the addresses closed to guests, and removes
-leftovers.
+this host. The service first recovers the networks of an earlier netd. Then it follows the DHCP
+leases that guests get from servers outside of virtbus, and the addresses closed to guests, and
+removes leftovers.
 """
 
 import asyncio

@@ -65,7 +65,7 @@ class HotNics:
                 409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
                 409 `mac_in_use`: another interface has the MAC.
                 The error of a failed network, of the kernel, or of a CNI plugin.
-                409 `port_taken`: another VM or a process has a published port.
+                The errors of `PublishedPorts.claim`.
                 409 `link_taken`: another VM has a link with the name of the lent tap.
                 429: no address is free.
         """
@@ -127,7 +127,7 @@ class HotNics:
     async def _drop(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Remove an interface whose device QEMU has released.
 
-        If the record meanwhile has the interface again, the interface is pending afterwards.
+        If the VM's record has the interface again by now, the interface is pending afterwards.
         """
         await self._refuse_held(attachment, nic)
         gone = nic.model_copy(update={"pending": True})

@@ -1,4 +1,4 @@
-"""Remembers the host links of removed networks, which the kernel deletes a little later."""
+"""Remembers the links of removed networks on the host, until the kernel has deleted them."""
 
 from collections.abc import Collection, Iterable
 
@@ -21,7 +21,7 @@ class LateLinks:
         self._former.update(nic.host_link for nic in nics)
 
     def due(self, used: Collection[str]) -> set[str]:
-        """Return the links that were there at the last call already, and that no VM uses now."""
+        """Return the links that were remembered before the last call and that no VM uses now."""
         late, self.waiting = self.waiting.difference(used), self._former.difference(used)
         self._former = set()
         return late

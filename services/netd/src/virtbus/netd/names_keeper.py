@@ -41,7 +41,7 @@ QUIET_S, HANG_S = 15.0, 45.0
 
 
 class NamesKeeper:
-    """Serves each VM from `serve` to `stop`, within `running`; outside of it, does nothing."""
+    """Serves each VM from `serve` to `stop`, within `running`. Outside of `running`, it is idle."""
 
     def __init__(self, site: ResolverSite) -> None:
         """If the site's domain is empty, guests get no resolver."""
@@ -86,7 +86,7 @@ class NamesKeeper:
                     await self._part(self._channel)
 
     async def end(self) -> None:
-        """End the process, for an uninstall, or if the setting `zone` is empty."""
+        """End the process: to replace it, for an uninstall, or if the setting `zone` is empty."""
         if (found := await resolver_start.found(self._site)) is not None:
             await resolver_start.end(found.channel, self._site)
 
@@ -192,7 +192,7 @@ class NamesKeeper:
             self._decided.set()
             if former.site == self._site.text():
                 return former.channel
-            former.channel.close()  # the former process continues as while netd is away
+            former.channel.close()  # the former process still answers guests, as without a netd
         channel = await resolver_start.launched(self._site)
         if channel is None:
             self._decided.set()

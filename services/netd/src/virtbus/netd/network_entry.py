@@ -9,7 +9,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 ENDS_TRIED = 3
-"""The number of failed releases after which a forced one leaves behind what the plugin made."""
+"""After so many failed releases, a forced one is not repeated, and what the plugin made stays."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class NetworkEntry:
     relabelled: bool = False
     """True while the rules for new labels of a running guest are not in force."""
     failed_ends: int = 0
-    """Releases in which a CNI plugin failed."""
+    """The number of releases in which a CNI plugin failed."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the phase is ready or failed."""
 

@@ -1,7 +1,7 @@
 """Finds orphans and missing parts of networks on this host, for audits by the agent.
 
-It considers only resources with this netd's mark: its own bridges, the ports of these bridges, and
-namespaces whose `lo` has the mark. Another netd on the host has another mark.
+Only resources with this netd's mark are considered: its own bridges, the ports of these bridges,
+and namespaces whose `lo` has the mark. Another netd on the host has another mark.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Follows the guests of overlays on other hosts, and writes them into the tunnels of this host."""
+"""Writes the guests that overlay networks have on other hosts into the tunnels of this host."""
 
 import asyncio
 import logging
@@ -23,7 +23,10 @@ SETTLES_S = 0.05
 
 
 class OverlayPeers:
-    """Follows the node's `_peer` keys. A value that cannot be read changes nothing."""
+    """Follows the node's `_peer` keys: each has the guests of a network on another host, a peer.
+
+    A value that cannot be read changes nothing.
+    """
 
     def __init__(self, attachers: Attachers, attachments: Attachments) -> None:
         self._attachers = attachers

@@ -1,7 +1,7 @@
-"""Starts passt again when it ends under a running guest, and reports that.
+"""Starts passt again when it ends under a running guest, and reports the repair.
 
-When passt or its relay ends, both end, and the kernel removes all parts of the interface. Then the
-comparison of the VM's network with the host finds the parts missing, and makes them again.
+When passt or its relay ends, both end, and the kernel removes the parts of the interface that they
+held. Then the comparison of the VM's network with the host makes these parts again.
 """
 
 import asyncio
@@ -63,6 +63,6 @@ class PasstWatch:
             await asyncio.sleep(PAUSE_S)
 
     async def report(self, send: Callable[[NetworkFinding], Awaitable[None]]) -> None:
-        """Report networks that were mended, also before this call. Never returns by itself."""
+        """Send each finding of `run`, also from before this call. Never returns by itself."""
         while True:
             await send(await self._found.get())

@@ -21,7 +21,10 @@ Keep = Callable[[Attachment], None]
 
 
 class PluginChains:
-    """The plugin chains of the node's and the networks' conflists. Methods may be cancelled."""
+    """The plugin chains of conflists: files of the node, or parts of network objects.
+
+    The methods may be cancelled.
+    """
 
     def __init__(self, namespaces: Namespaces, cni: Cni, nics: Callable[[], Iterable[Nic]]) -> None:
         """`nics` returns the interfaces of all VMs of this host."""

@@ -1,4 +1,4 @@
-"""Lets CNI plugins clean up after ended attachments, whose cached results it removes."""
+"""Lets CNI plugins clean up after attachments that have ended, and removes their cached results."""
 
 import asyncio
 from collections.abc import Iterator

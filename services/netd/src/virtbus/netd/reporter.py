@@ -22,7 +22,7 @@ EVENTS = StepEvents(
 
 
 class NetworkReporter(StepReporter):
-    """Also reports the findings of comparisons, and the span of vmwrapper."""
+    """A `StepReporter` that also reports findings of comparisons, and the span of vmwrapper."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         super().__init__(bus, "netd", node, EVENTS)
@@ -75,7 +75,7 @@ class NetworkReporter(StepReporter):
         self.emit(event)
 
     def wrapped(self, done: Handover) -> None:
-        """Record the span of vmwrapper, which cannot report it because it has become QEMU."""
+        """Record the span of vmwrapper. vmwrapper itself has become QEMU, and cannot do it."""
         if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()

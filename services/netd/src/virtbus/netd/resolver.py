@@ -1,4 +1,4 @@
-"""Resolves names for guests of bridges with a gateway of virtbus, on the gateway's address.
+"""Answers the DNS queries that guests send to the gateway of a Linux bridge of virtbus.
 
 Names of VMs are answered here, all others by the DNS servers of the network or the host. A guest
 finds the VMs of its own namespace, of its networks that share names, and of the namespaces that
@@ -28,7 +28,7 @@ from virtbus.netd.fleet_names import FleetNames
 log = logging.getLogger(__name__)
 
 FORWARDERS = 256
-"""Maximum number of lists of servers whose last good server is remembered."""
+"""Maximum number of server lists for which the last server that answered is remembered."""
 
 
 class Resolver:
@@ -96,7 +96,7 @@ class Resolver:
         return await forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
 
     def _forwarder_for(self, servers: tuple[Address, ...]) -> Forwarder:
-        """Return the forwarder that asks `servers`; without any, the one that asks the host's."""
+        """Return the forwarder that asks `servers`, or the host's servers if there are none."""
         if not servers:
             return self._forwarder
         known = self._of_networks.get(servers)
@@ -107,7 +107,7 @@ class Resolver:
     async def _known(
         self, vm: NamedVm, limits: QueryLimits, query: DnsQuery, meaning: Meaning
     ) -> bytes | None:
-        """Return the answer of virtbus; None for an address of which it knows no VM."""
+        """Return the answer of virtbus; None if the query names the address of no known VM."""
         match meaning:
             case VmName():
                 return await self._vm(vm, limits, query, meaning)

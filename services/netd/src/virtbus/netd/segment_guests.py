@@ -1,7 +1,8 @@
 """Follows the addresses that the DHCP servers of segments give to guests of this host.
 
-A guest on a segment may use only the address of its last DHCP lease. netd reads the server's answer
-on the guest's tap, and stores the address. netd reports a new address once the bus is there.
+A segment is a layer-2 network outside of virtbus. If a network on a segment has no subnet, a guest
+may use only the address of its last DHCP lease. netd reads the server's answer on the guest's tap,
+and stores the address. netd reports a new address once the bus is there.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from virtbus.schemas.node_rpc import NetReady
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
-"""Maximum number of DHCP leases that wait for `run`. If more come, they are dropped, and their
-guests ask the server again."""
+"""Maximum number of DHCP leases that wait for `run`. Further DHCP leases are dropped: their guests
+may use the new addresses only after they have asked the server again."""
 
 
 class SegmentGuests:

@@ -15,8 +15,8 @@ from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.dns import is_domain
 
 GIVES_UP_S = 60
-"""Seconds that are added to a DHCP lease. udhcpc makes its last three attempts to renew half a
-minute before a DHCP lease ends, and then gives it up."""
+"""Seconds that are added to a DHCP lease. udhcpc gives a DHCP lease up half a minute before its
+end, after three last attempts to renew it."""
 
 
 class Settings(ServiceSettings):

@@ -8,7 +8,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 FREEZE_S = 60.0
-"""The agent thaws the guest at the latest after this time. If the agent died, the next one does."""
+"""The agent, or after its death the next agent, thaws the guest at the latest after this time."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 

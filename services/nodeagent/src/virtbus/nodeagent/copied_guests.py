@@ -1,4 +1,4 @@
-"""Describes the disks of a running guest for backups and readings, and makes their errors.
+"""Describes the disks of a running guest for backups and readings, and makes the errors of both.
 
 In a reading, the guest's QEMU serves the disks of one instant to a reader.
 """
@@ -30,12 +30,13 @@ class CopiedDisks(NamedTuple):
 async def copied_disks(
     tools: AgentPorts, guest: ActorState | None, work: BackupWork
 ) -> CopiedDisks:
-    """Return the disks of the work, with their sizes, if the guest's QEMU can copy them now.
+    """Return the disks of `work`, with their sizes, if the guest's QEMU can copy them now.
 
     Raises:
         VirtbusError: 409 `guest_ended`: the guest does not run.
             409 `layers_differ`: libvirt's XML names a file that QEMU does not use.
-            409 `disk_not_switchable`: a disk is no file of the node, or is on nvme.
+            409 `disk_not_switchable`: a disk is no file of the node, is on nvme, or is not in the
+            guest.
         VirtbusError: 503 `guest_unknown`: libvirt does not answer, or a disk is being attached.
     """
     with asked_again():

@@ -219,7 +219,7 @@ class DomainEvents:
 
 
 def _tell_lost(guest: VmActor, pid: int) -> None:
-    """Report that libvirt has lost a guest, which runs as process `pid`; 0: it is not lost."""
+    """Report a change of `pid`: the process of a guest that libvirt has lost, or 0 for others."""
     if pid != guest.vm.observed.lost_pid:
         guest.vm.observed.lost_pid = pid
         if pid:

@@ -16,7 +16,7 @@ UIDS = 1000
 PART_BYTES = 16 * 1024
 """The largest event that is kept. The actor itself later requests the data of a larger event."""
 KEPT_S = 60.0
-"""A record arrives within seconds of its events, or the VM is gone."""
+"""Seconds for which events are kept. A VM's record arrives sooner, or the VM is gone."""
 
 
 class EarlyEvents:

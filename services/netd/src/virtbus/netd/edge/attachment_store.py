@@ -68,8 +68,8 @@ class AttachmentStore:
     def all(self) -> list[Attachment]:
         """Return the attachments of all readable files.
 
-        A damaged file is removed: the power failed before `sync`, so nobody was informed of its
-        network.
+        A damaged file is removed: the power failed before `sync`, and netd reports a network to the
+        agent only after `sync`.
 
         Raises:
             VirtbusError: 422 `state_newer` or `state_older` if a file has another version.

@@ -32,7 +32,7 @@ class HostBridgeAttacher:
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses, after checks of the link's VLANs, ports and MTU.
+        """Return the interface with its addresses, after checks of the bridge: VLANs, ports, MTU.
 
         Raises VirtbusError.
         """
@@ -63,7 +63,7 @@ class HostBridgeAttacher:
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return messages about faulty or unplugged host ends, and about bridges that are down.
 
-        `mend`: plug the host end into the bridge instead, if both exist.
+        With `mend`, plug such host ends into the bridge instead, if both exist, and return none.
         """
         found = []
         with Netlink() as host:
@@ -107,13 +107,13 @@ def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
 
 
 def is_down(host: Netlink, nic: Nic, link: SegmentLink) -> list[str]:
-    """Return a message if the host's link of a segment is down. virtbus never changes it."""
+    """Return a message if the host's link of a segment is down. virtbus never changes the link."""
     found = links.find(host, link.name)
     return [] if found is None or found.up else [f"{nic.eth}: {link.name} {OF_HOST_DOWN}"]
 
 
 def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:
-    """Return the calls that move a new port from the VLAN `pvid` to `vlan`, untagged.
+    """Return the calls that make a new port an untagged member of `vlan` instead of `pvid`.
 
     `pvid` is the VLAN that the bridge gives each new port, or 0 if it gives none.
     """

@@ -1,4 +1,4 @@
-"""Remembers a host bridge that may exist, and the host's forwarding before the first bridge."""
+"""Stores a memo of each host bridge, with the host's forwarding from before the first bridge."""
 
 import json
 from pathlib import Path

@@ -47,7 +47,7 @@ class Cni:
         openings: Openings = MappingProxyType({}),
         allowed: Collection[str] = (),
     ) -> None:
-        """`openings` has the namespaces that may use each network; other namespaces are refused.
+        """`openings` has, by network, the namespaces of VMs that may use it. Others are refused.
 
         `allowed` are the plugins that a conflist in a network object may name.
         """
@@ -76,7 +76,7 @@ class Cni:
         Raises:
             VirtbusError: 403 `network_closed`: the namespace may not use the network. 404
                 `network_unknown`: no conflist has this name; the message has the existing names.
-                422 `cni_config`: a file of that name cannot be used.
+                422 `cni_config` instead of 404: a file with `network` in its own name is invalid.
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -183,11 +183,11 @@ class Cni:
     async def collect(
         self, conflist: dict[str, Any], known: Callable[[], Iterable[CniPlace]]
     ) -> None:
-        """Let the plugins remove what belongs to no attachment of `known`, if they know GC.
+        """Let plugins that know GC remove what belongs to no interface that `known` returns.
 
-        A plugin that fails is logged, and the others are run. Attachments that are being made are
-        kept, too. `known` is called here, while no attachment can begin. An earlier list could lack
-        an attachment that was made while another conflist was collected.
+        A plugin that fails is logged, and the others are run. Interfaces that `add` is making are
+        kept, too. `known` is called here, while new runs of `add` wait. A list from earlier could
+        lack an interface that was made while another conflist was collected.
         """
         if not has_verb(conflist, CniVerb.GC):
             return

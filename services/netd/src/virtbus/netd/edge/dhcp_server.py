@@ -1,6 +1,7 @@
 """Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
 
-On a segment, another server answers. The socket then reads the answers of that server to the guest.
+On a segment, a layer-2 network outside of virtbus, another server may answer the guests. Then the
+socket only reads the answers of that server.
 
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
 sockets. A guest tolerates that for its lease time.
@@ -32,13 +33,13 @@ log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
-"""A booting guest sends a few requests. A flood fills the socket's 32 KiB buffer, and the rest is
-lost and counted."""
+"""Frames that netd reads from one interface: per second, and at once. A booting guest sends a few.
+A flood fills the socket's 32 KiB buffer, and the rest of it is lost and counted."""
 FLOOD = "dhcp_flood"
 """The word under which lost requests are counted."""
 
 CLOSERS = 32
-"""Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
+"""Number of threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
 
 _MAX_FRAME_BYTES = 2048
 _ETHERTYPE_IPV6 = b"\x86\xdd"
@@ -48,19 +49,22 @@ _STATISTICS = struct.Struct("=II")
 """Two numbers since the last reading: a socket's packets, and those that found its buffer full."""
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
-"""Errors that do not end the socket: the link was down, or the guest reads too slowly."""
+"""Errors after which a socket is still read: the link was down, or the guest reads too slowly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Replaces an offer where another server answers: on interface `index`, with the MAC `mac`."""
+    """Stands for the offers of interface `index` if another server answers its guest.
+
+    `mac` is the guest's MAC.
+    """
 
     index: int
     mac: bytes
 
 
 Leased = Callable[[str, int, DhcpLease], None]
-"""Called with a uid, the index of an interface on a segment, and its lease."""
+"""Called with a uid, the index of an interface, and its DHCP lease from another server."""
 
 
 def _ignore(_uid: str, _index: int, _lease: DhcpLease) -> None:
@@ -125,7 +129,7 @@ class DhcpServer:
     def counts(self, uid: str) -> Counter[MessageType]:
         """Return the number of requests of each kind since `serve`.
 
-        On a segment, these are the acknowledgements of the other server instead.
+        If another server answers, these are the acknowledgements of that server instead.
         """
         total: Counter[MessageType] = Counter()
         for interface in self._interfaces.get(uid, ()):
@@ -250,7 +254,7 @@ class _Interface:
         self.socket.send(frame)
 
     def _overhear(self, frame: bytes, foreign: Foreign) -> None:
-        """Report a lease that another server gives this interface."""
+        """Report a DHCP lease that another server gives this interface."""
         message = payload(frame, CLIENT_PORT)
         lease = lease_of(message, foreign.mac) if message is not None else None
         if lease is not None:

@@ -1,4 +1,4 @@
-"""Opens the packet sockets on taps. netd answers DHCP by them, or overhears it on segments."""
+"""Opens the packet sockets on taps, by which netd answers DHCP or overhears another server."""
 
 import socket
 import struct
@@ -27,8 +27,8 @@ def dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 def _dhcp_socket(nic: Nic) -> socket.socket:
     """Return a packet socket on the tap for the guest's DHCP requests and router solicitations.
 
-    On a segment, it receives the DHCP answers to the guest instead. The filter is set before
-    the socket is bound, so no other frame is ever queued.
+    If another server answers (`on_segment`), the socket receives that server's DHCP answers
+    instead. The filter is set before the socket is bound, so no other frame is ever queued.
     """
     steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)

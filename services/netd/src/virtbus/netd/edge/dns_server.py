@@ -25,8 +25,10 @@ RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together: per second, and at once. The limit bounds the CPU time that the
 resolver takes."""
 CROWDED = 512
-"""While all guests together have this many open queries, each may have only BUSY_WHEN_FULL."""
+"""While all guests together have this many open queries, each guest may have only two
+(`query_limits.BUSY_WHEN_FULL`)."""
 FULL_WAIT_S = 0.05
+"""Pause of reading from a guest that has as many open queries as it may have."""
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024
 _BACKLOG = 64
@@ -62,7 +64,7 @@ class DnsServer:
         self._resolve = resolve
         self._guests: dict[IPv4Address, DnsGuest] = {}
         self._listeners: dict[IPv4Address, asyncio.Future[None]] = {}
-        """The tasks that serve TCP, by gateway, without the gateway of the built-in network."""
+        """The task that serves TCP on each gateway, except on that of the built-in network."""
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._busy = 0
         self._tasks: Background | None = None

@@ -40,7 +40,7 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
 
 
 def faults(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[str]:
-    """Return a message for each tap of `nics` whose current filter is missing or incomplete."""
+    """Return a message for each tap of `nics` whose filter is missing or has wrong rules."""
     found = [(tap, _wrong(rules, tap)) for tap in _taps(nics, reach)]
     return [f"the filter of {tap.name} {wrong}" for tap, wrong in found if wrong]
 
@@ -57,9 +57,10 @@ def _wrong(rules: Netlink, tap: Tap) -> str:
 
 
 def _is_quiet(rules: Netlink, tap: Tap) -> bool:
-    """Return True if the tap has no `wire`, or if the rules on its `wire` are current.
+    """Return True if the rules on the tap's `wire` are current, or if the tap has no `wire`.
 
-    These rules keep the segment's DHCP servers and routers from a guest that netd addresses.
+    `wire` is the link to a segment, if netd assigns the guest's addresses there. The rules drop the
+    answers of the segment's DHCP servers and the advertisements of its routers.
     """
     if not tap.wire:
         return True
@@ -86,8 +87,9 @@ def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict
 def guard(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> None:
     """Ensure the filters of `nics` in the namespace.
 
-    `reach` applies to the interfaces whose frames do not pass the host (`filters_reach`). Unless
-    all filters are current, one transaction replaces the namespace's nftables table.
+    `reach` has the addresses that guests must not reach. It applies to the interfaces whose frames
+    do not pass the host's IP stack (`filters_reach`). Unless all filters are current, one
+    transaction replaces the namespace's nftables table.
     """
     taps = _taps(nics, reach)
     stands = rules.ask(has_table()) is not None

@@ -41,7 +41,7 @@ def current() -> Forwarding:
 
 
 def _accepting() -> dict[str, str]:
-    """Return the interfaces that accept router advertisements as hosts do."""
+    """Return the `accept_ra` of each interface where it is 1: accept, unless forwarding is on."""
     found = {}
     for interface in sorted(_INTERFACES.glob("*")):
         value = (interface / "accept_ra").read_text().strip()

@@ -21,7 +21,9 @@ rules cannot count as opened by the guest."""
 
 
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
-    """Ensure the rules of the isolated interfaces `nics`. If `nics` is empty, remove the tables.
+    """Ensure the rules of `nics`: all interfaces of a VM that accept only what a rule allows.
+
+    If `nics` is empty, remove the tables.
 
     Without tables, frames on the bridges of this namespace do not pass the hooks of IP.
 
@@ -44,7 +46,7 @@ def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
         raise _no_bridge_filter(nics)
     if not stands or rules.ask(group_filter.has_rules(nics)) is None:
         rules.do(group_filter.group_tables(nics))
-        _track()  # the setting may appear with the first rule about connections
+        _track()  # the kernel may offer `_PICK_UP` only after the first rule about connections
     else:
         rules.do(group_filter.changed_members(_changes(rules, nics)))
 

@@ -48,7 +48,11 @@ class GuestLinks:
         self._bridge = attachers.bridges.built_in
 
     def open_namespace(self, attachment: Attachment) -> None:
-        """Make the namespace if it is missing, and connect the interfaces to the host."""
+        """Make the namespace if it is missing, and connect the interfaces to the host.
+
+        Raises:
+            VirtbusError: 409 `link_taken`, and the errors of the attachers.
+        """
         with Netlink() as host:
             self._attachers.prepare(host, attachment.nics)
             stands = self._namespaces.exists(attachment.netns)
@@ -99,7 +103,7 @@ class GuestLinks:
         links stay, but no traffic passes, and `faults` reports them.
 
         Raises:
-            VirtbusError: 422 `no_bridge_filter`, and as `open_namespace`.
+            VirtbusError: 422 `no_bridge_filter`, and the errors of `open_namespace`.
         """
         self.open_namespace(attachment)
         return self.close_up(attachment, keeps_running=keeps_running)
@@ -197,7 +201,7 @@ class GuestLinks:
             return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a process has a tap of `attachment` open, because a guest runs."""
+        """Return True while a guest runs with `attachment`: a process has one of its taps open."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def delete_host_links(self, host_links: Collection[str]) -> None:

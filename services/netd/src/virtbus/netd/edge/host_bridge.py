@@ -51,7 +51,7 @@ class _Written(NamedTuple):
 
 
 def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
-    """Return True if the table has the rules of `written`. If that is None, it must only exist."""
+    """Return True if the table has the rules of `written`, or exists and `written` is None."""
     if filters.ask(has_host_table(bridge)) is None:
         return False
     if written is None:

@@ -27,7 +27,7 @@ _BRIDGED = frozenset(NicKind) - {NicKind.HOST_BRIDGE, NicKind.MACVTAP, NicKind.C
 
 
 class HostBridges:
-    """The bridges of one host; methods that take or open a Netlink block."""
+    """The bridges of one host. Its methods block if they use netlink."""
 
     def __init__(self, built_in: HostBridge, node: str = "") -> None:
         """`node` is the node id, which chooses the subnet of a routed network."""
@@ -80,7 +80,7 @@ class HostBridges:
                 log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """Return the uids of the VMs by their host ends on all bridges. Lists all links."""
+        """Return, by name, the VM's uid of each host end on these bridges. Lists all links."""
         self.built_in.check(host)
         bridges = (links.find(host, each.name) for each in self.all())
         masters = {bridge.index for bridge in bridges if bridge is not None}
@@ -99,7 +99,8 @@ class HostBridges:
     def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:
         """Return `reach` for the bridge of a network object.
 
-        If its gateway resolves names, the gateway replaces the built-in one as a name server.
+        If the network's gateway answers DNS queries, guests may ask it instead of the gateway of
+        the built-in network.
         """
         own = self.built_in.gateway.ip
         dns = tuple(server for server in reach.dns if server != own)

@@ -13,8 +13,8 @@ MOST = 3
 class HostServers:
     """The `fixed` servers of a setting; if there are none, the servers of a resolv.conf.
 
-    Servers on loopback count. The file is read again when it has changed. `gateway` is never one of
-    the servers, because the resolver listens there and would get its own query.
+    Servers on loopback are included. The file is read again when it has changed. `gateway` is left
+    out, because the resolver listens there and would get its own query.
     """
 
     def __init__(

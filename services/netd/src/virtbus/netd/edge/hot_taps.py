@@ -36,10 +36,10 @@ def lend(attachment: Attachment, nic: Nic) -> str:
 
 
 def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
-    """Move the lent tap to the VM's namespace; no effect if it is there already.
+    """Move the tap that `lend` made to the VM's namespace; no effect if it is there already.
 
     Raises:
-        VirtbusError: 409 `tap_lost` if it is in neither namespace.
+        VirtbusError: 409 `tap_lost` if the tap is in neither namespace.
     """
     name = names.lent_tap(attachment.uid, nic.index)
     with Netlink() as host, opened(namespaces.path(attachment.netns)) as netns:
@@ -66,7 +66,7 @@ def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def _own_eth(nic: Nic) -> tuple[str, ...]:
-    """Return `eth` on a macvtap network. Elsewhere, the host link, passt or CNI's DEL ends it."""
+    """Return `eth` on a macvtap network. On others, it ends with its peer, passt or CNI's DEL."""
     return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 
@@ -82,7 +82,7 @@ def refuse_held(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> Non
 
 
 def return_lent(attachment: Attachment) -> None:
-    """Delete the lent taps of all interfaces that are pending."""
+    """Delete the taps that `lend` made for interfaces that are not plugged yet (`pending`)."""
     lent = [names.lent_tap(attachment.uid, nic.index) for nic in attachment.nics if nic.pending]
     if lent:
         with Netlink() as host:

@@ -118,7 +118,7 @@ class LinkDetails:
     peer_namespace: int | None
     """The id of the namespace that holds the link's other end, or the link below it.
 
-    None: this namespace holds it, or there is no such link.
+    None if this namespace holds that link, or if there is none.
     """
 
 
@@ -192,7 +192,10 @@ def raise_mtu(name: str, mtu: int) -> NetlinkCall:
 def new_macvlan(
     name: str, lower: int, mode: str, netns_fd: int, *, mac: str | None, mtu: int
 ) -> NetlinkCall:
-    """Return the call that ensures a macvlan link in another namespace, on a link of this one."""
+    """Return the call that ensures a macvlan link in the namespace `netns_fd`.
+
+    `lower` is the index of a link in the socket's namespace.
+    """
     address = [] if mac is None else [("IFLA_ADDRESS", mac)]
     data = nest(("IFLA_MACVLAN_MODE", mode))
     return LINKS.ensure(
@@ -216,7 +219,7 @@ def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCal
 
 
 def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
-    """Return the call that ensures a VXLAN device without learning, flooding and multicast.
+    """Return the call that ensures a VXLAN device that does not learn, flood or use multicast.
 
     The device answers ARP from its own table of neighbours. If another device has the VNI, the
     kernel makes no device, and answers EEXIST as for an existing link, which the call tolerates.
@@ -303,7 +306,7 @@ def namespace_id(netlink: Netlink, fd: int) -> int | None:
 
 
 def add_port_vlan(port: int, vlan: int) -> NetlinkCall:
-    """Return the call that puts the frames of a bridge's port into a VLAN, untagged."""
+    """Return the call that makes a bridge's port an untagged member of a VLAN."""
     return LINKS.set(
         f"vlan {vlan} of port {port}",
         ("IFLA_AF_SPEC", _port_vlan(vlan, _VLAN_PVID | _VLAN_UNTAGGED)),

@@ -23,6 +23,7 @@ _RECEIVE_BYTES = 256 * 1024
 _PLAIN_CALLS = 64
 """The kernel's default buffers hold the messages and answers of this many calls."""
 _CALL_BYTES = 4096
+"""Buffer bytes for each call of a larger batch."""
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _DUMPS = 20
 """Number of attempts for a list that changes while the kernel sends it."""

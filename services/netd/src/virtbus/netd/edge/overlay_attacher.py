@@ -1,4 +1,7 @@
-"""Connects interfaces to overlays: like `nat`, with a tunnel to the hosts of the other guests."""
+"""Connects interfaces to networks of the kind `overlay`, which span hosts by tunnels.
+
+On each host, a bridge connects the guests, as on a network of the kind `nat`.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -40,7 +43,7 @@ class OverlayAttacher:
         self.bridged.attach(host, uid, nics, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return missing host ends, and tunnels that are gone or have wrong entries.
+        """Return messages about host ends without bridge, and about missing or wrong tunnels.
 
         With `mend`, restore both.
         """
@@ -62,11 +65,10 @@ class OverlayAttacher:
         self.tunnels.sync(host, nic, macs)
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Add tunnel entries for guests that ended here, if other hosts list them now.
+        """Add tunnel entries for guests that ended here, if other hosts list these guests now.
 
-        For example after this host was cut off, another host may list a guest that still runs here.
-        The entry to the other host is made when the guest has ended here. A tunnel is deleted with
-        its bridge.
+        For example, this host was cut off, and a VM of this host was started on another host. Until
+        the old guest on this host ends, the tunnel has no entry that leads to the new guest.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

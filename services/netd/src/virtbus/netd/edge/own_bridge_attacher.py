@@ -43,7 +43,7 @@ class OwnBridgeAttacher:
         plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each host end that is not on its bridge; `mend`: plug it instead."""
+        """Return a message for each host end that is not on its bridge. With `mend`, plug it."""
         found: list[str] = []
         with Netlink() as host:
             for bridge in self._of(nics):

@@ -30,7 +30,7 @@ Started = Callable[[str, int], None]
 
 
 class PasstAttacher:
-    """Implements `attacher.Attacher` for all kinds whose addresses virtbus gives."""
+    """Implements `attacher.Attacher`, on networks whose addresses virtbus assigns."""
 
     def __init__(self, kinds: Mapping[NicKind, Attacher], program: Path) -> None:
         self._kinds = kinds
@@ -128,7 +128,7 @@ class PasstAttacher:
         return [f"{nic.host_link}, by which passt of {nic.eth} sends, is gone" for nic in gone]
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return what the network of each interface lacks on the host; `mend`: restore it."""
+        """Return what the network of each interface lacks on the host. With `mend`, restore it."""
         return [one for nic in nics for one in self._kinds[nic.kind].verify((nic,), mend=mend)]
 
     def detach(self, left: Sequence[Nic]) -> None:

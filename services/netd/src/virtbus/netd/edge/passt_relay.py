@@ -1,9 +1,9 @@
 """Connects a guest's link with passt: `python -I -S passt_relay.py NAME MAC PROGRAM OPTIONS…`.
 
 netd starts this process with two descriptors: a channel, and a tap in the VM's namespace. The
-process makes a network namespace for passt, which netd connects with the network. Then it gives up
-all rights, starts passt there, and copies frames between the tap and passt. Each of the two
-processes ends with the other one, and the kernel then removes the tap and the namespace.
+process makes a network namespace for passt, which netd connects with the network. Then the process
+gives up all rights, starts passt there, and copies frames between the tap and passt. Each of the
+two processes ends with the other one, and the kernel then removes the tap and the namespace.
 
 passt carries echo requests from the guest, but none to the guest. This process carries echo
 requests to the guest. If passt's namespace answered these requests, a guest that has not booted
@@ -31,8 +31,8 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_NO_NEW_PRIVS = 38
 _SIOCOUTQ, _ATTEMPTS, _TURN_S = 0x5411, 50, 0.0001
 _SO_SNDBUFFORCE, _BUFFER = 32, 4 << 20
-"""The size of passt's send buffer. passt drops frames when this buffer is full, and its
-connections may then wait for ever."""
+"""The socket option, and the size in bytes, of passt's send buffer. passt drops frames when this
+buffer is full, and its connections may then wait for ever."""
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REQUESTS = (~(1 << 8) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
 _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34
@@ -50,8 +50,8 @@ _SYSCTLS = {
     "net/ipv6/conf/default/accept_dad": "0",
 }
 """With these, passt can open low ports and sockets for echo requests although it has no rights.
-The kernel answers no echo requests. It does not check addresses for duplicates, because the guest
-does."""
+The kernel answers no echo requests. The kernel does not check addresses for duplicates, because the
+guest does."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -128,8 +128,8 @@ def _value(options: list[str], flag: str) -> str:
 def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
-    Otherwise, passt could not reach a guest that has sent nothing yet. Nor could it reach a guest
-    that does not ask for its router's MAC, because it knows this MAC already.
+    Otherwise, passt could not reach a guest that has sent nothing yet. Nor could passt reach a
+    guest that knows its router's MAC already, and so does not ask for it.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
     return router + guest + b"\x08\x06" + arp

@@ -141,9 +141,10 @@ def _network6(row: list[str]) -> IPv6Network:
 
 
 def router_of(gateway: str) -> str:
-    """Return the link-local address of an IPv6 gateway on this host; empty if it has none here.
+    """Return the link-local address of the host's link that has the IPv6 address `gateway`.
 
-    A link-local or empty gateway is returned as it is. The thread must be in the host's namespace.
+    The result is empty if no link of the host has both addresses. A link-local or empty `gateway`
+    is returned as it is. The thread must be in the host's namespace.
     """
     if not gateway or ip_address(gateway).is_link_local:
         return gateway

@@ -85,10 +85,10 @@ class PluginProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """Read the plugin's output until the plugin ends or exceeds a limit.
+        """Read the plugin's output until the plugin and its children close it, or up to a limit.
 
-        Return the exceeded limit in words ("" if the plugin ended), and its stdout and stderr, both
-        empty if it printed too much.
+        Return the exceeded limit in words ("" if the plugin ended in time), and the plugin's stdout
+        and stderr. Both are empty if the plugin printed too much.
         """
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]

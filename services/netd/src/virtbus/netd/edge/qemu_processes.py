@@ -42,8 +42,8 @@ class QemuProcesses:
     def namespace(self, pid: int) -> int | None:
         """Return a descriptor of the network namespace of an open tap of a process.
 
-        None if the process has ended or has no tap open, or if netd may not inspect it, as in the
-        sandbox of the systemd unit. The caller closes the descriptor.
+        Return None if the process has ended or has no tap open, or if netd may not inspect it. The
+        sandbox of the systemd unit forbids this. The caller closes the descriptor.
         """
         try:
             process = os.pidfd_open(pid)

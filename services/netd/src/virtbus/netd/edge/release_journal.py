@@ -1,7 +1,7 @@
 """Stores the releases of addresses, so that a restart of netd keeps their order.
 
-The journal is a hint: after a line is lost, an address is only given to another interface sooner.
-So there is no fsync.
+The journal is a hint. If a line is lost, the released address may be given to another interface
+sooner, and nothing worse happens. So there is no fsync.
 """
 
 import json

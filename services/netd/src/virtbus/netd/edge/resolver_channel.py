@@ -17,7 +17,7 @@ LINE_BYTES = 4 * 1024 * 1024
 
 
 class ResolverChannel:
-    """One connection. `send` never waits; messages of a peer that is gone are dropped."""
+    """One connection. `send` never waits; messages to a peer that has ended are dropped."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -11,7 +11,7 @@ from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.resolver_channel import FIRST_CHANNEL, ResolverChannel, channel_on
 
 RESOLVER = "virtbus.netd.resolver_process"
-"""The package that is the program."""
+"""The package whose `__main__` is the program of the process."""
 _CREDENTIALS = struct.Struct("=iII")
 """A `struct ucred`: process, user and group."""
 _KILLED_S = 10.0
@@ -58,7 +58,7 @@ def _environment() -> dict[str, str]:
 
 
 async def found_at(path: str) -> ResolverChannel | None:
-    """Return a channel to the process of an earlier netd; None without one."""
+    """Return a channel to the process that an earlier netd started; None if it does not run."""
     connection = _connected(path)
     return await channel_on(connection) if connection is not None else None
 

@@ -74,7 +74,7 @@ def _wrong_limits(inside: Netlink, nics: Sequence[Nic]) -> Iterator[str]:
 
 
 def _directions(nic: Nic) -> tuple[tuple[str, NicLimit | None], ...]:
-    """Return the links by which the guest's frames leave, each with its limit."""
+    """Return the tap, by which frames to the guest leave, and `eth`, each with its limit."""
     if nic.limits is None:
         return (nic.tap, None), (nic.eth, None)
     return (nic.tap, nic.limits.inbound), (nic.eth, nic.limits.outbound)

@@ -1,7 +1,7 @@
-"""Makes the VXLAN devices of overlays, and writes the guests of other hosts into them.
+"""Makes the VXLAN devices of overlay networks, and writes the guests of other hosts into them.
 
 A device learns nothing and floods nothing: it forwards to the guests that the bus names, and
-answers ARP for them itself. It drops frames for other MACs.
+answers ARP queries for their addresses. It drops frames for other MACs.
 """
 
 import logging
@@ -29,7 +29,7 @@ _ANYWHERE = "192.0.2.1", 9
 
 
 class Tunnels:
-    """The devices of this host. Methods that take or open a Netlink block."""
+    """The devices of this host. The methods that use netlink block."""
 
     def __init__(self, bridges: HostBridges, address: IPv4Address | None = None) -> None:
         """`address` is this host's address on the underlay. With None, `end` chooses one."""

@@ -14,7 +14,7 @@ def accelerated(
 ) -> tuple[Sequence[NicArgument], list[int]]:
     """Return the interfaces with vhost-net, and its descriptors, which the caller closes.
 
-    If the device is missing, or cannot be opened for each queue, no interface gets vhost-net.
+    If `path` is missing, or cannot be opened for each queue, no interface gets vhost-net.
     """
     faster = with_vhost(nics)
     opened: list[int] = []

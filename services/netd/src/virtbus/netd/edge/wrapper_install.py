@@ -39,7 +39,7 @@ def install(
 
     `memo` is a file with a digest of the last installed wrapper and QEMU's ctime at that time. By
     default it is next to the wrapper.
-    `compiler` None selects the Python version.
+    If `compiler` is None, the Python version is installed.
 
     Raises:
         OSError: `target_dir` cannot be written, or there is no `emulator`.

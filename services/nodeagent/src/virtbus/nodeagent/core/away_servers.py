@@ -11,7 +11,7 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer, which QEMU does not report for some protocols."""
+    """The pools whose server does not answer. For some protocols, QEMU itself reports nothing."""
 
     def __init__(self) -> None:
         self._pools: set[str] = set()

@@ -70,7 +70,7 @@ def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
 
 
 def volume_alias(name: str) -> str:
-    """Return the id of a volume's device. libvirt demands `ua-` before ids of its users."""
+    """Return the id of a volume's device. libvirt demands that it begins with `ua-`."""
     return f"ua-volume-{name}"
 
 
@@ -188,7 +188,7 @@ def _type(file: DiskSource | None) -> str:
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
-    """Return the id by which the agent finds the device again; None: libvirt chooses an id."""
+    """Return the id by which the agent finds the device again; None if libvirt may choose one."""
     if disk.bus is DiskBus.NVME:
         return el("alias", name=nvme_alias(disk))
     return el("alias", name=volume_alias(disk.name)) if file is not None and file.volume else None

@@ -1,7 +1,8 @@
 """Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
 The domain suits Linux guests: q35, virtio devices, USB only for disks, and no sound. Its serial
-console is a UNIX socket. Of a tenant's values, only checked names, sizes and ids appear in it.
+console is a UNIX socket. Of the values that clients write, the XML has only checked names, sizes
+and ids.
 """
 
 from collections.abc import Mapping

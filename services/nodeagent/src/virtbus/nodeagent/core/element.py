@@ -15,7 +15,8 @@ _needs_escape = re.compile('[&<>"\r\n\t]').search
 def el(tag: str, *children: "Element | str | None", **attributes: "str | int | None") -> Element:
     """Return `<tag attributes>children</tag>`.
 
-    None is omitted. `_` in an attribute's name becomes `-`, and a final `_` is dropped.
+    A child or attribute that is None is omitted. `_` in an attribute's name becomes `-`, and a
+    final `_` is dropped.
     """
     element = ET.Element(
         tag,

@@ -18,9 +18,8 @@ CHANGES = "changes"
 class PushState:
     """The state of a backup that QEMU writes to files.
 
-    A libvirtd that was restarted after the end of a backup does not know this end. `lost`: the
-    guest runs, and libvirt knows neither a running backup nor the end of one. `none`: no guest
-    runs.
+    `lost` means that the guest runs, and that libvirt knows neither a running backup nor the end of
+    one: a restart of libvirtd loses the end. `none` means that no guest runs.
     """
 
     state: Literal["none", "running", "done", "failed", "lost"] = "none"

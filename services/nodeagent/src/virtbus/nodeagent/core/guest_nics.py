@@ -18,7 +18,7 @@ from virtbus.schemas.nic_work import NicDone
 from virtbus.schemas.vm import Interface, VmRecord
 
 _ALIAS = "ua-nic-"
-"""The prefix of aliases. libvirt demands that an alias of its users begins with `ua-`."""
+"""The prefix of the agent's aliases. libvirt demands that they begin with `ua-`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class InstanceSignals(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """Return True if this state folder does not know the holder: it was copied or restored."""
+        """Return True if this state folder, a copy or a restored one, does not know the holder."""
         return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property

@@ -1,4 +1,4 @@
-"""Keeps the sizes that a server has reported for the places of its pool, with their age.
+"""Keeps the sizes of volumes' data that the server of a pool has reported, with their age.
 
 A place has the data of one volume: an export, a unit, an image or a file (ADR 0060).
 """

@@ -1,4 +1,4 @@
-"""Names the logical volumes of volumes, builds the commands of LVM, and reads its reports.
+"""Names LVM's logical volumes for volumes, builds LVM's commands, and reads LVM's reports.
 
 A logical volume of virtbus has two tags (ADR 0088): `virtbus`, and `virtbus.volume=POOL/FOLDER`,
 which names its volume. Once its content is complete, it also has `virtbus.filled=BYTES/OPERATION`.
@@ -41,7 +41,7 @@ class LogicalVolume:
 
     @property
     def filled(self) -> tuple[int, str]:
-        """Return the bytes of complete content, 0 for none, and the operation that wrote it."""
+        """Return the number of bytes of complete content or 0, and the operation that wrote it."""
         size, _, operation = _after(self.tags, _FILLED).partition("/")
         return (int(size) if size.isdecimal() else 0), operation
 

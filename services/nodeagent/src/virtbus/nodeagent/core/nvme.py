@@ -12,7 +12,7 @@ from virtbus.schemas.disk import Disk, DiskBus
 
 
 def nvme_alias(disk: Disk) -> str:
-    """Return the id of an NVMe disk's device. libvirt demands `ua-` before ids of its users."""
+    """Return the id of an NVMe disk's device. libvirt demands that it begins with `ua-`."""
     return f"ua-nvme-{disk.name}"
 
 

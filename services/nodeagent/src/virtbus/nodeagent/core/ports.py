@@ -75,8 +75,8 @@ class DomainMetadata:
     epoch: int
     domain_hash: str
     power_epoch: int = -1
-    """The `power_epoch` of the record that the domain was last defined for; -1: an agent of an
-    older version defined it."""
+    """The `power_epoch` of the record that the domain was last defined for. It is -1 if an agent of
+    an older version defined the domain."""
     pause_epoch: int = 0
     """The `pause_epoch` of the record that the domain was last defined for."""
     generation: int = 0
@@ -114,7 +114,7 @@ class DomainChange(StrEnum):
 class DomainEvent:
     """A lifecycle event. It is only a hint: read the domain's state before you act on it.
 
-    `change` None: libvirt answers again, and anything may have changed meanwhile.
+    If `change` is None, libvirt answers again, and anything may have changed meanwhile.
     """
 
     uid: str

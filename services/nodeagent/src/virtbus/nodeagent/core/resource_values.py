@@ -29,7 +29,7 @@ class ResourcesSet(NamedTuple):
     """The result of a change of a guest's limits."""
 
     in_force: ResourcesInForce | None
-    """None: no guest runs."""
+    """The limits as libvirt reports them afterwards; None if no guest runs."""
     error: VirtbusError | None = None
     """The error of a limit that could not be set. Other limits may be set."""
 
@@ -40,7 +40,7 @@ def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
 
 
 def scheduler(wanted: Resources, *, unified: bool) -> Figures:
-    """Return libvirt's scheduler parameters; `unified`: the host has cgroup v2."""
+    """Return libvirt's scheduler parameters. `unified` is True if the host has cgroup v2."""
     default = DEFAULT_WEIGHT if unified else DEFAULT_SHARES
     shares = wanted.cpu_shares
     if shares is not None and unified:

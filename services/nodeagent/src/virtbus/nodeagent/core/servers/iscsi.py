@@ -1,4 +1,4 @@
-"""Implements `Server` for iSCSI portals. The places of volumes are units, as `target/number`."""
+"""Implements `Server` for iSCSI portals. A volume's data is in a unit, named `target/number`."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Chooses the server of a pool by its kind. Each kind has a module in this package (ADR 0060)."""
+"""Chooses the `Server` of a pool by the pool's kind. Each kind has a module here (ADR 0060)."""
 
 from typing import Any
 

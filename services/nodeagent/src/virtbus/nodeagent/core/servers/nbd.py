@@ -1,4 +1,4 @@
-"""Implements `Server` for network block devices. The places of volumes are exports."""
+"""Implements `Server` for network block devices. A volume's data is in an export."""
 
 import struct
 

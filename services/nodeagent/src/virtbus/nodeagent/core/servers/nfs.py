@@ -1,4 +1,4 @@
-"""Implements `Server` for NFS, version 3. The places of volumes are raw files."""
+"""Implements `Server` for NFS, version 3. A volume's data is in a raw file."""
 
 import struct
 

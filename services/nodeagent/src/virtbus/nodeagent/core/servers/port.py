@@ -21,22 +21,22 @@ class Login:
     secret_file: str
     id: str
     """The UUID of libvirt's secret. For a guest's volume it is the volume's uid. If the volume is
-    shared, it is derived from the uids of volume and VM. So no two guests share a secret."""
+    shared, the UUID is made of the uids of volume and VM. So no two guests share a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWords:
     """The bytes that a client sends first, and the judgement of the answer.
 
-    They need no login and no key. So a probe proves that the server answers, but not that each of
-    its volumes can be opened. Only QEMU finds that out, at the start of a guest.
+    The bytes contain no login and no key. So a probe proves that the server answers, but not that
+    each of its volumes can be opened. Only QEMU finds that out, at the start of a guest.
     """
 
     sent: bytes
     answer_bytes: int
     """The bytes of the answer that are read."""
     is_greeting: Callable[[bytes], bool]
-    """Return True if a server with this protocol sent the bytes. It gets at most `answer_bytes`."""
+    """Return True if the bytes, at most `answer_bytes`, are from a server with this protocol."""
     why_not: Callable[[bytes], str]
     """Return why the pool cannot use a server with this answer; empty if it can."""
 

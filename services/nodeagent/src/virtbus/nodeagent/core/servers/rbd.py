@@ -1,4 +1,4 @@
-"""Implements `Server` for clusters of Ceph. The places of volumes are images, as `pool/image`."""
+"""Implements `Server` for Ceph clusters. A volume's data is in a Ceph image, named `pool/image`."""
 
 from virtbus.bus.runtime.pool_settings import RbdPool
 from virtbus.nodeagent.core.element import Element, el
