@@ -1,4 +1,4 @@
-"""Wraps a node's bus in a fleet: paces the node's work, and calls its imaged and netd directly."""
+"""Wraps the bus of each node of a fleet: paces the node's work, and calls its imaged and netd."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -36,7 +36,7 @@ class InlineCalls(Threads):
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or raise its exception. Then run `settled` and `ended`."""
+        """Run `work`, `settled` and `ended`; return the result of `work`, or raise its exception."""
         del timeout_s
         try:
             return work()

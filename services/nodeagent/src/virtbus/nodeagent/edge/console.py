@@ -1,4 +1,4 @@
-"""Serves serial consoles: one connection to the port for all viewers, and the stored log.
+"""Serves serial consoles: all viewers of a VM share one connection to its port, or read the log.
 
 The guest is hostile (CON-05). So its output is never interpreted here, and its port is always read.
 The memory per console is bounded for any number of viewers at any speed.
@@ -92,7 +92,7 @@ class ConsolePort(asyncio.Protocol):
         """Viewers with write access, in order of arrival; the last one has the input."""
         self.connecting = asyncio.Lock()
         self._live = -1
-        """The position of the first live byte; -1: not connected yet."""
+        """The position of the first live byte; -1 until the port is connected and the log read."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.WriteTransport | None = None
@@ -133,7 +133,9 @@ class ConsolePort(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(0)  # receive what the log has: QEMU writes to the socket first
+                await asyncio.sleep(
+                    0
+                )  # receive what the log has: QEMU writes to the socket first
             self._live = self.kept.begin(before)
             return self._live
 

@@ -1,9 +1,10 @@
-"""Asks pools' servers for the sizes of places, through a QEMU that runs no guest (ADR 0060).
+"""Asks the servers of pools how large each volume's data is, through a QEMU without a guest.
 
-A place is the location of one volume's data on the server. A hostile server that takes over this
-QEMU gets no guest, and bounded memory, CPU time and lifetime. The QEMU runs as the user `nobody`,
-unless the server needs QEMU's own user (`_label`). If the agent is killed, libvirt ends the QEMU.
-If the server hangs at that moment, the next agent ends the QEMU.
+The location of one volume's data on a server is its place. A hostile server that takes over this
+QEMU finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). The QEMU
+runs as the user `nobody`, unless the server needs QEMU's own user (`_label`). If the agent is
+killed, libvirt ends the QEMU. A QEMU that libvirt has not ended is ended by the next agent's
+`sweep`.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ from virtbus.schemas.pool import MESSAGE_MAX
 log = logging.getLogger(__name__)
 
 ASK_S = 20.0
-"""Time limit of a question about all places of a pool."""
+"""Time limit of a question about all places of a pool. The QEMU is then ended."""
 END_S = 40.0
-"""libvirt waits 15 s for a QEMU that does not die."""
+"""Time limit for ending the QEMU. libvirt alone waits up to 15 s for a QEMU that does not die."""
 AGAIN_S = 60.0
 """Delay after a sweep that libvirt did not answer."""
 _MEMORY_KIB = 512 * 1024
@@ -180,8 +181,8 @@ def _domain(name: str, pool: ServerPool) -> str:
 def _label(pool: ServerPool) -> Element | None:
     """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
-    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD,
-    and an NFS server serves only that user if the pool names no ids.
+    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD.
+    If an NFS pool names no ids, its server serves only that user.
     """
     if server_of(pool).needs_qemus_user:
         return None

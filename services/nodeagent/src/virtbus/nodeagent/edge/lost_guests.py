@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 PROC = Path("/proc")
 _UUID = b"-uuid"
 END_S = 10.0
-"""A killed process ends within this time, unless the kernel waits for its disk."""
+"""Time limit for the end of a killed process. Only a kernel that waits for a disk needs longer."""
 
 
 @dataclass(frozen=True, slots=True)

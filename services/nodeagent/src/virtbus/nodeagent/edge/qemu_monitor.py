@@ -122,7 +122,7 @@ def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> No
 
 
 _COPY = "virtbus-copy-"
-"""The ids of our jobs begin with this. The rest is the disk's target."""
+"""The id of each job of `begin_copy` begins with this. The rest is the disk's target."""
 
 
 class Copy(NamedTuple):
