@@ -133,9 +133,7 @@ class ConsolePort(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(
-                    0
-                )  # receive what the log has: QEMU writes to the socket first
+                await asyncio.sleep(0)  # receive what the log has: QEMU writes to the socket first
             self._live = self.kept.begin(before)
             return self._live
 
