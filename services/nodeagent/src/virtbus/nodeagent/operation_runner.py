@@ -1,7 +1,7 @@
 """Carries out the operations of a node's VMs and volumes, one at a time for each (ADR 0048).
 
-This is level-triggered: each round compares the operations on the bus with imaged's answers. So an
-agent that restarts continues the operations, and a repeated step changes nothing.
+The runner is level-triggered: each round compares the operations on the bus with imaged's answers.
+So an agent that restarts continues the operations, and a repeated step changes nothing.
 """
 
 import asyncio

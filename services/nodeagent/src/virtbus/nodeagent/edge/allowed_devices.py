@@ -33,8 +33,8 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
 def open_exclusively(path: str) -> int:
     """Open a device for reading, unless the host uses it; raises OSError.
 
-    imaged also opens devices exclusively, to write images to them. So this waits up to 3 s while
-    the device is busy.
+    imaged also opens devices exclusively, to write images to them. So the call waits up to 3 s
+    while the device is busy.
     """
     until_s = time.monotonic() + _BUSY_S
     while True:

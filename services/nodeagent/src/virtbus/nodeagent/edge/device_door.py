@@ -133,7 +133,7 @@ class DeviceDoor:
         return b""
 
     async def _until_wanted(self, device: str) -> None:
-        """Wait until a VM has an image on the device: imaged may get a record before the agent.
+        """Wait until a VM has an image on the device: the agent may get the record after imaged.
 
         Raises:
             ValueError: after 2 s, no VM has an image on the device.

@@ -100,7 +100,7 @@ class HostDiskFiles:
 
     # --- new files of a running guest -----------------------------------------------------------
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
-        """Return the path under which a guest opens a disk's new file, when a snapshot is taken."""
+        """Return the path by which QEMU opens a disk's new file, when a snapshot is taken."""
         name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
         return str(self._state / "vms" / uid / name)
 
@@ -213,7 +213,7 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not in `sources`. No drive may have these media."""
+        """Remove our names of media that are in neither `sources` nor any drive of the guest."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:

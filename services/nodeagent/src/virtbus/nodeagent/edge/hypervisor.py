@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 READ_TIMEOUT_S = 10.0
 CHANGE_TIMEOUT_S = 60.0
-"""Time limit of other changes. libvirt itself waits 30 s for a domain's job lock, and 15 s for QEMU
-to die."""
+"""Time limit for defining, undefining and destroying a domain. libvirt itself waits up to 30 s for
+a domain's job lock, and 15 s for QEMU to die."""
 MONITOR_TIMEOUT_S = 15.0
 """Time limit of a call to a running QEMU, which may block for ever if that QEMU hangs (F9)."""
 RESERVED_WORKERS = 5
@@ -363,7 +363,7 @@ class LibvirtHypervisor:
         try:
             self._queue.put_nowait(event and self._starts.event(event))
         except asyncio.QueueFull:
-            # The next comparison of host and records corrects lost events.
+            # The next comparison with libvirt corrects lost events.
             log.error("domain events lost", extra={"code": "events_lost"})
 
 

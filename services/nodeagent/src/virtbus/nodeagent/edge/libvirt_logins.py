@@ -2,9 +2,9 @@
 
 A login becomes a secret of libvirt, which libvirt passes to QEMU encrypted. libvirt keeps these
 secrets in its memory only, and returns their values to nobody (`ephemeral`, `private`). The UUID of
-a secret is the volume's;
-for a shared volume, each pair of VM and volume has a UUID. So the next start of the VM replaces a
-secret that a dead agent left behind. A sweep removes the other secrets that were left behind.
+a secret is the volume's; for a shared volume, each pair of VM and volume has a UUID. So the next
+start of the VM replaces a secret that a dead agent left behind. A sweep removes the other secrets
+that were left behind.
 """
 
 import asyncio

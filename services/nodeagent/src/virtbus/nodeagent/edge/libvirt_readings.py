@@ -67,8 +67,9 @@ class LibvirtReadings:
     def _socket(self, uid: str, reading: str) -> Path:
         """Return the path of a reading's socket.
 
-        Each reading has its own socket, because its disks are of another instant. The socket's name
-        is only the end of the reading's id, because a socket's path has at most 107 bytes.
+        Each reading has its own socket, because it serves the disks of another instant. The
+        socket's name is only the end of the reading's id, because a socket's path has at most 107
+        bytes.
         """
         return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
 

@@ -1,10 +1,9 @@
 """Asks the servers of pools how large each volume's data is, through a QEMU without a guest.
 
-The location of one volume's data on a server is its place. A hostile server that takes over this
-QEMU finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). The QEMU
-runs as the user `nobody`, unless the server needs QEMU's own user (`_label`). If the agent is
-killed, libvirt ends the QEMU. A QEMU that libvirt has not ended is ended by the next agent's
-`sweep`.
+A place is the location of one volume's data on a server. A hostile server that takes over this QEMU
+finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). The QEMU runs
+as the user `nobody`, unless the server needs QEMU's own user (`_label`). If the agent is killed,
+libvirt ends the QEMU. If libvirt has failed to end the QEMU, the next agent's `sweep` ends it.
 """
 
 import asyncio
@@ -124,10 +123,10 @@ class _Question:
     name: str
     domain: str
     disks: Mapping[str, str]
-    """By volume: the XML of a disk at the volume's place."""
+    """The XML of a disk at each volume's place, by volume."""
     found: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """By volume: why its size stays unknown."""
+    """The reason why a size stays unknown, by volume."""
 
     def ask(self, connection: libvirt.virConnect) -> None:
         """Start a QEMU, let it open one place after the other, and end it."""

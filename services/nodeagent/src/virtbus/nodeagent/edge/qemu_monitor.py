@@ -21,7 +21,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 _NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
 """libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
 _DEVICES = "/machine/peripheral"
-"""The devices with an id, in QEMU's object model."""
+"""The path of the devices that have an id, in QEMU's object model."""
 _END_S = 10.0
 _GONE = "DeviceNotFound"
 _PENDING = "in the process of unplug"

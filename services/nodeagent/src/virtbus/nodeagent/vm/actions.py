@@ -132,8 +132,8 @@ class Actions:
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._asks_netd = self._asks_imaged = vm.resumed
-        """True if the next `_prepare` asks this service, because its last report may be old. imaged
-        is asked with netd, too, if its report is not valid. While an operation copies or replaces
+        """Each is True if the next `_prepare` asks that service, whose last report may be old. With
+        netd, imaged is asked also if its report is not valid. While an operation copies or replaces
         the disks of the VM, which is off, imaged does not answer."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
