@@ -213,7 +213,7 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are in neither `sources` nor any drive of the guest."""
+        """Remove our names of media that are not in `sources`. The caller has ejected these."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:

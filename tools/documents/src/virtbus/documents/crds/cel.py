@@ -29,7 +29,8 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. To estimate the cost, the API server needs a maximum length."""
+"""Lists whose names are compared. For its estimate of the cost, an API server needs a maximum
+length of a name."""
 SEVERAL = "'none, or more than one'"
 
 
