@@ -33,7 +33,7 @@ WAIT_REPORTED_S = 20.0
 of the last agent expires."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
-"""Seconds without a heartbeat after which a holder counts as ended. They are longer than a
+"""Seconds without a heartbeat after which a holder counts as ended. This time is longer than a
 heartbeat's interval, because a restarted bus has no heartbeats at first."""
 STALE_READ_S = 0.2
 WHY = (

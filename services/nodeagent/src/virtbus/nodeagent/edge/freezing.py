@@ -28,7 +28,7 @@ RETRY_S = (1.0, 30.0)
 NOT_FROZEN = frozenset(
     {"domain_state", "guest_agent_absent", "guest_agent_refused", "guest_frozen"}
 )
-"""Reasons of errors of a freeze, after which the freeze has certainly not frozen the guest."""
+"""A freeze that fails for one of these reasons has certainly not frozen the guest."""
 SIMULATED = "the guests of this node are simulated: they have no guest agent"
 NOT_RUNNING = "the guest is not running here; `virtbus vm get` shows its state"
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 PROC = Path("/proc")
 _UUID = b"-uuid"
 END_S = 10.0
-"""Time limit for the end of a killed process. Only a kernel that waits for a disk needs longer."""
+"""Time limit for a killed process to end. It ends later only if the kernel waits for a disk."""
 
 
 @dataclass(frozen=True, slots=True)
