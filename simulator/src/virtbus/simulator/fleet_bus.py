@@ -1,4 +1,4 @@
-"""Wraps a node's bus in a fleet: paces the node's work, and calls its imaged and netd directly."""
+"""Wraps the bus of a fleet's node: paces the node, and calls its imaged and netd directly."""
 
 import asyncio
 from collections.abc import AsyncIterator

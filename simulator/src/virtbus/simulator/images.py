@@ -41,7 +41,7 @@ class SimulatedImages:
         self._snapshots: set[str] = set()
         """The folders of snapshots."""
         self._exports: dict[str, bool] = {}
-        """By operation: True if the export is published."""
+        """True for a published export, False for one in progress, by operation."""
         self._backups: dict[str, BackupManifest | None] = {}
         """The manifests of backups by id; None while a backup is being made."""
         self._fills: set[str] = set()

@@ -36,7 +36,7 @@ class InlineCalls(Threads):
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or raise its exception. Then run `settled` and `ended`."""
+        """Return the result of `work`, or raise its exception, after `settled` and `ended` ran."""
         del timeout_s
         try:
             return work()

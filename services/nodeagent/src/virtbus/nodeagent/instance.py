@@ -33,7 +33,8 @@ WAIT_REPORTED_S = 20.0
 of the last agent expires."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
-"""Longer than a heartbeat's interval, because a restarted bus has no heartbeats at first."""
+"""Seconds without a heartbeat after which a holder counts as ended. This time is longer than a
+heartbeat's interval, because a restarted bus has no heartbeats at first."""
 STALE_READ_S = 0.2
 WHY = (
     "node {node} is not run by this host: {why}. Nothing is started or ended here. If {other} is "

@@ -89,7 +89,7 @@ class LiveMerges:
         _refuse_nvme(work, guest)
         with asked_again():
             pulls = await self._tools.layers.pulls(guest.record.uid)
-        seen = await self._look(guest)  # after `pulls`: it shows the result of ended copies
+        seen = await self._look(guest)  # after `pulls`, so it shows the result of ended copies
         if self._merges and work.id not in self._merges and not pulls:
             message = "another running VM of this node is merged first"
             return WorkState(state="working", step=MERGE, message=message)

@@ -1,8 +1,8 @@
-"""Serves the disks of running guests, as they were at one instant, as NBD exports (ADR 0079).
+"""Lets running guests serve their disks over NBD, with the content of one instant (ADR 0079).
 
-A reading serves the disks of one VM at one instant. libvirt and QEMU know if a guest serves its
-disks now, and the operation's step says if the guest ever served them. So an agent that restarts
-can continue. A reading that has ended leaves no server, no file and no pin behind.
+Each reading is an operation on one VM. libvirt and QEMU know if a guest serves its disks now, and
+the operation's step says if the guest ever served them. So an agent that restarts can continue. A
+reading that has ended leaves no server, no file and no pin behind.
 """
 
 import logging
@@ -42,7 +42,7 @@ class Read(NamedTuple):
     guest: ActorState | None
     """The running VM; None if the VM is off, or if nobody knows whether it runs."""
     off: bool
-    """True: no guest of the VM runs."""
+    """True if no guest of the VM runs."""
 
 
 class LiveReads:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 DESTROY_S = 20.0
-"""The time in which libvirt reports the end of a destroyed guest."""
+"""Time limit for libvirt's report that a destroyed guest has ended."""
 
 
 class LocalEnds:

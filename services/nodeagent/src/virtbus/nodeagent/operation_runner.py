@@ -1,7 +1,7 @@
 """Carries out the operations of a node's VMs and volumes, one at a time for each (ADR 0048).
 
-It is level-triggered: each round compares the operations on the bus with imaged's answers. So an
-agent that restarts continues where it was, and a repeated step changes nothing.
+The runner is level-triggered: each round compares the operations on the bus with imaged's answers.
+So an agent that restarts continues the operations, and a repeated step changes nothing.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class OperationRunner:
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
         self._unknown = False
-        """True: there may be readings that no operation names."""
+        """True if there may be readings that no operation names."""
         self._removed: Recent[str, None] = Recent(REMEMBERED)
         self._wake = asyncio.Event()
 
@@ -189,8 +189,8 @@ class OperationRunner:
     async def _guarded(self, queue: list[OperationRecord]) -> None:
         """Do the next step of the queue's running operation, or of the oldest if none runs.
 
-        The running operation may not be first, because a cancel or a finish raises its record's
-        revision.
+        The running operation is not always the first, because a cancel or a finish raises its
+        record's revision.
         """
         op = queue[0]
         try:

@@ -1,4 +1,4 @@
-"""Stores the statuses of a node's operations, and emits the event of each end (ADR 0048)."""
+"""Stores the statuses of a node's operations, and emits an event when one ends (ADR 0048)."""
 
 import asyncio
 import logging

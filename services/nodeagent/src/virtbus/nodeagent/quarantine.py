@@ -1,7 +1,8 @@
 """Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks without a record.
 
-imaged has the disks, the agent has the record and the seeds. A VM that is adopted from an entry is
-held here. The requester writes the VM's record to the bus, and then the VM continues normally.
+For each entry of the quarantine, imaged has the disks and the VM's record, and the agent has the
+seeds. A VM that is adopted from an entry is held here. The requester writes the VM's record to the
+bus, and then the VM continues normally.
 """
 
 import asyncio

@@ -93,7 +93,8 @@ class AgentRpc:
     def check_here(self, uid: str, account: str = "") -> None:
         """Raise VirtbusError if `account` may not use the VM here.
 
-        404: the VM is not on this node. 503: this is not known yet. 403: another bridge owns it.
+        404: the VM is not on this node. 503: the node does not know yet if the VM is here. 403:
+        another bridge owns the VM.
         """
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"

@@ -1,8 +1,8 @@
 """Writes the generated files, or verifies them: `python -m virtbus.documents [--check]`.
 
 The files are in `schemas/wire/`, `docs/reference/`, and `crds/` and `manifests/` of
-`deploy/kubernetes/`. `--fresh` drops the earlier editions in golden files. Use `--fresh` only for
-message shapes that no release wrote.
+`deploy/kubernetes/`. Golden files also keep the earlier shapes of their messages. `--fresh` drops
+these earlier shapes. Use `--fresh` only if no release wrote messages of these shapes.
 """
 
 import argparse

@@ -102,7 +102,7 @@ def differences(files: dict[Path, str], root: Path) -> list[str]:
 
 
 def broken(root: Path) -> Iterator[str]:
-    """Yield a message for each value in a golden edition that today's models read differently."""
+    """Yield a message for each value in a golden file that today's models read differently."""
     for model in models():
         path = golden_path(root, model)
         if path.exists():

@@ -13,8 +13,8 @@ _BUSY_S, _AGAIN_S = 3.0, 0.05
 def allowed_device(path: str, patterns: Sequence[str]) -> str:
     """Return the real path of a device, if one of the patterns below /dev matches it.
 
-    Links are followed on both sides before the comparison, so a link in `path` permits no other
-    device. The call blocks.
+    Links in `path` and in the found devices are followed before the comparison, so a link in `path`
+    permits no other device. The call blocks.
 
     Raises:
         ValueError: no pattern matches the device.
@@ -33,8 +33,8 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
 def open_exclusively(path: str) -> int:
     """Open a device for reading, unless the host uses it; raises OSError.
 
-    imaged also opens devices exclusively, to write images to them. So this waits up to 3 s while
-    the device is busy.
+    imaged also opens devices exclusively, to write images to them. So the call waits up to 3 s
+    while the device is busy.
     """
     until_s = time.monotonic() + _BUSY_S
     while True:

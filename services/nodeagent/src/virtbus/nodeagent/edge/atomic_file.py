@@ -41,10 +41,11 @@ def replace(
     durable: bool = True,
     rename: Callable[[Path, Path], object] = Path.replace,
 ) -> None:
-    """Replace the content of `path`, mode 0600 for any umask; with `durable`, durable on return.
+    """Replace the content of `path`. The file gets mode 0600 under any umask.
 
-    Two threads may replace a file at once. Each has its own temporary file, and the later rename
-    wins. `rename` moves the temporary file to `path`, or removes it.
+    With `durable`, the content is durable on return. Two threads may replace a file at once. Each
+    has its own temporary file, and the later rename wins. `rename` moves the temporary file to
+    `path`, or removes it.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,8 @@
-"""Serves serial consoles: one connection to the port for all viewers, and the stored log.
+"""Serves the serial consoles of VMs, and the consoles' stored logs.
 
-The guest is hostile (CON-05). So its output is never interpreted here, and its port is always read.
-The memory per console is bounded for any number of viewers at any speed.
+All viewers of a console share one connection to the VM's serial port. The guest is hostile
+(CON-05). So its output is never interpreted here, and its port is always read. The memory per
+console is bounded for any number of viewers at any speed.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 CHUNK_BYTES = 32 * 1024
 HISTORY_BYTES = 1024 * 1024
-"""The part at the log's end that is read for the first viewer of a console."""
+"""The size of the part at the log's end that is read for the first viewer of a console."""
 FOLLOW_INTERVAL_S = 0.2
 MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
 STOPPED = "the guest stopped"
@@ -92,7 +93,7 @@ class ConsolePort(asyncio.Protocol):
         """Viewers with write access, in order of arrival; the last one has the input."""
         self.connecting = asyncio.Lock()
         self._live = -1
-        """The position of the first live byte; -1: not connected yet."""
+        """The position of the first live byte; -1 until the port is connected and the log read."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.WriteTransport | None = None
@@ -183,7 +184,7 @@ class ConsolePort(asyncio.Protocol):
 
 
 class Consoles:
-    """The `Console` port over the sockets and logs that libvirt makes."""
+    """Implements the `Console` port with the sockets and logs that libvirt makes."""
 
     def __init__(self, socket: Callable[[str], Path], log: Callable[[str], Path]) -> None:
         self._socket = socket

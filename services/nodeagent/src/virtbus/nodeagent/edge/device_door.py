@@ -1,10 +1,11 @@
 """Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
-A request names a pool and a volume, or a device. Such a device must be in the setting
-`devices_allowed`, and a VM of this node must have it as a volume that begins with an image. The
-answer has the open device, or the reason of a refusal. All users but root and the owner of the
-disks' folder are refused. A request with `do` is for a logical volume, which the agent also makes,
-grows, marks and removes. A request with `clear` asks if the content of a volume may be removed.
+A request names a pool and a volume, or a device by its path. A device that is named by its path
+must be in the setting `devices_allowed`, and a VM of this node must have it as a volume that begins
+with an image. The answer has the open device, or the reason of a refusal. All users but root and
+the owner of the disks' folder are refused. A request with `do` is for a logical volume, which the
+agent also makes, grows, marks and removes. A request with `clear` asks if the content of a volume
+may be removed.
 """
 
 import asyncio
@@ -63,10 +64,10 @@ class DeviceDoor:
         self._held: Held = dict
 
     async def serve(self, held: Held = dict) -> None:
-        """Serve until cancelled. Return at once if the node has no devices for imaged.
+        """Serve until cancelled.
 
-        That is a node without pools of devices, volume groups and allowed devices. `held` returns
-        the names of the VMs of this node, by pool and folder of their volumes.
+        Return at once on a node that has no pools of devices, volume groups or allowed devices.
+        `held` returns the names of the VMs of this node, by pool and folder of their volumes.
         """
         self._held = held
         if not (self._pools or self._devices_allowed or self._groups):
@@ -132,7 +133,7 @@ class DeviceDoor:
         return b""
 
     async def _until_wanted(self, device: str) -> None:
-        """Wait until a VM has an image on the device: imaged may get a record before the agent.
+        """Wait until a VM has an image on the device: the agent may get the record after imaged.
 
         Raises:
             ValueError: after 2 s, no VM has an image on the device.

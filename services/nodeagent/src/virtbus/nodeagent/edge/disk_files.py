@@ -3,7 +3,7 @@
 imaged owns `disks/` and `images/`. So imaged could put another file at a path there before libvirt,
 which is root, opens the path and changes the file's owner. Therefore each checked disk gets a hard
 link in the VM's own folder, which only the agent can write, and libvirt gets the path of this link.
-Images are read-only: libvirt must not change their owner.
+Images and layers get no link, because libvirt does not change their owner.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class HostDiskFiles:
         Raises:
             VirtbusError: 409 `disk_refused`: a file cannot be opened, is not regular or has other
                 names, its header names another file, or a device may not or cannot be used.
-                The errors of `disk_sources`.
+                Also the errors of `disk_sources`.
         """
         wanted = disk_sources(self._state, record, made, self._pools)
 
@@ -100,12 +100,12 @@ class HostDiskFiles:
 
     # --- new files of a running guest -----------------------------------------------------------
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
-        """Return our name of the new file of a disk, while a snapshot is taken."""
+        """Return the path by which QEMU opens a disk's new file, when a snapshot is taken."""
         name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
         return str(self._state / "vms" / uid / name)
 
     async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
-        """Check the new file of a disk, and give it our name; raises 409 `disk_refused`."""
+        """Check the new file of a disk, and link it to `layer_pin`; raises 409 `disk_refused`."""
         layer = self._state / DISKS / LAYERS / layer_name(snapshot_uid, disk.name)
         path = Path(self.layer_pin(uid, volume, snapshot_uid))
 
@@ -132,7 +132,7 @@ class HostDiskFiles:
         await in_thread(pin)
 
     async def unpin(self, pin: str) -> None:
-        """Remove our name of a new file, so that QEMU can no longer open the file by it."""
+        """Remove a path of `layer_pin`, so that QEMU can no longer open the file by this path."""
         await in_thread(lambda: Path(pin).unlink(missing_ok=True))
 
     # --- files of backups -----------------------------------------------------------------------
@@ -213,7 +213,7 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not in `sources`. No drive may have these media."""
+        """Remove our names of media that are not in `sources`. The caller has ejected these."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:
@@ -305,7 +305,7 @@ class HostDiskFiles:
         _check_file(volume, descriptor, names=names)
 
     def _link(self, descriptor: int, path: Path) -> str:
-        """Give an open file the name `path`; return it, empty on another filesystem."""
+        """Link an open file to `path`; return the path, empty if it is on another file system."""
         folder = os.open(path.parent, _DIRECTORY)
         try:
             os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)

@@ -14,7 +14,7 @@ PINNED = "disk-"
 BACKUP_PIN = "backup-"
 """`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
 LAYER_PIN = "layer-"
-"""`layer-<volume>.<snapshot uid>.qcow2`: our name of the file in which a guest continued."""
+"""`layer-<volume>.<snapshot uid>.qcow2`: our name of a disk's new file after a live snapshot."""
 
 
 def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
@@ -38,7 +38,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     }
     used = {name for path, name, _ in found if path in current}
     for path, name, of_layer in found:
-        # our name of a former medium stays, although its place has another file: see `drop_media`
+        # a drive may still have a former medium; `drop_media` removes our name of it later
         former = running and name in used
         kept = path in current or former or (name in own and not of_layer)
         if not kept and path.lstat().st_nlink > 1:

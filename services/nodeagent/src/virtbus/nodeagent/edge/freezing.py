@@ -1,6 +1,6 @@
-"""Keeps guests' file systems frozen until a deadline, which survives the agent (ADR 0021).
+"""Keeps guests' file systems frozen until a deadline, even if the agent ends before it (ADR 0021).
 
-The deadline is on disk before the guest is asked. The agent thaws the guest after the deadline. If
+The deadline is on disk before the guest is frozen. The agent thaws the guest after the deadline. If
 the deadline passed while no agent ran, the next agent thaws the guest when it starts. The thaw
 needs libvirt, but neither the bus nor a record.
 """
@@ -28,7 +28,7 @@ RETRY_S = (1.0, 30.0)
 NOT_FROZEN = frozenset(
     {"domain_state", "guest_agent_absent", "guest_agent_refused", "guest_frozen"}
 )
-"""Reasons of errors after which this request has certainly not frozen the guest."""
+"""A freeze that fails for one of these reasons has certainly not frozen the guest."""
 SIMULATED = "the guests of this node are simulated: they have no guest agent"
 NOT_RUNNING = "the guest is not running here; `virtbus vm get` shows its state"
 

@@ -84,7 +84,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Queues datagrams of the guest until they are forwarded: the last 64, older ones are lost."""
+    """Queues datagrams of the guest until they are forwarded. It keeps only the last 64."""
 
     def __init__(self) -> None:
         self.received: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)

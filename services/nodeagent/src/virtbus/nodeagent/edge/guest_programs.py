@@ -1,7 +1,7 @@
 """Starts programs in a guest by its guest agent, and asks whether they have ended.
 
-libvirt has no call for `guest-exec`, so this uses `qemuAgentCommand`. libvirt then marks the domain
-as tainted ("custom-ga-command"), which only a log and `virsh dominfo` show (ADR 0071).
+libvirt has no call for `guest-exec`, so this module uses `qemuAgentCommand`. libvirt then marks the
+domain as tainted ("custom-ga-command"), which only a log and `virsh dominfo` show (ADR 0071).
 """
 
 import base64

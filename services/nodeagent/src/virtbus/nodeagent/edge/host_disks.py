@@ -1,7 +1,7 @@
 """Opens files of the node that are disks of VMs, and makes those that are missing (ADR 0076).
 
-QEMU gets the descriptor, so nobody can give it another file by a link or a rename, and libvirt
-changes no owner.
+QEMU gets the descriptor of a file. So nobody can give QEMU another file by a link or a rename, and
+libvirt does not change the file's owner.
 """
 
 import os

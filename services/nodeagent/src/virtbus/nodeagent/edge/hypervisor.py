@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 READ_TIMEOUT_S = 10.0
 CHANGE_TIMEOUT_S = 60.0
-"""Longer than libvirt's own waits: 30 s for a domain's job lock, 15 s for QEMU to die."""
+"""Time limit for defining, undefining and destroying a domain. libvirt itself waits up to 30 s for
+a domain's job lock, and 15 s for QEMU to die."""
 MONITOR_TIMEOUT_S = 15.0
-"""A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
+"""Time limit of a call to a running QEMU, which may block for ever if that QEMU hangs (F9)."""
 RESERVED_WORKERS = 5
 """The number of libvirtd's worker threads that starts never use."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
@@ -311,7 +312,7 @@ class LibvirtHypervisor:
 
         When libvirt is lost, the iterator yields AWAY without a uid. Once libvirt answers again,
         the iterator yields an event with neither a uid nor a change: anything may have changed
-        meanwhile. The same event comes if libvirt did not answer when the context was entered.
+        meanwhile. The iterator begins with that event if libvirt did not answer at first.
         """
         yield self._heard(listening=await self._listen())
 
@@ -362,7 +363,7 @@ class LibvirtHypervisor:
         try:
             self._queue.put_nowait(event and self._starts.event(event))
         except asyncio.QueueFull:
-            # The next comparison of host and records corrects lost events.
+            # The next comparison with libvirt corrects lost events.
             log.error("domain events lost", extra={"code": "events_lost"})
 
 

@@ -60,7 +60,7 @@ class HostIdentity:
     def tell(self, instance: str, why: str) -> None:
         text = f"held {instance}\n" if instance else f"refused\n{why}\n"
         path = self._run / FILE
-        with contextlib.suppress(OSError):  # full disk: services that wait for it keep waiting
+        with contextlib.suppress(OSError):  # full disk: services wait for the file
             part = path.with_name(f".{path.name}.part")
             part.write_text(text)
             part.chmod(0o644)

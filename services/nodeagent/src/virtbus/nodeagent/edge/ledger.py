@@ -2,8 +2,8 @@
 
 It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
 uid counts; incomplete lines are ignored. `refused` instead of the full stop means that this host
-refused the VM under that epoch; a controller may have moved the VM to another node. Each start
-rewrites the file without VMs that were removed more than 24 h before the newest removal.
+refused the VM under that epoch; a controller may have moved the VM to another node. Each start of
+the agent rewrites the file without VMs that were removed more than 24 h before the newest removal.
 
 `removed_s` is the bus' time, because the purge markers of the bus expire by that clock. If it were
 the host's time, a clock one day ahead would drop entries too early. These entries reject records

@@ -27,7 +27,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 Result = TypeVar("Result")
 ASK_S = 45.0
-"""libvirt waits up to 30 s for the job lock of a domain."""
+"""Time limit of all calls but `begin`. libvirt waits up to 30 s for the job lock of a domain."""
 BEGIN_S = 60.0
 _KEEP = libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED

@@ -16,7 +16,7 @@ from virtbus.nodeagent.edge.qemu_monitor import ask_to_release, close_left, has_
 
 Result = TypeVar("Result")
 CALL_TIMEOUT_S = 15.0
-"""A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
+"""Time limit of a call to a running QEMU, which may block for ever if that QEMU hangs (F9)."""
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _METADATA = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 _PENDING = ("already in the process of unplug", "unplug already in progress")

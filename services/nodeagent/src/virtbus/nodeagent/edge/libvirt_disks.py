@@ -17,7 +17,7 @@ _LOCKED = ("is locked", "waiting to open tray")
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set the limits of a guest's disks that differ from `wanted`; return the limits then in force.
+    """Set the limits of those disks whose limits are not as wanted; return the limits in force.
 
     Return None if no guest runs. `wanted` and the result map each disk's target to limits by name.
     """

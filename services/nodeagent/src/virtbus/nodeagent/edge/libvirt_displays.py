@@ -1,6 +1,6 @@
 """Connects to QEMU's VNC servers and takes screenshots, through libvirt.
 
-QEMU 7.1 and newer makes the PNG, so no image library is needed.
+QEMU (7.1 or newer) makes the PNG of a screenshot, so no image library is needed.
 """
 
 import asyncio

@@ -64,7 +64,7 @@ def translated(
 ) -> VirtbusError:
     """Return `error` as a VirtbusError. `doing` names the attempted operation in its text.
 
-    `connecting`: the call was a connect, so its failure means that libvirt is down.
+    With `connecting`, the failed call was a connect, which means that libvirt is down.
     """
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):

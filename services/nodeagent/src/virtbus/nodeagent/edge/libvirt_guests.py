@@ -23,7 +23,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestExecuted, GuestQuestion
 
 LIMIT_S = 180.0
-"""Longer than libvirt takes for all questions if each answer arrives at the last moment."""
+"""Time limit of a call. libvirt needs less for all questions, even if each answer arrives at the
+last moment."""
 _TYPES = {
     GuestQuestion.PING: libvirt.VIR_DOMAIN_GUEST_INFO_HOSTNAME,
     GuestQuestion.OS: libvirt.VIR_DOMAIN_GUEST_INFO_OS
@@ -126,8 +127,8 @@ class LibvirtGuests:
     ) -> Answer:
         """Return the answer to a call about a program.
 
-        `once`: a guest agent that answers too late may have started the program. So the call is not
-        repeated, and has the patience of a slow guest at once.
+        With `once`, the call is not repeated, because a guest agent that answers too late may have
+        started the program. libvirt then waits as long for the answer as it does for slow guests.
         """
         work = _answered(call)
         if once:

@@ -20,7 +20,8 @@ from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 
 LOOK_S = 45.0
-"""libvirt waits up to 30 s for the job lock of a domain. A switch holds that lock while it runs."""
+"""Time limit of all calls but `switch`. libvirt waits up to 30 s for the job lock of a domain. A
+switch holds that lock while it runs."""
 SWITCH_S = 60.0
 _FLAGS = (
     libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA

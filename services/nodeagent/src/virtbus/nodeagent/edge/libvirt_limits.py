@@ -5,7 +5,7 @@ import os
 import subprocess
 
 MAX_WORKERS = 20
-"""The default in libvirtd.conf."""
+"""The default of `max_workers` in libvirtd.conf."""
 TIMEOUT_S = 3.0
 _DAEMONS = ("libvirtd", "virtqemud")
 

@@ -25,7 +25,8 @@ OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
 """The seconds after a refused connection in which further connects fail at once."""
 KEEPALIVE = (5, 3)
-"""Seconds between probes, and the answers that may be missing: a hang is noticed in 20 s."""
+"""Seconds between probes, and the number of answers that may be missing. So libvirt's client
+notices a hang in 20 s."""
 
 
 class LibvirtLink:

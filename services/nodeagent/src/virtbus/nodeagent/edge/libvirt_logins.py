@@ -1,9 +1,10 @@
-"""Lends the secrets of disks to libvirt while a guest is started, or a disk is plugged.
+"""Lends logins of pools' servers to libvirt while a guest is started, or a disk is plugged.
 
-libvirt passes a secret to QEMU encrypted. libvirt keeps the secrets of virtbus in its memory only,
-and returns their values to nobody (`ephemeral`, `private`). The UUID of a secret is the volume's;
-for a shared volume, each pair of VM and volume has a UUID. So the next start of the VM replaces a
-secret that a dead agent left behind. A sweep removes the other secrets that were left behind.
+A login becomes a secret of libvirt, which libvirt passes to QEMU encrypted. libvirt keeps these
+secrets in its memory only, and returns their values to nobody (`ephemeral`, `private`). The UUID of
+a secret is the volume's; for a shared volume, each pair of VM and volume has a UUID. So the next
+start of the VM replaces a secret that a dead agent left behind. A sweep removes the other secrets
+that were left behind.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ TIMEOUT_S = 15.0
 AGAIN_S = 60.0
 """Delay after a sweep that libvirt did not answer."""
 PREFIX = "virtbus login "
-"""The usage of a secret of virtbus begins with this. The secret's UUID follows."""
+"""The usage of each of our secrets in libvirt begins with this. The secret's UUID follows."""
 _USAGE = {"iscsi": "target", "ceph": "name"}
 """The XML element that has the usage, by the type of the secret."""
 _MAX_BYTES = 4096
@@ -81,7 +82,7 @@ class LibvirtLogins:
         run = partial(_removed, goes=goes)
         try:
             await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)
-        except VirtbusError as error:  # if libvirtd is down, it has forgotten them
+        except VirtbusError as error:  # a libvirtd that is down has forgotten its secrets
             extra = {"code": "login_left"}
             log.warning("libvirt may still have a login, until it restarts: %s", error, extra=extra)
             return False

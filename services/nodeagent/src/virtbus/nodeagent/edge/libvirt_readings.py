@@ -1,10 +1,10 @@
 """Implements the `GuestReadPort` with libvirt, and without a hypervisor for simulated guests.
 
 During a reading, the QEMU of a running guest serves the disks as they were at one instant, by NBD
-on a UNIX socket. QEMU makes the socket itself (ADR 0079), so QEMU's user must write to the socket's
-folder. An access control list allows that, because the agent has no right to change a folder's
-owner. A guest that took over its QEMU may replace the socket. So the agent connects only to a
-socket that QEMU's user owns.
+on a UNIX socket. QEMU makes the socket itself (ADR 0079), so QEMU's user needs the right to write
+to the socket's folder. An access control list gives this right, because the agent may not change a
+folder's owner. A guest that took over its QEMU may replace the socket. So the agent connects only
+to a socket that QEMU's user owns.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 
 ASK_S = 45.0
-"""libvirt waits up to 30 s for the job lock of a domain."""
+"""Time limit of all calls but `begin`. libvirt waits up to 30 s for the job lock of a domain."""
 ENDED_S = 20.0
 LOOK_S = 0.05
 CONNECT_S = 5.0
@@ -67,8 +67,9 @@ class LibvirtReadings:
     def _socket(self, uid: str, reading: str) -> Path:
         """Return the path of a reading's socket.
 
-        Each reading has its own socket, because its disks are of another instant. The socket's name
-        is only the end of the reading's id, because a socket's path has at most 107 bytes.
+        Each reading has its own socket, because it serves the disks of another instant. The
+        socket's name is only the end of the reading's id, because a socket's path has at most 107
+        bytes.
         """
         return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
 
@@ -114,7 +115,7 @@ class LibvirtReadings:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
-            """End the server; return True once QEMU serves nothing, False for another reading."""
+            """Return True once QEMU serves nothing; False if it serves another reading."""
             until_s = time.monotonic() + ENDED_S
             if only and _served(domain) not in {"", only}:
                 return False
@@ -136,7 +137,7 @@ class LibvirtReadings:
 
 
 def _drop_useless(domain: libvirt.virDomain) -> None:
-    """Remove the readings' bitmaps without a checkpoint in libvirt: no reading can use them."""
+    """Remove bitmaps of readings that have no checkpoint in libvirt: no reading can use them."""
     known = {one.getName() for one in domain.listAllCheckpoints()}
     qemu_monitor.remove_bitmaps(
         domain, lambda name: name.startswith(READ_BITMAP) and name not in known

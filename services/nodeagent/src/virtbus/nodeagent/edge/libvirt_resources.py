@@ -24,8 +24,9 @@ DOING = "set the resources"
 def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
     """Set the limits that differ from `wanted`; no effect if no guest runs.
 
-    Return the limits then in force, and one error if parts failed. It is no error if the host does
-    not support a part whose limits the record does not set.
+    Each of `_PARTS` sets some of the limits. Return the limits then in force, and one error if
+    parts failed. It is no error if the host does not support a part whose limits the record does
+    not set.
     """
     if not domain.isActive():
         return ResourcesSet(None)

@@ -1,9 +1,9 @@
-"""Asks pools' servers for the sizes of places, through a QEMU that runs no guest (ADR 0060).
+"""Asks the servers of pools how large each volume's data is, through a QEMU without a guest.
 
-A place is the location of one volume's data on the server. A hostile server that takes over this
-QEMU gets no guest, and bounded memory, CPU time and lifetime. The QEMU runs as the user `nobody`,
-unless the server needs QEMU's own user (`_label`). If the agent is killed, libvirt ends the QEMU.
-If the server hangs at that moment, the next agent ends the QEMU.
+A place is the location of one volume's data on a server. A hostile server that takes over this QEMU
+finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). The QEMU runs
+as the user `nobody`, unless the server needs QEMU's own user (`_label`). If the agent is killed,
+libvirt ends the QEMU. If libvirt has failed to end the QEMU, the next agent's `sweep` ends it.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from virtbus.schemas.pool import MESSAGE_MAX
 log = logging.getLogger(__name__)
 
 ASK_S = 20.0
-"""Time limit of a question about all places of a pool."""
+"""Time limit of a question about all places of a pool. The QEMU is then ended."""
 END_S = 40.0
-"""libvirt waits 15 s for a QEMU that does not die."""
+"""Time limit for ending the QEMU. libvirt alone waits up to 15 s for a QEMU that does not die."""
 AGAIN_S = 60.0
 """Delay after a sweep that libvirt did not answer."""
 _MEMORY_KIB = 512 * 1024
@@ -123,10 +123,10 @@ class _Question:
     name: str
     domain: str
     disks: Mapping[str, str]
-    """By volume: the XML of a disk at the volume's place."""
+    """The XML of a disk at each volume's place, by volume."""
     found: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """By volume: why its size stays unknown."""
+    """The reason why a size stays unknown, by volume."""
 
     def ask(self, connection: libvirt.virConnect) -> None:
         """Start a QEMU, let it open one place after the other, and end it."""
@@ -180,8 +180,8 @@ def _domain(name: str, pool: ServerPool) -> str:
 def _label(pool: ServerPool) -> Element | None:
     """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
-    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD,
-    and an NFS server serves only that user if the pool names no ids.
+    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD.
+    If an NFS pool names no ids, its server serves only that user.
     """
     if server_of(pool).needs_qemus_user:
         return None

@@ -18,7 +18,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
-"""A start that takes longer gives its slot back: it waits for something other than CPUs."""
+"""A start that takes longer gives its slot back, because it waits for something other than CPUs."""
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
 
@@ -26,7 +26,7 @@ class LibvirtStarts:
     """Starts guests. At most `at_once` starts hold a slot, the right to use CPUs."""
 
     def __init__(self, links: LibvirtLinks, at_once: int, *, in_process: bool) -> None:
-        """`in_process`: libvirt's test driver is used. It supports no flags and no descriptors."""
+        """`in_process` means libvirt's test driver, which supports no flags and no descriptors."""
         self._links = links
         self._slots = asyncio.Semaphore(at_once)
         self._in_process = in_process

@@ -26,7 +26,7 @@ HEADER_BYTES = 4
 async def serving(
     path: Path, answer: Callable[[LocalEnd], Awaitable[LocalEnded]]
 ) -> AsyncIterator[None]:
-    """Serve while the context is open; one request for each connection.
+    """Serve requests to end VMs while the context is open; one request for each connection.
 
     A client that disconnects cancels nothing: the agent completes the end of the VM.
     """

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 PROC = Path("/proc")
 _UUID = b"-uuid"
 END_S = 10.0
-"""A killed process ends within this time, unless the kernel waits for its disk."""
+"""Time limit for a killed process to end. It ends later only if the kernel waits for a disk."""
 
 
 @dataclass(frozen=True, slots=True)

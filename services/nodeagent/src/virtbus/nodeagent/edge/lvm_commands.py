@@ -27,7 +27,7 @@ class LvmCommands:
         """Return the output of a command.
 
         Raises:
-            OSError: the command fails, and the text is LVM's reason. An earlier command still runs.
+            OSError: the command fails (the text is LVM's reason), or an earlier command still runs.
             TimeoutError: the command does not answer.
         """
         if self._left is not None and self._left.returncode is None:

@@ -20,7 +20,7 @@ _OPTION, _REPLY = struct.Struct(">8sII"), struct.Struct(">QIII")
 _ABORT, _INFO = 2, 6
 _INFO_REPLY, _INFO_EXPORT = 3, 0
 _EXPORT = struct.Struct(">HQH")
-"""The kind of information, the size, and flags."""
+"""The server's information about an export: the kind of information, the size, and flags."""
 _MOST_BYTES, _MOST_REPLIES = 4096, 16
 
 

@@ -13,8 +13,8 @@ from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
 PLACES_S = 60.0
-"""Interval of the questions for the sizes of places, where volumes' data is on the server. Sizes
-change rarely."""
+"""Interval of the questions for the sizes of places. A place is the location of one volume's data
+on the server. Sizes change rarely."""
 BY_QEMU_S = 15.0, 600.0
 """The first and the longest interval of these questions if QEMU asks them. A question takes 1 s of
 CPU time. The interval doubles while sizes are unknown, and is the longest once all are known."""

@@ -21,7 +21,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 _NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
 """libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
 _DEVICES = "/machine/peripheral"
-"""The devices with an id, in QEMU's object model."""
+"""The path of the devices that have an id, in QEMU's object model."""
 _END_S = 10.0
 _GONE = "DeviceNotFound"
 _PENDING = "in the process of unplug"
@@ -122,7 +122,7 @@ def remove_bitmaps(domain: libvirt.virDomain, goes: Callable[[str], bool]) -> No
 
 
 _COPY = "virtbus-copy-"
-"""The ids of our jobs begin with this. The rest is the disk's target."""
+"""The id of each job of `begin_copy` begins with this. The rest is the disk's target."""
 
 
 class Copy(NamedTuple):

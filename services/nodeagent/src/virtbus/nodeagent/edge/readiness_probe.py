@@ -1,4 +1,4 @@
-"""Detects a ready guest: it answers a ping, or prints GUEST-READY on its serial console."""
+"""Waits until a guest is ready: it answers a ping, or prints GUEST-READY on its serial console."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,8 @@ MARKER = b"GUEST-READY"
 TAIL_BYTES = 64 * 1024
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
-"""`linux/icmp.h`: a bit for each ICMP type that is not delivered; type 0 is the echo reply."""
+"""A filter as in `linux/icmp.h`: its bits are the ICMP types that are not delivered. Type 0 is the
+echo reply."""
 
 
 class ReadinessProbe:

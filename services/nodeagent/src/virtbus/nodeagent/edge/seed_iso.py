@@ -66,7 +66,7 @@ class SeedIsos:
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
         self._numbers = itertools.count(1)
         self._latest: dict[str, int] = {}
-        """By uid: the number of the write that began last. It is removed when that write ends."""
+        """The number of the write that began last, by uid. It is removed when that write ends."""
         self._renaming = threading.Lock()
 
     def paths(self, record: VmRecord) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Prepares the directories that guests share with their host, and finds those without virtiofsd.
+"""Prepares the directories that guests share with their host, and finds those that guests lost.
 
 <run_dir>/vms/<uid>/fs/<tag>/        an empty folder: the source that libvirt gives virtiofsd
 <run_dir>/vms/<uid>/fs/<tag>.json    the directory to share, for the program in `virtiofsd.py`
@@ -76,7 +76,8 @@ class HostDirectories:
         """Return the allowed directory at or above a path of the spec.
 
         Raises VirtbusError 403 `directory_closed` if there is none, or if it is not open to the
-        VM's namespace. To a VM whose owner is of this node, all allowed directories are open.
+        VM's namespace. If the VM's owner is a client of this node, all allowed directories are
+        open.
         """
         root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))

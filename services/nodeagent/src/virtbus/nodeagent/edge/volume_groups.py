@@ -47,7 +47,7 @@ class VolumeGroup:
         The caller closes the device.
 
         Raises:
-            OSError: LVM refuses, and the text is LVM's reason. The pool has no room (ENOSPC). The
+            OSError: LVM refuses (the text is LVM's reason), the pool has no room (ENOSPC), or the
                 group does not answer (`_gone`).
             ValueError: LVM's report cannot be read, or the request contradicts the report.
         """

@@ -132,9 +132,9 @@ class Actions:
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._asks_netd = self._asks_imaged = vm.resumed
-        """True: the next `_prepare` asks the service, because an earlier report may be old. imaged
-        is also asked if its report is not valid. It may copy or replace disks of a VM that is off.
-        Then it answers after that."""
+        """Each is True if the next `_prepare` asks that service, whose last report may be old. With
+        netd, imaged is asked also if its report is not valid. While an operation copies or replaces
+        the disks of the VM, which is off, imaged does not answer."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
         """Stops the repeated requests to end the guest once it has ended, or is destroyed."""
@@ -207,7 +207,7 @@ class Actions:
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
     def _start(self) -> None:
-        """Start the guest after earlier calls that end it, because they could end this run, too."""
+        """Start the guest once earlier calls to end it are over: they could end the new run."""
         before = self.tasks.begun("shutdown", "destroy")
         self._run("start", partial(self._start_vm, before), "start failed")
 
@@ -387,9 +387,9 @@ def _sync_disks(
 def follow_network(
     vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
 ) -> None:
-    """Report the network of a VM that is off, once it is in the state that the record asks for.
+    """Report the network of a VM that is off, once the network is in the state of the record.
 
-    The wait for this is a background task.
+    A background task waits for that state.
     """
     if vm.record.spec.network_state is None or vm.phase not in OFF or vm.ends:
         return

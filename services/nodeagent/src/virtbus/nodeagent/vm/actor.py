@@ -51,9 +51,9 @@ class VmActor:
     def __init__(
         self, record: VmRecord, tools: AgentPorts, *, resumed: bool, held: str = ""
     ) -> None:
-        """`resumed`: the VM was on this host before the agent's start.
+        """`resumed` is True if the VM was on this host before the agent's start.
 
-        `held`: the reason why the VM is held from the start; empty if it is not held.
+        `held` is the reason why the VM is held from the start; empty if it is not held.
         """
         self.vm = ActorState(
             record,
@@ -130,8 +130,8 @@ class VmActor:
     def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
         """End the VM and release everything of it, because its record is gone.
 
-        `at_once`: without grace, because another node may run it (I1). `deleted`: a user's delete
-        purged the record.
+        With `at_once`, the guest gets no grace, because another node may run the VM (I1). `deleted`
+        is True if a user's delete purged the record.
         """
         before = self.vm.reasons
         self.vm.reasons = replace(
@@ -240,7 +240,7 @@ class VmActor:
     async def _recall(self, *, decisive: bool) -> None:
         """Restore the observed state of a running guest from the last status.
 
-        `decisive`: the status decides if the guest is started, so a failed read is retried.
+        With `decisive`, the status decides if the guest is started, so a failed read is retried.
         """
         last_status, readable = await self._status.read_last(self.vm.record, insist=decisive)
         vm, ended = self.vm, None

@@ -71,10 +71,10 @@ class Dependency(Generic[Part]):
             self._take(part)
 
     def _take(self, part: Part) -> bool:
-        """Take a part; return False if the service recovers, or the part contradicts the record.
+        """Take a part; return False if it does not count, so that the service is asked again.
 
-        In both cases the service is asked again. A part of an earlier spec is ignored if the VM's
-        disks and network may change while it is off (`_earlier`).
+        A part does not count if the service recovers, if the part contradicts the record, or if it
+        is of an earlier spec of a VM whose spec may change while the VM is off (`_earlier`).
         """
         if _earlier(part, self._record()):
             return False
@@ -99,9 +99,9 @@ class Dependency(Generic[Part]):
 
     @property
     def valid(self) -> bool:
-        """Return True if the part is of the latest record, and no work has begun since.
+        """Return True if the part is of the latest record, and no later work made it invalid.
 
-        False for a VM with volumes, which may move to another pool in the same generation.
+        For a VM with volumes, return False: volumes may change their pool within a generation.
         """
         made, record = self.latest, self._record()
         if made is None or _age(made) < _age(record) or record.volume_refs:
@@ -111,8 +111,8 @@ class Dependency(Generic[Part]):
     def reset(self, *, needs_answer: bool = False) -> None:
         """Drop the part, so that `get` waits for a new one.
 
-        With `needs_answer`, only the answer to a later request counts, because an event may be
-        older than an operation that the agent has begun since.
+        With `needs_answer`, only the answer to a later request counts, because a ready event may be
+        older than the last operation on the disks.
         """
         self._part, self._needs_answer = None, needs_answer
         self._arrived.clear()

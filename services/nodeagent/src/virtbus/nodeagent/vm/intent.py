@@ -34,16 +34,16 @@ class Applied:
     runs_for: int | None = None
     """The power epoch that the last run was started for; None if the guest never ran."""
     limits: dict[str, DiskLimits] | None = field(default_factory=dict)
-    """The limits of the guest's disks; None: the agent does not know them."""
+    """The limits of the guest's disks; None if the agent does not know them."""
     media: dict[str, str] | None = field(default_factory=dict)
-    """The media of the guest's drives; None: the agent does not know them."""
+    """The media of the guest's drives; None if the agent does not know them."""
     nics: frozenset[tuple[str, str]] | None = frozenset()
-    """The guest's NICs (`nic_set`); None: the agent does not know them."""
+    """The guest's NICs (`nic_set`); None if the agent does not know them."""
     disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
-    """The guest's disks; None: the agent does not know them."""
+    """The guest's disks; None if the agent does not know them."""
 
     resources: Resources | None = NO_LIMITS
-    """The limits of the guest on its host; None: the agent does not know them."""
+    """The limits of the guest on its host; None if the agent does not know them."""
 
     def started(self, record: VmRecord) -> None:
         """Note that a guest was started with `record`."""

@@ -1,4 +1,4 @@
-"""Brings the devices of a running guest to the state of its record, and notes what it observes.
+"""Brings the devices of a running guest to the state of its record, and notes the new state.
 
 Each function is safe to repeat. After an error the caller repeats it, with the latest record;
 `keep_disks` repeats its steps by itself.

@@ -24,9 +24,9 @@ class Reasons:
     terminated: str = ""
     """The reason why the VM, which has no record, ends."""
     at_once: bool = False
-    """The VM ends without grace, because another node may run it (I1)."""
+    """True if the VM ends without grace, because another node may run it (I1)."""
     deleted: bool = False
-    """A user's delete removed the record, so the VM's disks may be removed."""
+    """True if a user's delete removed the record, so that the VM's disks may be removed."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ expression cannot name the index of a list item, so a rule about several items r
 https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including writes of its status. For
-each step of a path it copies everything that is declared there. Rules that match disks with
+each step of a path it copies all that the schema declares there. Rules that match disks with
 volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these rules
 (ADR 0025).
 """
@@ -29,7 +29,8 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. To estimate the cost, the API server needs a maximum length."""
+"""Lists whose names are compared. For its estimate of the cost, an API server needs a maximum
+length of a name."""
 SEVERAL = "'none, or more than one'"
 
 

@@ -87,7 +87,7 @@ async def prepare(
 async def _seed(record: VmRecord, net: NetReady, tools: AgentPorts) -> VmSecrets | None:
     """Write the seeds; if the bus has lost the secrets, keep the existing seeds.
 
-    Returns the secrets, if there are any.
+    Return the secrets, if there are any.
     """
     secrets: VmSecrets | None = None
     if record.sec_digest is not None:

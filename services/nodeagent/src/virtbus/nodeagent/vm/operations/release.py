@@ -31,7 +31,7 @@ class Leaving(NamedTuple):
     refused: bool
     """True if the node never accepted the VM."""
     forced: bool
-    """True: end also a guest that libvirt has lost, which otherwise keeps all its resources.
+    """True if a guest that libvirt has lost is ended. Otherwise such a guest keeps its resources.
 
     True also lets netd give up the parts of the network that a CNI plugin fails to undo."""
 

@@ -19,8 +19,7 @@ THAW_S = 3.0
 
 
 PRESS_S = 5.0
-"""Time after which the power button is pressed again, because a booting guest does not notice it.
-"""
+"""Time after which the power button is pressed again, because a booting guest ignores it."""
 
 
 async def shutdown(
@@ -62,7 +61,7 @@ async def end(
 ) -> None:
     """Destroy the guest now, and again after a start that is in flight.
 
-    `forced`: destroy also a guest that libvirt has lost.
+    With `forced`, a guest that libvirt has lost is destroyed, too.
 
     Raises:
         VirtbusError: 503 `start_under_way`: libvirt may still carry out a start. The errors of
@@ -74,6 +73,6 @@ async def end(
         await asyncio.wait({starting})
         late = hypervisor.start_under_way(uid)
         await hypervisor.destroy(uid, forced=forced)
-    if late:  # read before the last destroy, which ended the guest of a start that was over
+    if late:  # a start that was not over before the last destroy may still create a guest
         message = "libvirt has not ended an earlier start of this VM"
         raise VirtbusError(Code.UNAVAILABLE, "start_under_way", message, after_ms=1000)
