@@ -125,9 +125,8 @@ class RecordWorker(Generic[Ready]):
         self._done: dict[str, VmRecord] = {}
         """By uid: the record of the last job, if its step has succeeded."""
         self._news = asyncio.Event()
-        self._listing = False
-        self._found: dict[str, VmRecord] = {}
-        """Records that a list has delivered so far. Their steps start when the list is complete,
+        self._found: dict[str, VmRecord] | None = None
+        """Records that a list has delivered so far; None while no list is read. Their steps start when the list is complete,
         because a step may need keys that come later in the list."""
         self._late = LateRecords()
         self.listed: set[str] = set()
@@ -155,9 +154,8 @@ class RecordWorker(Generic[Ready]):
             async for item in watch:
                 match item:
                     case WatchMark.RESET:
-                        self._listing = True
                         self._late.begin()
-                        self._found.clear()
+                        self._found = {}
                         self.listed.clear()
                         of_node(item)
                     case WatchMark.SYNCED:
@@ -188,16 +186,14 @@ class RecordWorker(Generic[Ready]):
             return
         self.listed.add(uid)
         self._followed[uid] = record
-        self._found.pop(uid, None)
-        if self._step.follows(record):
-            if self._listing:
-                self._found[uid] = record
-            elif not self._is_done(record):
+        follows = self._step.follows(record)
+        if self._found is None:
+            if follows and not _has_parts(self._done.get(uid), record):
                 self.want(record)
-
-    def _is_done(self, record: VmRecord) -> bool:
-        done = self._done.get(record.uid)
-        return done is not None and all(getattr(done, f) == getattr(record, f) for f in PARTS)
+            return
+        self._found.pop(uid, None)
+        if follows:
+            self._found[uid] = record
 
     def _keep_listed(self) -> None:
         """After a complete list, stop working for all VMs that are not in it."""
@@ -208,9 +204,8 @@ class RecordWorker(Generic[Ready]):
 
     def _want_found(self) -> None:
         """Start the step for the records of a list that is complete now."""
-        self._listing, found = False, list(self._found.values())
-        self._found.clear()
-        for record in found:
+        found, self._found = self._found or {}, None
+        for record in found.values():
             self.want(record)
 
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
@@ -223,7 +218,7 @@ class RecordWorker(Generic[Ready]):
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while True:
-                    if not self._listing and (found := self._proven(record)) is not None:
+                    if self._found is None and (found := self._proven(record)) is not None:
                         return found
                     self._news.clear()
                     await self._news.wait()
@@ -282,7 +277,8 @@ class RecordWorker(Generic[Ready]):
         """
         if up_to_epoch is None:
             self._followed.pop(uid, None)
-            self._found.pop(uid, None)
+            if self._found is not None:
+                self._found.pop(uid, None)
             self._step.forgets(uid)
         job = self._jobs.get(uid)
         done = self._done.get(uid)
@@ -391,6 +387,11 @@ async def _relist(watch: Watch, compare: Callable[[], Awaitable[None]] | None) -
             await compare()
         await asyncio.sleep(RELIST_S)
         watch.relist()
+
+
+def _has_parts(done: VmRecord | None, record: VmRecord) -> bool:
+    """Return True if two records of a VM ask for the same disks and network."""
+    return done is not None and all(getattr(done, f) == getattr(record, f) for f in PARTS)
 
 
 def _age(record: VmRecord) -> tuple[int, int]:

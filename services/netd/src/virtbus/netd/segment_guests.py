@@ -1,8 +1,8 @@
 """Follows the addresses that the DHCP servers of segments give to guests of this host.
 
 A segment is a layer-2 network outside of virtbus. If a network on a segment has no subnet, a guest
-may use only the address of its last DHCP lease. netd reads the server's answer on the guest's tap,
-and stores the address. netd reports a new address once the bus is there.
+may use only the address of its last DHCP lease. The server's answer is read on the guest's tap, and
+the address is stored. A new address is reported once the bus is there.
 """
 
 import asyncio
