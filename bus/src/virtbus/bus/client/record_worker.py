@@ -126,8 +126,8 @@ class RecordWorker(Generic[Ready]):
         """By uid: the record of the last job, if its step has succeeded."""
         self._news = asyncio.Event()
         self._found: dict[str, VmRecord] | None = None
-        """Records that a list has delivered so far; None while no list is read. Their steps start when the list is complete,
-        because a step may need keys that come later in the list."""
+        """Records that a list has delivered so far; None while no list is read. Their steps start
+        when the list is complete, because a step may need keys that come later in the list."""
         self._late = LateRecords()
         self.listed: set[str] = set()
         """The uids of the VMs with a record on the bus, except VMs that are being deleted."""
