@@ -8,6 +8,7 @@ from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
 from virtbus.nodeagent.core.away_servers import AwayServers
 from virtbus.nodeagent.core.disk_file_port import DiskFiles
+from virtbus.nodeagent.core.disk_work import DiskWork
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.guest_backups import GuestBackupPort
 from virtbus.nodeagent.core.guest_layers import GuestLayerPort
@@ -21,7 +22,6 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.core.shares import NoShares, SharedDirectories
-from virtbus.nodeagent.disk_work import DiskWork
 from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers

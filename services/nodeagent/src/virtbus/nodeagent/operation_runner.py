@@ -17,7 +17,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.nodeagent.disk_work import DiskWork
+from virtbus.nodeagent.core.disk_work import DiskWork
 from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_merges import LiveMerges
 from virtbus.nodeagent.live_reads import SERVE, LiveReads, Read

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.small_event import SmallEvent
+from virtbus.nodeagent.core.disk_work import DiskWork
 from virtbus.nodeagent.core.disks import media
 from virtbus.nodeagent.core.reported_status import contradiction
-from virtbus.nodeagent.disk_work import DiskWork
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady, NetReady
