@@ -17,7 +17,7 @@ from virtbus.bus.client.jetstream_errors import (
     answer_of,
     why_again,
 )
-from virtbus.bus.client.link import Link, LinkLostError, Raw
+from virtbus.bus.client.link import SEQUENCE, Link, LinkLostError, Raw
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
     Entry,
@@ -265,7 +265,7 @@ class Records:
         if raw.status == "404":
             return None, {}
         headers = raw.headers
-        sequence = headers.get("Nats-Sequence", "0")
+        sequence = headers.get(SEQUENCE, "0")
         if not sequence.isdecimal():
             msg = f"{key}: the answer to the read cannot be read; ask again"
             raise UnavailableError(msg)
@@ -345,12 +345,12 @@ class Records:
         def receive(raw: Raw) -> None:
             if raw.status:
                 done.set()
-            elif "Nats-Sequence" in raw.headers:
+            elif SEQUENCE in raw.headers:
                 found.append(
                     StoredMessage(
                         raw.headers.get("Nats-Subject", ""),
                         raw.body,
-                        int(raw.headers["Nats-Sequence"]),
+                        int(raw.headers[SEQUENCE]),
                         time_ns(raw.headers.get("Nats-Time-Stamp", "")),
                     )
                 )
