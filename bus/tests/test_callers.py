@@ -11,6 +11,7 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.owners import REQUEST_INFO, account_of
 from virtbus.bus.client.ports import HISTORY_BYTES, Endpoint, Message, Request, ServiceInfo
+from virtbus.bus.errors import UnavailableError
 from virtbus.bus.provisioning.server import Server
 from virtbus.schemas.errors import VirtbusError
 
@@ -162,3 +163,13 @@ async def test_no_header_block_hides_the_account_of_a_request(
     assert set(seen) == {"OBSERVER"}
     assert set(answered) == {"", "400", "403"}  # 400: a block of two bytes belongs to the body
     assert answered.count("") == len(seen)
+
+
+async def test_history_without_its_stream_is_an_error_and_not_empty(
+    nats: Server, controller: NatsBus
+) -> None:
+    assert await controller.history("virtbus.dlq.>") == []
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await admin.js_api("STREAM.DELETE.DLQ")
+    with pytest.raises(UnavailableError, match="nobody answers"):
+        await controller.history("virtbus.dlq.>")

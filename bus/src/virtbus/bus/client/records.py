@@ -44,6 +44,8 @@ TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 CATCH_UP_S = 2.0
 """Time limit for a lagging replica to receive a message that the stream's leader has."""
+_ENDS_OF_HISTORY = frozenset({"204", "404"})
+"""Statuses after the last message, and in place of messages if there are none."""
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d{1,20})$")
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
@@ -338,13 +340,14 @@ class Records:
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> list[StoredMessage]:
-        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with status 204."""
+        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with a status."""
         found: list[StoredMessage] = []
-        done = asyncio.Event()
+        ended: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
 
         def receive(raw: Raw) -> None:
             if raw.status:
-                done.set()
+                if not ended.done():
+                    ended.set_result(raw)
             elif SEQUENCE in raw.headers:
                 found.append(
                     StoredMessage(
@@ -370,10 +373,13 @@ class Records:
                 reply=inbox,
             )
             async with asyncio.timeout(self._settings.write_timeout_s):
-                await done.wait()
+                last = await ended
         except TimeoutError:
             msg = "the history was not answered in time"
             raise UnavailableError(msg) from None
         finally:
             await subscription.close()
+        if last.status not in _ENDS_OF_HISTORY:
+            msg = f"{subject_filter}: {why_again(last) or f'status {last.status}'}"
+            raise UnavailableError(msg)
         return found
