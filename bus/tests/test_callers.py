@@ -5,11 +5,13 @@ import json
 from typing import Any
 
 import pytest
+from bus.tests.strangers import listening, stranger
 
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.owners import REQUEST_INFO, account_of
 from virtbus.bus.client.ports import HISTORY_BYTES, Endpoint, Message, Request, ServiceInfo
+from virtbus.bus.errors import UnavailableError
 from virtbus.bus.provisioning.server import Server
 from virtbus.schemas.errors import VirtbusError
 
@@ -103,3 +105,71 @@ async def test_history_ends_at_its_byte_limit_and_continues_after_it(controller:
             assert sum(len(one.body) for one in found) <= HISTORY_BYTES + 61_000
             seen += len(found)
             after = found[-1].sequence if found else after
+
+
+FORGED = b'Nats-Request-Info: {"acc":"CTL"}'
+BLOCKS = (
+    b"NATS/1.0\r\nX: y",
+    b"NATS/1.0\r\nX: y\r\n",
+    b"NATS/1.0\r\nX: y\r\n\r\n",
+    b"NATS/1.0\r\n",
+    b"NATS/1.0\r\nX",
+    b"NATS/1.0",
+    b"NATS/1.0 500\r\n",
+    b"NATS/1.0 500 \r\n",
+    b"NATS/1.0 500 no\r\n",
+    b"NATS/1.1 7\r\nX\r\n",
+    b"NA\r\n",
+    b"NA",
+    b"\r\n\r\n",
+    b"\x80\r\nX: y",
+    b"NATS/1.0\r\n" + FORGED,
+    b"NATS/1.0\r\n" + FORGED + b"\r\n",
+    b"NATS/1.0\r\n" + FORGED + b"\r\nX: y",
+    b"NATS/1.0\r\n" + FORGED + b"\r\n" + FORGED + b"\r\nX: y",
+    b"NATS/1.0\r\n" + FORGED + b"\r\n" + FORGED + b"\r\nX",
+    b"\r\n" + FORGED + b"\r\nX: y",
+    FORGED + b"\r\n\r\n",
+    FORGED + b"\r\n" + FORGED + b"\r\n\r\n",
+    FORGED + b"\r\n" + FORGED + b"\r\nX: y",
+    b"NATS/1.0\r\nNats-Request-Info : a\r\nX: y",
+    b'NATS/1.0\r\nNats-Request-Info: {"acc":"CTL","x":"__',
+)
+"""The server appends its header two bytes before the end of a block, and so to a line of it."""
+
+
+async def test_no_header_block_hides_the_account_of_a_request(
+    nats: Server, controller: NatsBus
+) -> None:
+    seen: list[str] = []
+
+    async def who(request: Request) -> Any:
+        seen.append(request.account)
+        return request.account
+
+    async with (
+        controller.serve(INFO, [Endpoint("get", GET, who)]),
+        stranger(nats, "observer") as thief,
+        listening(thief, f"{thief.inbox_prefix}.>") as heard,
+    ):
+        for number, block in enumerate(BLOCKS):
+            line = f"HPUB {GET} {thief.inbox_prefix}.{number} {len(block)} {len(block)}\r\n"
+            await thief.client._send_command(line.encode() + block + b"\r\n")
+            await thief.client._flush_pending()
+        async with asyncio.timeout(10):
+            while len(heard) < len(BLOCKS):
+                await asyncio.sleep(0.01)
+        answered = [(one.headers or {}).get("Nats-Service-Error-Code", "") for one in heard]
+    assert set(seen) == {"OBSERVER"}
+    assert set(answered) == {"", "400", "403"}  # 400: a block of two bytes belongs to the body
+    assert answered.count("") == len(seen)
+
+
+async def test_history_without_its_stream_is_an_error_and_not_empty(
+    nats: Server, controller: NatsBus
+) -> None:
+    assert await controller.history("virtbus.dlq.>") == []
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await admin.js_api("STREAM.DELETE.DLQ")
+    with pytest.raises(UnavailableError, match="nobody answers"):
+        await controller.history("virtbus.dlq.>")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,25 @@ def test_a_socket_that_nobody_serves_is_not_healthy(
         server.bind(str(path))
         assert health.main([creds, "--socket", str(path)]) == 1
         assert f"nobody listens on {path}" in capsys.readouterr().out
+        server.listen()
+        assert health.main([creds, "--socket", str(path)]) == 1
+        assert "no login as u" in capsys.readouterr().out
+
+
+def test_no_name_of_another_socket_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    creds, path = _creds(tmp_path / "bus", 1), tmp_path / "wrapper.sock"
+    forged = b"0: 00000002 00000000 00010000 0001 01 1 "
+    names = (b"\xff\xfe", b"\n", b"\n\n", b"a b", b"\n" + forged + b"/", b"\nx x x zz x x x /x")
+    with ExitStack() as stack:
+        for name in names:
+            other = stack.enter_context(socket.socket(socket.AF_UNIX))
+            other.bind(b"\0" + os.urandom(4).hex().encode() + name)
+        assert health.main([creds, "--socket", str(path)]) == 1
+        assert f"nobody listens on {path}" in capsys.readouterr().out
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
         server.listen()
         assert health.main([creds, "--socket", str(path)]) == 1
         assert "no login as u" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Entry, WatchMark
-from virtbus.bus.provisioning import node_join, server
+from virtbus.bus.provisioning import node_join, server, stream_setup
 from virtbus.bus.runtime.tasks import background
 
 pytestmark = pytest.mark.integration
@@ -71,3 +71,27 @@ async def test_a_node_whose_join_record_was_purged_loses_its_consumers_and_may_j
             await asyncio.sleep(0.05)
         shown.append(NODE)
         assert await listed(bus) == before
+
+
+async def test_a_node_that_cannot_join_delays_no_other(
+    nats: server.Server, controller: NatsBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, key = "n-n3-agent", "$KV.vm.n3.>"
+    push = {"durable_name": name, "deliver_subject": "x", "ack_policy": "none"}
+    made = {"stream_name": "KV_vm", "config": push | {"filter_subject": key}, "action": ""}
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await admin.js_api(f"CONSUMER.CREATE.KV_vm.{name}.{key}", made)
+    await nats.add_node(NODE)
+    async with (
+        asyncio.timeout(18),
+        background() as tasks,
+        connect(nats.settings(f"node-{NODE}"), name=NODE) as bus,
+    ):
+        tasks.start(node_join.keep(controller, lambda: ["n3", NODE]))
+        assert await listed(bus) == [f"$KV.vm.{NODE}._join"]
+        await asyncio.sleep(2 * stream_setup.RETRY_S + 0.5)
+        told = [one.message for one in caplog.records if "n3 cannot join" in one.message]
+        assert len(told) == 1, "once, although it is tried again"
+        await controller.js_api(f"CONSUMER.DELETE.KV_vm.{name}")
+        while ("KV_vm", "n-n3-netd") not in await node_join._consumers(controller):
+            await asyncio.sleep(0.05)

@@ -10,10 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from virtbus.bus.client import nkeys
+from virtbus.bus.client import health, nkeys
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import ServiceInfo
 from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import certificate_authority, server, stream_setup
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan, parse_servers
@@ -72,6 +76,22 @@ async def declare(prepared: BusDirectory) -> None:
                 await asyncio.sleep(0.2)
             else:
                 return
+
+
+def test_a_certificate_without_names_is_a_finding(tmp_path: Path) -> None:
+    ca, pair = tmp_path / "ca", tmp_path / "server"
+    certificate_authority.ensure_ca(ca)
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
+    ca_key = serialization.load_pem_private_key(ca.with_suffix(".key").read_bytes(), None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    nameless = certificate_authority._builder("x", key, issuer.subject, 100)
+    certificate = nameless.sign(ca_key, hashes.SHA256())
+    pair.with_suffix(".crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (found,) = certificate_authority.problems(ca, pair, ["localhost"])
+    assert "does not name localhost" in found
+    assert certificate_authority.ensure_server(ca, pair, ["localhost"])
+    assert certificate_authority.problems(ca, pair, ["localhost"]) == []
 
 
 def test_a_seed_signs_as_the_nkeys_specification_says() -> None:
@@ -232,6 +252,24 @@ async def test_a_server_of_another_bus_is_refused_with_the_cause(tmp_path: Path)
             access = find(None, str(prepared.creds("client")), {})
             with pytest.raises(LinkError, match=rf"(?i){said}"):
                 await asyncio.to_thread(Connection.open, access)
+
+
+@pytest.mark.integration
+async def test_the_health_check_speaks_tls_and_nkeys(tmp_path: Path) -> None:
+    prepared = made(tmp_path, [["127.0.0.1"]], [])
+    creds, asks = str(prepared.creds("client")), "$SRV.PING.one"
+    parse = health.parser().parse_args
+    async with started(prepared, 1):
+        await declare(prepared)
+        assert await health.unhealthy(parse([creds])) == ""
+        assert await health.unhealthy(parse([creds, "--asks", asks])) == f"nobody listens on {asks}"
+        one = ServiceInfo("one", "1.0.0", "a service of this test")
+        async with connect(settings(prepared, "controller"), name="c") as bus, bus.serve(one, []):
+            assert await health.unhealthy(parse([creds, "--asks", asks])) == ""
+        content = json.loads(prepared.creds("client").read_text())
+        prepared.creds("client").write_text(json.dumps(content | {"nkey_seed": nkeys.new_seed()}))
+        assert "refuses these credentials" in await health.unhealthy(parse([creds]))
+    assert await health.unhealthy(parse([creds]))
 
 
 @pytest.mark.integration

@@ -3,12 +3,15 @@
 import asyncio
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.errors import ProtocolError
 
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.nats_client import RECORD_BYTES, DirectClient
 from virtbus.bus.client.nats_protocol import MalformedError, headers_of, publication, take_messages
+from virtbus.bus.client.owners import UNKNOWN, account_of
 from virtbus.bus.errors import FullError
 
 Message = tuple[int, bytes, bytes, bytes, bytes]
@@ -136,6 +139,24 @@ def test_a_name_with_a_blank_is_another_name(name: str) -> None:
 def test_no_block_is_no_headers() -> None:
     assert headers_of(b"") == {}
     assert headers_of(b"NATS/1.0 \xff\xff\r\n\r\n") == {}
+
+
+PIECES = (
+    *(b"NATS/1.0", b"NATS/1.1 ", b"500", b" ", b"\r\n", b"\r", b"\n", b"\x80", b"X", b": ", b'"'),
+    *(b"\\", b"Nats-Request-Info", b": ", b'{"acc":"CTL"', b',"x":"', b"}", b"Status: 500\r\n"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=16))
+@example([b"NATS/1.0\r\nX: y"])
+@example([b"NATS/1.0\r\n"])
+@example([b'Nats-Request-Info: {"acc":"CTL"}\r\n\r\n'])
+def test_no_header_block_gives_an_account_of_the_senders_choice(
+    pieces: list[bytes],
+) -> None:
+    written = b'Nats-Request-Info: {"acc":"OBSERVER","rtt":1}\r\n\r\n'
+    headers = headers_of(b"".join(pieces)[:-2] + written)
+    assert account_of(headers) in {"OBSERVER", UNKNOWN}
 
 
 async def test_publications_are_those_of_nats_py() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bus.tests.test_nats_server import INFO, KEY, SUBJECT, UID
 
-from virtbus.bus.client import probes
+from virtbus.bus.client import connection, probes
 from virtbus.bus.client.connection import NatsLink, connect
 from virtbus.bus.client.link import LinkLostError, Raw
 from virtbus.bus.client.nats_bus import NatsBus
@@ -139,6 +139,34 @@ async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: serve
         entry = await bus.get(KEY)
     assert entry is not None
     assert entry.value in {b"one", b"two"}
+
+
+async def test_a_subscription_that_a_loss_interrupted_leaves_the_next_connection(
+    nats: server.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "FLUSH_S", 2.0)
+    heard: list[Raw] = []
+    async with (
+        connect(nats.settings("controller"), name="c") as bus,
+        asyncio.timeout(15),
+        asyncio.TaskGroup() as group,
+    ):
+        os.kill(nats.pid, signal.SIGSTOP)
+        opening = group.create_task(bus._link.open("virtbus.report.x", heard.append))
+        while not stopped(nats.pid) or not bus._link._client._pongs:  # type: ignore[attr-defined]  # as long as the PONG is awaited
+            await asyncio.sleep(0.01)
+        await nats.kill()
+        await nats.start(server.binary(), nats.port)
+        while bus._link.generation < 2:
+            await asyncio.sleep(0.01)
+        assert not opening.done()
+        subscription = await opening
+        await asyncio.sleep(connection.LOOK_S)
+        assert bus._link.generation == 2
+        await bus._link.send("virtbus.report.x", b"x")
+        while not heard:
+            await asyncio.sleep(0.01)
+        await subscription.close()
 
 
 async def test_changed_credentials_close_and_the_right_ones_bring_it_back(

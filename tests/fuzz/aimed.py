@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 from tests.e2e.platform import NODE
 from tests.fuzz.ground import EVIL, NETWORK
-from tests.fuzz.mutations import Message, own_vm
+from tests.fuzz.mutations import NATS_STATUSES, Message, own_vm
 from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import aliases, merges
 
@@ -171,6 +171,20 @@ def heartbeats(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
     yield f"node-{EVIL}", subject, _said("in another's name", record | {"node": NODE})
 
 
+def forged_statuses(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
+    """A node whose stored messages look like a server's heartbeats, ends and errors."""
+    headers = {"Status": rng.choice(NATS_STATUSES)}
+    uid, user = pool.uid(rng), f"node-{EVIL}"
+    status = msgpack.unpackb(encode(full(VmStatus))) | {"uid": uid}
+    record = msgpack.unpackb(encode(full(NodeRecord))) | {"node": EVIL}
+    for subject, data in (
+        (f"$KV.st.{EVIL}.{uid}", status),
+        (f"$KV.node.{EVIL}", record),
+        (f"virtbus.evt.{EVIL}.{uid}.vm.x", status),
+    ):
+        yield user, subject, _said("a status of NATS", data, headers=headers)
+
+
 def ready_events(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
     """Malformed events of imaged and netd, or events about unknown VMs."""
     for user, part, node in (
@@ -212,5 +226,5 @@ AIMED: tuple[Callable[[random.Random, Pool], Iterator[Aimed]], ...] = (
         uploads,
         statuses,
     ),
-    *(filled_buckets, heartbeats, ready_events, rebuilds, tidied, tidied),
+    *(filled_buckets, heartbeats, forged_statuses, ready_events, rebuilds, tidied, tidied),
 )

@@ -234,6 +234,10 @@ def _envelope(data: Any, subject: str, rng: random.Random) -> tuple[str, Json]:
     return f"enveloped, {name} wrong", frame | {name: rng.choice(WRONG)}
 
 
+NATS_STATUSES = ("100", "204", "404", "408", "409", "500", "503")
+"""Statuses of heartbeats, ends and errors, which only servers send."""
+
+
 def _headers(rng: random.Random, pool: Pool) -> dict[str, str]:
     """Headers that a client may write, some of which are reserved for servers."""
     return rng.choice(
@@ -246,6 +250,7 @@ def _headers(rng: random.Random, pool: Pool) -> dict[str, str]:
             {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
             {ERROR_CODE: "abc", ERROR_TEXT: "e" * 4000},
             {"KV-Operation": rng.choice(("DEL", "PURGE", "x"))},
+            {"Status": rng.choice(NATS_STATUSES)},
             {f"X-{number}": pool.uid(rng) for number in range(300)},
         )
     )

@@ -385,13 +385,17 @@ def test_the_file_of_pools_is_read_with_all_problems(tmp_path: Path) -> None:
         ('kind = "rbd"\nmonitors = []', "monitors"),
         ('kind = "rbd"\nmonitors = ["h"]\nvolumes = { "a.b" = "x" }', r"volumes\.a\.b"),
         ('kind = "nfs"\nhost = "h"\nvolumes = { "a.b" = "/x/../y" }', "that names one file"),
+        ('kind = "block"\nvolumes = { "a.b" = "/dev/vg/../y" }', "that names one file"),
+        ('kind = "block"\nvolumes = { "a.b" = "/dev/vg/./y" }', "that names one file"),
+        ('kind = "block"\nvolumes = { "a.b" = "/dev/vg//y" }', "that names one file"),
+        ('kind = "block"\nvolumes = { "a.b" = "/dev/vg/y/" }', "that names one file"),
+        ('kind = "block"\nvolumes = { "a.b" = "/dev/sda1" }', "another disk after a boot"),
+        ('kind = "lvm"\ngroup = ".."', "that names one file"),
         ('kind = "nfs"\nhost = "h"\nport = 1', "port"),
         ('kind = "nfs"\nhost = "h"\nuser = 107', "both `user` and `group`"),
     ],
 )
-def test_a_pool_on_a_server_is_refused_with_the_wrong_setting(
-    text: str, why: str, tmp_path: Path
-) -> None:
+def test_a_pool_is_refused_with_the_wrong_setting(text: str, why: str, tmp_path: Path) -> None:
     file = tmp_path / "pools.toml"
     file.write_text(f"[pools.san]\n{text}\n")
     with pytest.raises(ValueError, match=why):

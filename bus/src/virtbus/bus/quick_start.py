@@ -1,7 +1,7 @@
 """Postpones garbage collection while a process imports its modules; imported before all others.
 
 Imported objects are permanent, so a search among them finds almost no garbage. It would take 45 ms
-of the 570 ms that a service needs to start. A controller has 106,000 objects after its imports.
+of the 570 ms that a service needs to start. A controller has 100,000 objects after its imports.
 `runtime.process.run` sets the threshold of a running service.
 """
 

@@ -144,8 +144,9 @@ class NatsLink:
             await self._subscribe(client, subscribed)
             await self._barrier(client)  # otherwise an immediate request could get 503
         except TimeoutError:
-            self.fault = f"no PONG in {FLUSH_S} s"
-            self._lost.set()
+            if client is self._client:  # otherwise the loss is known, and `_lost` is the next one's
+                self.fault = f"no PONG in {FLUSH_S} s"
+                self._lost.set()
         except (nats.errors.Error, OSError) as error:
             log.debug("subscription deferred until the next connection: %s", error)
         if subject.lower() in self._refused:

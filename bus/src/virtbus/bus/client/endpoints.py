@@ -16,7 +16,7 @@ from virtbus.bus.client.discovery import Discovery, Tally
 from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.link import Link, Raw, Subscription
 from virtbus.bus.client.message_format import TRACEPARENT
-from virtbus.bus.client.owners import account_of
+from virtbus.bus.client.owners import UNKNOWN, account_of
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.tracing import continued
 from virtbus.bus.errors import UnavailableError
@@ -86,6 +86,11 @@ def _given_up() -> VirtbusError:
     return VirtbusError(Code.UNAVAILABLE, "given_up", message)
 
 
+def _no_account() -> VirtbusError:
+    message = "the header block of the request is malformed, so its account is not known"
+    return VirtbusError(Code.DENIED, "account_unknown", message)
+
+
 _INBOXES = ("_INBOX", "_R_.")
 
 
@@ -143,8 +148,13 @@ class EndpointServer:
                 extra={"code": "reply_refused"},
             )
             return
+        account = account_of(raw.headers)
+        if account == UNKNOWN:
+            self.tally.done(0.0, "403: account_unknown")
+            self._tasks.start(self._refuse(Answers(self._link, raw), _no_account()))
+            return
         now_s, size_bytes = asyncio.get_running_loop().time(), ASKED_BYTES + len(raw.body)
-        asked = _Asked(raw, now_s, account_of(raw.headers), size_bytes)
+        asked = _Asked(raw, now_s, account, size_bytes)
         if not self._accept(asked):
             self.tally.done(0.0, "429: over backlog")
             after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))

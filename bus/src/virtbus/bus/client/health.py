@@ -6,20 +6,32 @@ It exits with 0, or prints the reason and exits with 1.
 
 import argparse
 import asyncio
+import os
+import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from virtbus.bus.client import probes
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, UnavailableError
 from virtbus.bus.runtime.bus_settings import BusSettings
+
+if TYPE_CHECKING:
+    from virtbus.bus.client.nats_bus import NatsBus
 
 MAX_AGE_S = 12.0
 """Greatest age of the `--alive` file: four times the interval at which a service touches it."""
 TIMEOUT_S = 4.0
 SO_ACCEPTCON = 0x10000
 """Flag of a listening socket in /proc/net/unix (linux/net.h)."""
+_LISTED = re.compile(
+    rb"^[0-9a-f]+: [0-9A-F]{8} [0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{4} [0-9A-F]{2} +[0-9]+ (.+)$",
+    re.MULTILINE,
+)
+"""A socket with a name in /proc/net/unix. Abstract names may have any bytes, also line breaks."""
 
 
 async def unhealthy(arguments: argparse.Namespace) -> str:
@@ -56,14 +68,18 @@ def _unserved(path: Path) -> str:
     socket by the path to which it was bound. netd binds `wrapper.part` and then renames it, so the
     suffix is not compared.
     """
-    for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines():
-        fields = line.split()
-        if Path(fields[-1]).with_suffix(path.suffix) == path and int(fields[3], 16) & SO_ACCEPTCON:
+    for listed in _LISTED.finditer(Path("/proc/net/unix").read_bytes()):
+        bound = Path(os.fsdecode(listed[2]))
+        is_same = (bound.parent, bound.stem) == (path.parent, path.stem)
+        if is_same and int(listed[1], 16) & SO_ACCEPTCON:
             return ""
     return f"nobody listens on {path}"
 
 
 async def _bus(settings: BusSettings, subject: str) -> str:
+    """Return why the login fails or nobody listens on the subject; empty if neither is the case."""
+    if settings.nkey_seed or settings.ca:
+        return await _secured_bus(settings, subject)
     who = (settings.user, settings.password)
     for url in settings.servers:
         parts = urlsplit(url)
@@ -75,6 +91,31 @@ async def _bus(settings: BusSettings, subject: str) -> str:
             return f"nobody listens on {subject}"
         return ""
     return f"no login as {settings.user} at {settings.url}"
+
+
+async def _secured_bus(settings: BusSettings, subject: str) -> str:
+    """Check with the client of the services, which speaks TLS and nkeys, but loads slowly."""
+    from virtbus.bus.client.connection import connect
+
+    brief = replace(settings, connect_timeout_s=TIMEOUT_S / 2)
+    try:
+        async with connect(brief, name="health") as bus:
+            return await _unheard(bus, subject) if subject else ""
+    except BusError as error:
+        return str(error)
+
+
+async def _unheard(bus: "NatsBus", subject: str) -> str:
+    """Return the reason if a request has no responder; any answer, or a late one, is enough."""
+    from virtbus.schemas.errors import VirtbusError
+
+    try:
+        await bus.request(subject, {}, timeout_s=TIMEOUT_S / 4)
+    except UnavailableError:
+        return f"nobody listens on {subject}"
+    except (BusError, VirtbusError):
+        return ""
+    return ""
 
 
 def parser() -> argparse.ArgumentParser:

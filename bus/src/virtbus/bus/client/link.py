@@ -6,6 +6,9 @@ from typing import Protocol
 
 from virtbus.bus.errors import BusError
 
+SEQUENCE = "Nats-Sequence"
+"""A message's sequence in its stream, in the answer to a direct get."""
+
 
 class LinkLostError(BusError):
     """The connection ended after something was sent and before the answer came."""
@@ -13,7 +16,7 @@ class LinkLostError(BusError):
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A received message. `status` is a NATS status (`100` heartbeat, `404`, `503`), or empty."""
+    """A received message."""
 
     subject: str
     body: bytes = b""
@@ -22,6 +25,14 @@ class Raw:
 
     @property
     def status(self) -> str:
+        """Return the NATS status (`100` heartbeat, `404`, `503`); empty in a stored message.
+
+        A sender can put any status into a message that it stores. A consumer delivers a stored
+        message with a reply subject, and a direct get with the header `Nats-Sequence`, which the
+        server sets last. The server's own statuses have neither.
+        """
+        if self.reply or SEQUENCE in self.headers:
+            return ""
         return self.headers.get("Status", "")
 
 

@@ -69,7 +69,8 @@ def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message.
 
     A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. The status and
-    the description become the headers `Status` and `Description`.
+    the description become the headers `Status` and `Description`. Any other first line counts as a
+    header, because the server appends its own headers to a block that has no line break.
 
     A name keeps its blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank
     precedes the name. If this function removed the blank, the forged header would be valid.
@@ -77,7 +78,11 @@ def headers_of(block: bytes) -> dict[str, str]:
     if not block:
         return {}
     first, *lines = block.decode("utf-8", "replace").split("\r\n")
-    found = _status(first) if len(first) > len(_VERSION) else {}
+    found: dict[str, str] = {}
+    if first != _VERSION:
+        found = _status(first)
+        if not found:
+            lines.insert(0, first)  # a later header of the server replaces a forged one
     for line in lines:
         name, colon, value = line.partition(":")
         if colon:

@@ -4,6 +4,10 @@ People may touch all VMs (ADR 0030).
 
 The NATS server writes the requester's account into each request that crosses accounts, and replaces
 a forged header. A request without this header comes from the controllers' own account.
+
+The server appends the header two bytes before the end of the requester's header block. If the block
+does not end with an empty line, the header becomes a part of the block's last line, and a forged
+header may remain. So the header's name must be in no other name and in no value.
 """
 
 import json
@@ -16,21 +20,24 @@ BRIDGE = "bridge"
 """The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
 CRI = "cri-"
 """Prefix of the user name of a node's container runtime; the node's id follows (ADR 0059)."""
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
+"""The account of a request with a malformed header block. Such a request is refused."""
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
 
 
 def account_of(headers: Mapping[str, str]) -> str:
-    """Return the requester's account; empty for the service's own, `unknown` if unreadable."""
-    info = headers.get(REQUEST_INFO)
-    if info is None:
+    """Return the requester's account; empty for the service's own, UNKNOWN if unreadable."""
+    named = [name for name in headers if REQUEST_INFO in name or REQUEST_INFO in headers[name]]
+    if not named:
         return ""
+    if named != [REQUEST_INFO]:
+        return UNKNOWN
     try:
-        account = json.loads(info)["acc"]
+        account = json.loads(headers[REQUEST_INFO])["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        return _UNKNOWN
-    return account if isinstance(account, str) and account else _UNKNOWN
+        return UNKNOWN
+    return account if isinstance(account, str) and account else UNKNOWN
 
 
 def owner_of(account: str) -> str:

@@ -355,6 +355,9 @@ class Bus(Protocol):
 
         The result has at most `limit` events and about HISTORY_BYTES. To read on, call again with
         `after` set to the last sequence.
+
+        Raises:
+            UnavailableError: nobody answers for the stream, or not in time.
         """
 
     async def aclose(self) -> None:

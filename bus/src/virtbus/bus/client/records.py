@@ -17,7 +17,7 @@ from virtbus.bus.client.jetstream_errors import (
     answer_of,
     why_again,
 )
-from virtbus.bus.client.link import Link, LinkLostError, Raw
+from virtbus.bus.client.link import SEQUENCE, Link, LinkLostError, Raw
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
     Entry,
@@ -44,6 +44,8 @@ TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 CATCH_UP_S = 2.0
 """Time limit for a lagging replica to receive a message that the stream's leader has."""
+_ENDS_OF_HISTORY = frozenset({"204", "404"})
+"""Statuses after the last message, and in place of messages if there are none."""
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d{1,20})$")
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
@@ -265,7 +267,7 @@ class Records:
         if raw.status == "404":
             return None, {}
         headers = raw.headers
-        sequence = headers.get("Nats-Sequence", "0")
+        sequence = headers.get(SEQUENCE, "0")
         if not sequence.isdecimal():
             msg = f"{key}: the answer to the read cannot be read; ask again"
             raise UnavailableError(msg)
@@ -338,19 +340,20 @@ class Records:
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> list[StoredMessage]:
-        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with status 204."""
+        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with a status."""
         found: list[StoredMessage] = []
-        done = asyncio.Event()
+        ended: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
 
         def receive(raw: Raw) -> None:
             if raw.status:
-                done.set()
-            elif "Nats-Sequence" in raw.headers:
+                if not ended.done():
+                    ended.set_result(raw)
+            elif SEQUENCE in raw.headers:
                 found.append(
                     StoredMessage(
                         raw.headers.get("Nats-Subject", ""),
                         raw.body,
-                        int(raw.headers["Nats-Sequence"]),
+                        int(raw.headers[SEQUENCE]),
                         time_ns(raw.headers.get("Nats-Time-Stamp", "")),
                     )
                 )
@@ -370,10 +373,13 @@ class Records:
                 reply=inbox,
             )
             async with asyncio.timeout(self._settings.write_timeout_s):
-                await done.wait()
+                last = await ended
         except TimeoutError:
             msg = "the history was not answered in time"
             raise UnavailableError(msg) from None
         finally:
             await subscription.close()
+        if last.status not in _ENDS_OF_HISTORY:
+            msg = f"{subject_filter}: {why_again(last) or f'status {last.status}'}"
+            raise UnavailableError(msg)
         return found

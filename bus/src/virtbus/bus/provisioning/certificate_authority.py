@@ -2,7 +2,7 @@
 
 import datetime
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -105,6 +105,15 @@ def _general(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
+def _names_of(certificate: x509.Certificate) -> Collection[x509.GeneralName]:
+    """Return the names in a certificate; none if it has no names, or no readable ones."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return ()
+    return tuple(found.value)
+
+
 def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> list[str]:
     """Return the problems of a server's certificate as sentences; empty if there are none.
 
@@ -124,7 +133,7 @@ def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> 
     left = own.not_valid_after_utc - _now()
     if left < datetime.timedelta(days=days_left):
         found.append(f"{file} ends on {own.not_valid_after_utc:%Y-%m-%d}")
-    listed = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    listed = _names_of(own)
     missing = [name for name in names if _general(name) not in listed]
     if missing:
         found.append(f"{file} does not name {', '.join(missing)}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from virtbus.bus.client.jetstream_errors import ApiError
 from virtbus.bus.client.ports import EntryKind
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import stream_setup
 from virtbus.schemas.subjects import join_nonce
 from virtbus.schemas.vm import JoinNonce
@@ -34,6 +34,7 @@ async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
     """Join every node of `nodes()` whose consumers do not exist; run until cancelled."""
     loop = asyncio.get_running_loop()
     joined: set[str] = set()
+    failures: dict[str, str] = {}
     verify_at_s = 0.0
     generation = -1
     while True:
@@ -41,30 +42,51 @@ async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
         if due or not joined.issuperset(nodes()):
             generation = admin.generation
             try:
-                joined = await _join_missing(admin, set(nodes()))
+                joined = await _join_missing(admin, set(nodes()), failures)
             except BusError as error:
                 log.debug("joining failed, will be retried: %s", error)
                 await asyncio.sleep(stream_setup.RETRY_S)
                 continue
             verify_at_s = loop.time() + VERIFY_S
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(stream_setup.RETRY_S if failures else LOOK_S)
 
 
-async def _join_missing(admin: stream_setup.Admin, nodes: set[str]) -> set[str]:
-    """Join the nodes that lack a consumer; return `nodes`, which all have their consumers now.
+async def _join_missing(
+    admin: stream_setup.Admin, nodes: set[str], failures: dict[str, str]
+) -> set[str]:
+    """Join the nodes that lack a consumer; return those that have their consumers now.
 
-    Also delete the consumers of removed nodes.
+    Update `failures`, the reasons of the others. Also delete the consumers of removed nodes.
     """
     there = await _consumers(admin)
     for node in {_node_of(name) for _, name in there} - nodes - {""}:
         await _forget(admin, node, there)
+    before = failures.copy()
+    failures.clear()
     for node in sorted(nodes):
         own = stream_setup.node_consumers(node)
         wanted = {(stream, config["durable_name"]) for stream, config in own}
-        if not wanted <= there:
-            await stream_setup.ensure_node(admin, node, _nonce())
-            log.info("node %s has joined", node, extra={"code": "node_joined"})
-    return nodes
+        if not wanted <= there and (why := await _join(admin, node)):
+            failures[node] = why
+            if before.get(node) != why:
+                log.warning("node %s cannot join: %s", node, why, extra={"code": "join_failed"})
+    return nodes - failures.keys()
+
+
+async def _join(admin: stream_setup.Admin, node: str) -> str:
+    """Join a node; return the reason if the bus refuses it.
+
+    Raises:
+        UnavailableError, OutcomeUnknownError: the bus does not answer, so no node can join.
+    """
+    try:
+        await stream_setup.ensure_node(admin, node, _nonce())
+    except (UnavailableError, OutcomeUnknownError):
+        raise
+    except BusError as error:
+        return str(error)
+    log.info("node %s has joined", node, extra={"code": "node_joined"})
+    return ""
 
 
 def _node_of(consumer: str) -> str:

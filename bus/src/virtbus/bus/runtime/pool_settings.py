@@ -26,15 +26,15 @@ because a full pool pauses its guests."""
 
 
 def _stable_path(path: str) -> str:
-    if _UNSTABLE.match(path) or ".." in path:
+    if _UNSTABLE.match(path):
         msg = f"{path} may be another disk after a boot; use its name in /dev/disk/by-id"
         raise ValueError(msg)
     return path
 
 
 def _one_spelling(path: str) -> str:
-    if {".", ".."} & set(path.split("/")):
-        msg = f"{path} has `.` or `..`; write the path that names one file"
+    if {"", ".", ".."} & set(path.removeprefix("/").split("/")):
+        msg = f"{path} has `.`, `..` or an empty part; write the path that names one file"
         raise ValueError(msg)
     return path
 
@@ -43,6 +43,7 @@ VolumeKey = Annotated[str, StringConstraints(pattern=rf"^{_NAME}\.{_NAME}$")]
 DevicePath = Annotated[
     str,
     StringConstraints(pattern=r"^/dev/[0-9A-Za-z._:@+/-]{1,200}$"),
+    AfterValidator(_one_spelling),
     AfterValidator(_stable_path),
 ]
 LvmName = Annotated[

@@ -215,7 +215,7 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
     if alive := os.environ.get("VIRTBUS_ALIVE_FILE", ""):
         Path(alive).unlink(missing_ok=True)  # of an earlier process
     _give_memory_back()
-    # The 50,000 objects of imported modules are permanent. Without `freeze`, each full collection
+    # The 100,000 objects of imported modules are permanent. Without `freeze`, each full collection
     # would scan them for 30 ms. A collection before `freeze` would free only a thousand of them.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
