@@ -65,11 +65,15 @@ class Copies:
 
 @contextlib.asynccontextmanager
 async def exporting(
-    node: Node, threads: DiskThreads, converter: Converter, space: SpaceLimits | None = None
+    node: Node,
+    threads: DiskThreads,
+    converter: Converter,
+    space: SpaceLimits | None = None,
+    pools: Pools | None = None,
 ) -> AsyncIterator[Exports]:
     root = node.files.root
     files = ExportFiles(root, DiskSpace(root, space or SpaceLimits(0, 0.0)))
-    places = DiskPlaces(Pools(node.files), node.store)
+    places = DiskPlaces(pools or Pools(node.files), node.store)
     parts = ExportParts(node.disks.locks, places, files, threads, FAST, node.disks.devices)
     async with asyncio.TaskGroup() as group:
         exports = Exports(DiskJobs(group), parts, converter)

@@ -130,6 +130,28 @@ async def test_a_mounted_pool_reports_its_size_and_is_refused_when_read_only(
 
 
 @pytest.mark.integration
+async def test_a_read_only_pool_is_still_counted_and_its_volumes_are_exported(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        pools, root, of = node.disks.pools, node.state / "disks" / "pools" / "fast", in_fast(MIB)
+        shared = in_fast(MIB, "shared").model_copy(update={"shared": True})
+        with mounted(root, 64):
+            await ensure(node, of)
+            await ensure(node, shared)
+            subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+            pools.read_again("fast")
+            found = pools.states["fast"] = pools.measure("fast")
+            assert (found.state, found.volumes) == (PoolState.READ_ONLY, 2)
+            assert found.allocated_bytes == 2 * MIB
+            with pytest.raises(VirtbusError, match="ReadOnly"):
+                await ensure(node, of)
+            async with exports.exporting(node, threads, exports.Copies(), pools=pools) as made:
+                want = exports.work(uid=of.uid, disk=None, ref=of)
+                assert (await exports.ended(made, want)).state == "done"
+
+
+@pytest.mark.integration
 async def test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -96,9 +97,7 @@ class DiskFolders:
         """
         try:
             with self._open(uid) as directory:
-                # A crash in `make` can leave this second link to the disk. The agent refuses a
-                # disk with two links.
-                openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
+                remove_second_link(volume + SUFFIX, directory)
                 return read_disk(volume, directory)
         except FileNotFoundError:
             return None
@@ -281,6 +280,19 @@ class DiskFolders:
             return self.read(uid, file.name.removesuffix(SUFFIX))
         except VirtbusError:
             return None
+
+
+def remove_second_link(file: str, directory: int) -> None:
+    """Remove the second link to a disk that a crash in `write_disk` can leave.
+
+    The agent refuses a disk with two links. On a read-only file system the link stays, because
+    unlink fails there even without a link.
+    """
+    try:
+        openat2.remove(TEMPORARY + file, directory)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
 
 
 def read_disk(volume: str, directory: int) -> Overlay:

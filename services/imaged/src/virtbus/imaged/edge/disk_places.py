@@ -103,7 +103,7 @@ class DiskPlaces:
         """Return the folder and the name of a disk."""
         if ref is None:
             return self._files, uid, disk
-        return self._pools.of(ref), ref.folder, DISK
+        return self._pools.of(ref, to_read=True), ref.folder, DISK
 
     def of_snapshot(self, ref: SnapshotRef, disk: str) -> DiskPlace:
         """Return a disk of a snapshot; an empty `disk` means the first.

@@ -82,8 +82,10 @@ class Pools:
         """Return the names of the pools of kind `local`."""
         return tuple(self._folders)
 
-    def of(self, ref: VolumeRef) -> VolumeFolders:
+    def of(self, ref: VolumeRef, *, to_read: bool = False) -> VolumeFolders:
         """Return the folders of a volume's pool, if the pool is usable.
+
+        With `to_read`, the pool may be ReadOnly.
 
         Raises:
             VirtbusError: 409 `pool_unknown`: the node has no such pool. 503 `pool_gone`.
@@ -96,7 +98,8 @@ class Pools:
             )
             raise VirtbusError(Code.CONFLICT, "pool_unknown", message, after_ms=AFTER_MS)
         last = self.states.get(ref.pool)
-        if last is not None and last.state not in USABLE:
+        usable = USABLE | {PoolState.READ_ONLY} if to_read else USABLE
+        if last is not None and last.state not in usable:
             message = f"the pool {ref.pool} is {last.state}: {last.message}"
             raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
         if ref.pool != LOCAL and (why := self._missing(ref.pool)):

@@ -21,8 +21,8 @@ from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import (
     NOTE_SUFFIX,
     SUFFIX,
-    TEMPORARY,
     DiskFolders,
+    remove_second_link,
     write_disk,
     write_layout,
 )
@@ -104,9 +104,9 @@ class VolumeFolders(DiskFolders):
         """Return the size that the guest sees; None without a readable disk."""
         try:
             found = self.read(folder, DISK)
+            return found.virtual_size_bytes if found is not None else self.shared_bytes(folder)
         except VirtbusError:
             return None
-        return found.virtual_size_bytes if found is not None else self.shared_bytes(folder)
 
     def shared_bytes(self, folder: str) -> int | None:
         """Return the size of a shared volume; None if it has no file yet.
@@ -116,7 +116,7 @@ class VolumeFolders(DiskFolders):
         """
         try:
             with self._open(folder) as directory:
-                openat2.remove(TEMPORARY + SHARED, directory)  # as in `read`
+                remove_second_link(SHARED, directory)
                 return os.stat(SHARED, dir_fd=directory, follow_symlinks=False).st_size
         except FileNotFoundError:
             return None
