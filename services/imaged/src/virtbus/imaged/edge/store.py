@@ -50,7 +50,8 @@ _ANY_VIRTUAL_SIZE = 1 << 63
 class ImageStore:
     """The images of a node.
 
-    Methods that change files block on the disk. The others at most check the size of a file.
+    Methods that change files block on the disk. The others at most check the size of a file. Any
+    thread may change the index, so each loop over the index runs over a copy.
     """
 
     def __init__(
@@ -168,12 +169,12 @@ class ImageStore:
 
     def pinned(self, digest: str) -> ImageInfo | None:
         """Return the image with a digest, or one that was made from bytes with this digest."""
-        made = (link.digest for link in self._links.values() if link.fetched == digest)
+        made = [link.digest for link in list(self._links.values()) if link.fetched == digest]
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 
     def may_be(self, pin: str, digest: str) -> bool:
         """Return False if the image `digest` is certainly not the image of the pin."""
-        links = [link.fetched for link in self._links.values() if link.digest == digest]
+        links = [one.fetched for one in list(self._links.values()) if one.digest == digest]
         return pin == digest or pin in links or not (links or pin in self._images)
 
     def _age_mark(self, file: str) -> float:
@@ -195,7 +196,7 @@ class ImageStore:
 
     def links_of(self, url: str) -> tuple[NameLink, ...]:
         """Return the links whose image came from `url`."""
-        return tuple(link for link in self._links.values() if link.url == url)
+        return tuple(link for link in list(self._links.values()) if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
         """Return the digests and the names that `ref` denotes.
@@ -204,13 +205,13 @@ class ImageStore:
         image. A URL without a query, as lists show it, denotes that URL with any query.
         """
         ref = sealed_ref(ref)[0]
-        links = [link for link in self._links.values() if ref in link.refs]
+        links = [link for link in list(self._links.values()) if ref in link.refs]
         digests = {link.digest for link in links} | ({ref} & set(self._images))
         return frozenset(digests), tuple(sorted(link.name for link in links))
 
     def images(self) -> tuple[ImageInfo, ...]:
         """Return all images with their names."""
-        return listing(self._images, list(self._links.values()))
+        return listing(self._images.copy(), list(self._links.values()))
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -219,11 +220,11 @@ class ImageStore:
 
     def page(self, after: str) -> HeldImages:
         """Return the images after the digest `after` that fit in one answer."""
-        return page_of(self._images, list(self._links.values()), after)
+        return page_of(self._images.copy(), list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of the most recently used names and images, for placement."""
-        return keys_of(self._links.values(), self._names_used_s, frozenset(self._images))
+        return keys_of(list(self._links.values()), self._names_used_s, frozenset(self._images))
 
     @property
     def names(self) -> int:
@@ -303,10 +304,10 @@ class ImageStore:
         with self._linking:
             fresh, self._fresh = self._fresh, set()
             for name in fresh & set(self._links):
-                at_s = self._names_used_s[name]
+                at_s = self._names_used_s.get(name, time.time())  # it may be forgotten now
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(file_name(name), (at_s, at_s), dir_fd=self._links_fd)
-            known = {file_name(name) for name in self._links}
+            known = {file_name(name) for name in list(self._links)}
             for file in set(openat2.names(self._links_fd)) - known:
                 if time.time() - self._age_mark(file) > max_age_s:
                     openat2.remove(file, self._links_fd)
@@ -341,12 +342,12 @@ class ImageStore:
         `cached` and `lease`.
         """
         now_ns = time.monotonic_ns()
-        held = used | {link.digest for link in self._links.values()} | set(+self._leases)
+        held = used | {one.digest for one in list(self._links.values())} | set(+self._leases)
         found = []
         for digest in (set(self._images) if among is None else set(self._images) & among) - held:
             # An image without a use since the start counts as used at the first check.
             if self._used_ns.setdefault(digest, now_ns) <= now_ns - int(grace_s * 1e9):
-                del self._images[digest]
+                self._images.pop(digest, None)
                 found.append(digest)
         return tuple(sorted(found))
 
