@@ -1,12 +1,14 @@
 """Disks without a record are kept, listed, given back, or purged by name (ADR 0033)."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
 from services.imaged.tests.records import UID, empty, record, uid, volume
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
+from virtbus.imaged.edge.quarantine import QuarantineFiles
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ANY_EPOCH
 from virtbus.schemas.quarantine import QuarantineRequest
@@ -137,6 +139,25 @@ async def test_the_image_under_a_disk_in_quarantine_is_not_collected(
         assert kept.digests == (done.ready.digest,)
         await node.disks.purge(kept.entry)
         assert await node.disks.collect_garbage(0.0) == (done.ready.digest,)
+
+
+@pytest.mark.parametrize("step", ["_folder", "_manifest", "_found"])
+async def test_a_list_leaves_out_an_entry_that_is_purged_meanwhile(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with make_node() as node:
+        for number in (1, 2):
+            await node.disks.ensure(record(empty(8 * MIB), uid=uid(number)))
+            write(node, uid(number))
+            await node.disks.release(uid(number), 1, KEEP)
+        read = getattr(QuarantineFiles, step)
+
+        def purged(files: QuarantineFiles, entry: str) -> object:
+            shutil.rmtree(files.root / uid(1), ignore_errors=True)
+            return read(files, entry)
+
+        monkeypatch.setattr(QuarantineFiles, step, purged)
+        assert [kept.entry for kept in await node.disks.quarantined()] == [uid(2)]
 
 
 async def test_an_entry_outlives_imaged(make_node: NodeMaker) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from services.imaged.tests.site_under_test import LOOPBACK, MIB, Web, qcow2_imag
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.imaged import requests
+from virtbus.imaged.disks import Disks
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Event, EventKind
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
@@ -377,6 +378,27 @@ async def test_malformed_requests_are_refused_and_the_service_stays_up(
         await desk.ask(verb, value)
     assert caught.value.code == 400
     assert await desk.ask("list", {}) == HeldImages().model_dump(exclude_defaults=True)
+
+
+async def test_a_failure_of_the_regular_work_does_not_end_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def failing(name: str) -> Callable[..., Awaitable[None]]:
+        async def fail(*_: object) -> None:
+            calls.append(name)
+            raise VirtbusError(Code.UNAVAILABLE, "store_error", "the disk cannot be read")
+
+        return fail
+
+    for name in ("collect_garbage", "quarantined"):
+        monkeypatch.setattr(Disks, name, failing(name))
+    monkeypatch.setattr("virtbus.imaged.service.GC_INTERVAL_S", 0.01)
+    async with serving(tmp_path, MemoryServer()) as desk, asyncio.timeout(10):
+        while calls.count("collect_garbage") < 2 or "quarantined" not in calls:
+            await asyncio.sleep(0.01)
+        assert HeldImages.model_validate(await desk.ask("list", {})).images == ()
 
 
 async def test_keys_other_than_records_are_skipped(desk: Desk) -> None:

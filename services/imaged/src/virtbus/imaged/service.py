@@ -345,7 +345,7 @@ class Imaged:
             disks.recount.clear()
             try:
                 entries = await disks.quarantined()
-            except OSError as error:
+            except (OSError, VirtbusError) as error:
                 log.warning("cannot count the quarantine: %s", error, extra={"code": "store_error"})
                 continue
             self._quarantined = len(entries), sum(entry.bytes for entry in entries)
@@ -379,7 +379,7 @@ class Imaged:
                 digests = await disks.collect_garbage(GC_GRACE_S)
                 if self._store is not None:
                     await self._threads.run(self._store.space.drop_old_uploads)
-            except OSError as error:
+            except (OSError, VirtbusError) as error:
                 log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})
                 continue
             for digest in digests:

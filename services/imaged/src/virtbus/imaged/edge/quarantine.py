@@ -122,15 +122,36 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def entries(self) -> list[QuarantineEntry]:
-        """Return all entries, sorted by name."""
-        return [self.get(entry) for entry in self._names()]
+        """Return all entries, sorted by name, without those that are removed meanwhile.
+
+        Raises:
+            VirtbusError: 503 `store_error`.
+        """
+        found = []
+        for entry in self._names():
+            try:
+                found.append(self.get(entry))
+            except VirtbusError as error:
+                if error.code != Code.NOT_FOUND:
+                    raise
+        return found
 
     def get(self, entry: str) -> QuarantineEntry:
         """Return one entry. Without a readable manifest it has only facts from its name and files.
 
         Raises:
-            VirtbusError: 404 `no_entry`.
+            VirtbusError: 404 `no_entry`. 503 `store_error`.
         """
+        try:
+            found = self._read(entry)
+            self._folder(entry)  # it may have been purged meanwhile
+        except FileNotFoundError:
+            raise _no_entry(entry) from None
+        except OSError as error:
+            raise store_error(error) from error
+        return found
+
+    def _read(self, entry: str) -> QuarantineEntry:
         folder, manifest = self._folder(entry), self._manifest(entry)
         keep = (
             manifest.keep
@@ -182,8 +203,7 @@ class QuarantineFiles:
     def _folder(self, entry: str) -> Path:
         folder = self.root / entry
         if not ENTRY.fullmatch(entry) or folder.is_symlink() or not folder.is_dir():
-            message = f"there is no {entry} in quarantine here; list what there is"
-            raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
+            raise _no_entry(entry)
         return folder
 
     def _manifest(self, entry: str) -> QuarantineManifest | None:
@@ -196,6 +216,11 @@ class QuarantineFiles:
         for folder in (self.root, self._files.root):
             with openat2.opened_directory(folder) as descriptor:
                 os.fsync(descriptor)
+
+
+def _no_entry(entry: str) -> VirtbusError:
+    message = f"there is no {entry} in quarantine here; list what there is"
+    return VirtbusError(Code.NOT_FOUND, "no_entry", message)
 
 
 def _disks(folder: Path) -> list[Path]:
