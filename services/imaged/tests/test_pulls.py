@@ -242,6 +242,42 @@ async def test_a_resume_that_is_not_a_continuation_starts_over(
         assert image.digest == digest_of(data)
 
 
+@pytest.mark.parametrize(
+    ("limit", "reason"), [("max_bytes", "image_too_large"), ("quota_bytes", "image_quota")]
+)
+async def test_a_length_that_only_the_resumed_answer_tells_is_within_the_limits(
+    make_node: NodeMaker, server: Web, limit: str, reason: str
+) -> None:
+    some = asyncio.Event()
+
+    async def arrived(done_bytes: int, _total_bytes: int | None) -> None:
+        if done_bytes:
+            some.set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        headers = {"ETag": '"v1"'}
+        if "Range" in request.headers:
+            start = int(request.headers["Range"][6:-1])
+            headers["Content-Range"] = f"bytes {start}-{5 * MIB - 1}/{5 * MIB}"
+            return web.Response(status=206, headers=headers, body=b"and no more")
+        response = web.StreamResponse(headers=headers)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(os.urandom(2 * MIB))
+        await some.wait()
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    server.handlers["a"] = handler
+    async with make_node(**{limit: 5 * MIB - 1}) as node:
+        source = parse_image_ref(server.url("a"))
+        with pytest.raises(VirtbusError) as caught:
+            await node.images.ensure(source, Asker(arrived))
+        assert caught.value.reason == reason
+        assert len(server.requests) == 2
+
+
 async def test_a_stop_in_the_middle_is_resumed_by_the_next_process(
     make_node: NodeMaker, server: Web
 ) -> None:

@@ -147,6 +147,8 @@ class _Request:
             if note is None or total is None or not _same(note, validators, total):
                 await self._threads.run(part.restart, None)
                 raise TransientError("the server's file changed; starting over")
+            self._refuse_large(total)
+            await self._threads.run(part.expect, total - part.offset)
             return total
         total = response.content_length
         if self._size_bytes is not None and total not in {None, self._size_bytes}:
@@ -161,8 +163,7 @@ class _Request:
                 "noticed; "
                 "pin the image with @sha256:<digest>",
             )
-        if total is not None and total > self._limits.max_bytes:
-            raise too_large(self._site.what, total, self._limits.max_bytes)
+        self._refuse_large(total or 0)
         fresh = PartNote(
             url=self._noted,
             etag=validators.etag,
@@ -172,6 +173,10 @@ class _Request:
         await self._threads.run(part.restart, fresh if validators.if_range else None)
         await self._threads.run(part.expect, total or 0)
         return total
+
+    def _refuse_large(self, total: int) -> None:
+        if total > self._limits.max_bytes:
+            raise too_large(self._site.what, total, self._limits.max_bytes)
 
     async def _refuse_status(self, response: aiohttp.ClientResponse) -> NoReturn:
         if response.status == 416:
