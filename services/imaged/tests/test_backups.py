@@ -251,6 +251,20 @@ async def test_a_late_or_repeated_request_replaces_no_file_that_qemu_writes(
         assert manifest.attempt == ""
 
 
+async def test_a_late_request_of_an_earlier_attempt_harms_no_file_of_the_present_one(
+    make_node: NodeMaker, threads: DiskThreads, vm: Any
+) -> None:
+    first, second = uid(71), uid(72)
+    async with make_node() as node, backing_up(node, threads) as made:
+        await node.disks.ensure(vm)
+        for attempt in (first, second):
+            await made.do(live(bitmaps=(), attempt=attempt))
+        late = live(pushed=True, at_ns=7, attempt=first)
+        assert await refused(ended(made, late)) == "backup_lost"
+        assert len(staged(node, 10)) == 2
+        assert (await ended(made, live(pushed=True, at_ns=8, attempt=second))).state == "done"
+
+
 async def test_files_that_are_staged_again_while_they_are_stored_are_refused(
     make_node: NodeMaker, threads: DiskThreads, vm: Any
 ) -> None:
@@ -269,6 +283,8 @@ async def test_files_that_are_staged_again_while_they_are_stored_are_refused(
         made._store_disk = replaced  # type: ignore[assignment,method-assign]
         want = live(pushed=True, at_ns=7, attempt=uid(71))
         assert await refused(ended(made, want)) == "backup_lost"
+        assert files.draft(uid(10)) == other
+        assert len(staged(node, 10)) == 2
 
 
 async def test_a_later_backup_has_a_greater_number_if_the_clock_was_set_back(

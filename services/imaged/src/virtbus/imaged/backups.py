@@ -122,11 +122,11 @@ class Backups:
             if late is None:
                 await threads.run(files.drop, want.id)
             return late or WorkState(state="none")
-        done = partial(self._done, want.id)
         if not want.live or want.pushed:
+            done = partial(self._done_or_refused, want)
             work = partial(self._store if want.live else self._copy_all, want)
             return await self._jobs.ensure(want.id, want.uid, done, work)
-        if (found := await done()) is not None:
+        if (found := await self._done(want.id)) is not None:
             return found
         if want.bitmaps is not None:
             async with self._staging.of(want.id):  # so repeats of a request hang in one thread
@@ -172,6 +172,26 @@ class Backups:
         size = found.size_bytes
         return WorkState(state="done", done_bytes=size, total_bytes=size, message=_said(found))
 
+    async def _done_or_refused(self, want: BackupWork) -> WorkState | None:
+        """Return the result; refuse a late request of another attempt than that of the files."""
+        found = await self._done(want.id)
+        if found is None and want.live and await self._parts.threads.run(self._is_of_other, want):
+            raise _lost(want)
+        return found
+
+    def _is_of_other(self, want: BackupWork) -> bool:
+        """Return True if the files are those of another attempt. Runs in a disk thread."""
+        try:
+            draft = self._parts.directory.draft(want.id)
+        except VirtbusError:
+            return False
+        return draft is not None and draft.attempt != want.attempt
+
+    def _drop(self, want: BackupWork) -> None:
+        """Remove the files of a failed attempt, but not those of another. Runs in a disk thread."""
+        if not self._is_of_other(want):
+            self._parts.directory.drop(want.id)
+
     # --- a VM that is off ---------------------------------------------------------------------
     async def _copy_all(self, want: BackupWork, job: Job) -> None:
         refs = [disk.ref for disk in want.disks if disk.ref is not None]
@@ -206,7 +226,10 @@ class Backups:
             published = True
         finally:
             job.final = job.final and published
-            await threads.run(files.staging.remove if published else files.drop, want.id)
+            if published:
+                await threads.run(files.staging.remove, want.id)
+            else:
+                await threads.run(self._drop, want)
         log.info("backup %s stored", want.id, extra={"code": "backup_stored", "uid": want.uid})
 
     async def _copy_disk(
