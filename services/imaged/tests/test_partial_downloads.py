@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.core.links import PartNote
+from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.store import ImageStore
+from virtbus.schemas.errors import VirtbusError
 
 URL = "https://example.org/i.qcow2"
 
@@ -54,3 +59,27 @@ async def test_a_part_that_is_cancelled_while_it_is_opened(
     kept = earlier and not abandoned
     assert len(list((tmp_path / "part").iterdir())) == (2 if kept else 0)
     slow.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), [(os, "fdatasync"), (openat2, "replace"), (os, "ftruncate")]
+)
+async def test_a_full_disk_is_told_as_such_also_when_a_part_is_kept_or_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, call: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with contextlib.closing(ImageStore(tmp_path, SpaceLimits(0))) as store:
+        part = store.part(URL)
+        part.restart(PartNote(url=URL))
+        part.write(b"some bytes")
+        monkeypatch.setattr(module, call, full)
+        step = (
+            partial(part.restart, None) if call == "ftruncate" else partial(part.close, keep=True)
+        )
+        with pytest.raises(VirtbusError) as caught:
+            step()
+        assert caught.value.reason == "disk_full"
+        monkeypatch.undo()
+        part.close(keep=False)

@@ -18,7 +18,7 @@ from virtbus.imaged.core.uploads import UploadLimits, mismatch, name_taken, stal
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.local_files import too_large
-from virtbus.imaged.edge.partial_download import PartialDownload, store_error
+from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
@@ -318,10 +318,7 @@ def _write(part: PartialDownload, data: bytes, upload: _Upload) -> None:
     part.write(data)
     whole = part.offset == upload.want.size_bytes
     if whole or part.offset - upload.saved_bytes >= STEP_BYTES:
-        try:
-            part.checkpoint()
-        except OSError as error:
-            raise store_error(error) from error
+        part.checkpoint()
         upload.saved_bytes = part.offset
 
 

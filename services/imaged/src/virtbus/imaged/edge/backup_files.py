@@ -29,12 +29,11 @@ from virtbus.imaged.edge.backup_staging import (
     BackupStaging,
     existing,
     remove_folder,
-    translated,
 )
 from virtbus.imaged.edge.disk_files import SUFFIX, write_layout
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.imaged.edge.partial_download import store_error
+from virtbus.imaged.edge.partial_download import store_error, translated
 from virtbus.schemas.backup import (
     MAX_CHAIN,
     BackupCheck,

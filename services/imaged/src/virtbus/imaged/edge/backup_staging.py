@@ -13,7 +13,7 @@ from virtbus.imaged.core.overlay import HEAD_BYTES, build, read_overlay
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import SUFFIX, write_layout
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.imaged.edge.partial_download import store_error
+from virtbus.imaged.edge.partial_download import translated
 from virtbus.schemas.backup import BackupDisk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -78,15 +78,6 @@ def existing(path: Path) -> Iterator[int | None]:
             yield descriptor
         finally:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def translated(of: str = "the node's disk") -> Iterator[None]:
-    """Raise VirtbusError 503 for an error of the file system `of`."""
-    try:
-        yield
-    except OSError as error:
-        raise store_error(error, of) from error
 
 
 def check_file(descriptor: int, of: BackupDisk) -> None:

@@ -1,9 +1,11 @@
 """Writes and hashes a partial download, which can resume after a crash."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
 from typing import Protocol
 
 from virtbus.imaged.core.formats import HEAD_BYTES, TAIL_BYTES
@@ -30,6 +32,26 @@ def disk_full(message: str) -> VirtbusError:
     )
 
 
+def store_error(error: OSError, of: str = "the node's disk") -> VirtbusError:
+    """Return the VirtbusError for an error of the file system: `disk_full` or `store_error`."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return disk_full(f"{of} is full")
+    return VirtbusError(
+        Code.UNAVAILABLE,
+        "store_error",
+        f"{of} cannot be written ({error.strerror}); check it and its permissions",
+    )
+
+
+@contextlib.contextmanager
+def translated(of: str = "the node's disk") -> Iterator[None]:
+    """Raise VirtbusError 503 for an error of the file system `of`."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, of) from error
+
+
 class Room(Protocol):
     """The room of one part in the store: `store_space.PartRoom`."""
 
@@ -44,7 +66,8 @@ class PartialDownload:
     All methods block on the disk. Call them one at a time, and not on the event loop. `room` raises
     `image_quota` or `disk_full` before a limit of the store is crossed. The metadata file counts
     only fsynced bytes. Otherwise a power cut could leave holes, and a resumed transfer without a
-    pinned digest would take them for content.
+    pinned digest would take them for content. An error of the file system is raised as
+    `disk_full` or `store_error`.
     """
 
     def __init__(
@@ -65,6 +88,7 @@ class PartialDownload:
         self._untouched = True
         self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
+    @translated()
     def resume(self, url: str, *, whole: bool = False) -> bool:
         """Keep the bytes of an earlier part of `url`; drop them if no transfer can continue them.
 
@@ -83,6 +107,7 @@ class PartialDownload:
         self.note = note
         return True
 
+    @translated()
     def hash_more(self) -> bool:
         """Hash the next chunk of existing bytes; return False when all are hashed."""
         chunk = os.pread(self._fd, CHUNK_BYTES, self.offset)
@@ -91,6 +116,7 @@ class PartialDownload:
         self._durable = self.offset
         return bool(chunk)
 
+    @translated()
     def restart(self, note: PartNote | None) -> None:
         """Drop all bytes.
 
@@ -118,28 +144,27 @@ class PartialDownload:
             return False
         return True
 
+    @translated()
     def write(self, chunk: bytes) -> None:
         """Append a chunk and hash it. A chunk of zeros becomes a hole.
 
         Raises:
             VirtbusError: `image_quota`, `disk_full`, `store_error`.
         """
-        try:
-            if chunk.startswith(_ZEROS) and chunk.count(0) == len(chunk):
-                os.ftruncate(self._fd, self.offset + len(chunk))
-            else:
-                self._room(len(chunk))
-                view = memoryview(chunk)
-                done = 0
-                while done < len(view):
-                    done += os.pwrite(self._fd, view[done:], self.offset + done)
-            self._hash.update(chunk)
-            self.offset += len(chunk)
-            if self.note is not None and self.offset - self._durable >= self._checkpoint_bytes:
-                self.checkpoint()
-        except OSError as error:
-            raise store_error(error) from error
+        if chunk.startswith(_ZEROS) and chunk.count(0) == len(chunk):
+            os.ftruncate(self._fd, self.offset + len(chunk))
+        else:
+            self._room(len(chunk))
+            view = memoryview(chunk)
+            done = 0
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], self.offset + done)
+        self._hash.update(chunk)
+        self.offset += len(chunk)
+        if self.note is not None and self.offset - self._durable >= self._checkpoint_bytes:
+            self.checkpoint()
 
+    @translated()
     def checkpoint(self) -> None:
         """Fsync the bytes so far and count them in the metadata file.
 
@@ -174,17 +199,16 @@ class PartialDownload:
         """Return the space that the file takes, also if another process writes it."""
         return os.fstat(self._fd).st_blocks * 512
 
+    @translated()
     def publish(self, data_fd: int, name: str) -> None:
         """Make the file durable and read-only, and move it to `name` in the directory `data_fd`."""
-        try:
-            os.fchmod(self._fd, 0o444)
-            os.fsync(self._fd)
-            os.rename(self.key, name, src_dir_fd=self._dir_fd, dst_dir_fd=data_fd)
-            os.fsync(data_fd)
-        except OSError as error:
-            raise store_error(error) from error
+        os.fchmod(self._fd, 0o444)
+        os.fsync(self._fd)
+        os.rename(self.key, name, src_dir_fd=self._dir_fd, dst_dir_fd=data_fd)
+        os.fsync(data_fd)
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
 
+    @translated()
     def close(self, *, keep: bool) -> None:
         """Close the file; remove it unless `keep` is True and a transfer can resume it."""
         if self._fd < 0:
@@ -214,14 +238,3 @@ def read_head_and_tail(descriptor: int, size_bytes: int) -> tuple[bytes, bytes]:
     head = os.pread(descriptor, min(HEAD_BYTES, size_bytes), 0)
     tail = os.pread(descriptor, TAIL_BYTES, max(0, size_bytes - TAIL_BYTES))
     return head, tail
-
-
-def store_error(error: OSError, of: str = "the node's disk") -> VirtbusError:
-    """Return the VirtbusError for an error of the file system: `disk_full` or `store_error`."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return disk_full(f"{of} is full")
-    return VirtbusError(
-        Code.UNAVAILABLE,
-        "store_error",
-        f"{of} cannot be written ({error.strerror}); check it and its permissions",
-    )
