@@ -274,6 +274,21 @@ async def test_a_certificate_makes_it_https(tmp_path: Path, threads: DiskThreads
         assert await site.send(data) is None
 
 
+async def test_a_certificate_that_cannot_be_read_is_logged_once_for_each_reason(
+    tmp_path: Path, threads: DiskThreads, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = tmp_path / "cert.pem"
+    limits = replace(LIMITS, certificate=(certificate, tmp_path / "key.pem"))
+    async with serving(tmp_path / "disks", threads, limits) as site:
+        (first,) = caplog.messages  # before any client
+        assert f"no downloads: cannot read the certificate {certificate}" in first
+        assert "No such file" in first
+        certificate.write_text("no PEM")
+        for _ in range(2):
+            assert await site.send(b"GET / HTTP/1.1\r\n\r\n") is None
+        assert len(caplog.messages) == 2
+
+
 def test_settings_that_give_no_link_are_refused() -> None:
     assert Settings(node="n1").downloads is None
     served = Settings(node="n1", download_address="[fd00::5]:8480").downloads

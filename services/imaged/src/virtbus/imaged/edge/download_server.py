@@ -4,6 +4,7 @@ A connection carries one request, and has a slot of its own, so a stalled reader
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -47,9 +48,13 @@ class DownloadServer:
         """The time from which the next bytes may be sent."""
         self.port = 0
         """The port on which the server listens; 0 before it listens."""
+        self._told = ""
+        """The last logged problem of the certificate; empty if it can be read."""
 
     async def run(self) -> None:
         """Serve until cancelled. If it cannot listen, retry: the host may get the address later."""
+        with contextlib.suppress(OSError):  # it is logged
+            await self._threads.run(self._context)
         while True:
             try:
                 listener = self._listen()
@@ -102,12 +107,25 @@ class DownloadServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _context(self) -> ssl.SSLContext | None:
-        """Return a TLS context from the certificate's current files; None for plain HTTP."""
+        """Return a TLS context from the certificate's current files; None for plain HTTP.
+
+        Raises:
+            OSError: the files cannot be read. The first such error is logged.
+        """
         if self._limits.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(*self._limits.certificate)
+        try:
+            context.load_cert_chain(*self._limits.certificate)
+        except OSError as error:
+            certificate, key = self._limits.certificate
+            why = f"cannot read the certificate {certificate} with the key {key}: {error}"
+            if why != self._told:
+                log.warning("no downloads: %s", why, extra={"code": "downloads_off"})
+            self._told = why
+            raise
+        self._told = ""
         return context
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
