@@ -97,6 +97,14 @@ def test_objects_of_the_cluster_are_read_as_kubectl_writes_them() -> None:
     assert [url_of(name, found) for name in "ab"] == ["https://h/a", "https://h/b"]
 
 
+TIMEOUTS = ("5s", "-1", "9", "1.5", "true", "[]", "604800001")
+
+
+@pytest.mark.parametrize("value", ["0", "null", "10", "604800000"])
+def test_a_timeout_in_milliseconds_or_none_is_taken(value: str) -> None:
+    assert not read_mappings(f"transports: {{a: {{timeout: {value}}}}}", "a.yaml").problems
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -115,6 +123,7 @@ def test_objects_of_the_cluster_are_read_as_kubectl_writes_them() -> None:
         ("transports: {a: {tls: {insecure: true}}}", "TOML file with"),
         ("transports: {a: {tls: {certificates: [{cert: x}]}}}", "tls"),
         ("transports: {a: {timeouts: 1}}", "timeouts"),
+        *((f"transports: {{a: {{timeout: {wrong}}}}}", "a.timeout: must be") for wrong in TIMEOUTS),
     ],
 )
 def test_a_wrong_file_has_a_problem_that_names_it(text: str, words: str) -> None:

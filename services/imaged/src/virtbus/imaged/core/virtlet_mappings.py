@@ -29,10 +29,14 @@ _RULE = ("name", "regexp", "url", "transport")
 VIRTLET_REDIRECTS = 9
 """Number of redirects that Virtlet follows by default, as Go's HTTP client does."""
 _TRANSPORT = frozenset({"timeout", "maxRedirects", "proxy", "tls"})
-_NO_TLS = (
-    "has certificates in the file itself, or `insecure`; write the transport in a TOML file with "
-    "ca_file, client_certificate_file and client_key_file"
-)
+_TIMEOUT_MS = range(10, 7 * 86_400_000 + 1)
+_REFUSED = {
+    "tls": "has certificates in the file itself, or `insecure`; write the transport in a TOML file "
+    "with ca_file, client_certificate_file and client_key_file",
+    "timeout": "must be a whole number of milliseconds, from 10 to 7 days; 0 stands for the "
+    "default",
+}
+"""The reasons why values of these fields of a transport are refused."""
 
 
 def read_mappings(text: str, origin: str) -> RuleFile:
@@ -111,9 +115,10 @@ def _read(config: Any, where: str) -> RuleFile:
     if isinstance(transports, dict):
         named = {_name(name): _transport(one) for name, one in transports.items()}
     problems += [
-        Detail(path=f"{where}: transports.{name}.tls", message=_NO_TLS)
+        Detail(path=f"{where}: transports.{name}.{key}", message=why)
         for name, one in named.items()
-        if isinstance(one, dict) and "tls" in one
+        for key, why in _REFUSED.items()
+        if isinstance(one, dict) and key in one
     ]
     document = {
         "prefix": config.get("prefix") or "",
@@ -152,14 +157,16 @@ def _name(name: Any) -> str:
 def _transport(fields: Any) -> Any:
     """Return a transport of Virtlet with the fields of `Transport`.
 
-    Unknown fields stay, so that they are refused later.
+    Unknown fields, and fields with values of `_REFUSED`, stay, so that they are refused later.
     """
     if not isinstance(fields, dict):
         return fields
     made = {str(key): one for key, one in fields.items() if key not in _TRANSPORT}
     timeout_ms, tls = fields.get("timeout"), fields.get("tls")
-    if isinstance(timeout_ms, int) and timeout_ms > 0:
+    if isinstance(timeout_ms, int) and timeout_ms in _TIMEOUT_MS:
         made["timeout_s"] = timeout_ms / 1000
+    elif timeout_ms is not None and timeout_ms != 0:
+        made["timeout"] = timeout_ms
     redirects = fields.get("maxRedirects")
     made["max_redirects"] = VIRTLET_REDIRECTS if redirects is None else redirects
     if fields.get("proxy"):
