@@ -24,10 +24,11 @@ from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
+from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.pool_probes import PoolProbes
 from virtbus.imaged.snapshot_parts import SnapshotParts
 from virtbus.imaged.snapshots import Snapshots
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ANY_EPOCH, WorkState
 from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
 from virtbus.schemas.quarantine import QuarantineRequest
@@ -149,6 +150,20 @@ async def test_a_read_only_pool_is_still_counted_and_its_volumes_are_exported(
             async with exports.exporting(node, threads, exports.Copies(), pools=pools) as made:
                 want = exports.work(uid=of.uid, disk=None, ref=of)
                 assert (await exports.ended(made, want)).state == "done"
+
+
+async def test_a_volume_that_cannot_be_read_does_not_end_the_measures_of_its_pool(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: VolumeFolders, folder: str) -> None:
+        raise VirtbusError(Code.UNAVAILABLE, "store_error", f"{folder} cannot be read")
+
+    async with make_node(pool_settings=FAST) as node:
+        home(node)
+        await ensure(node, in_fast(MIB).model_copy(update={"shared": True}))
+        monkeypatch.setattr(VolumeFolders, "shared_bytes", unreadable)
+        found = node.disks.pools.measure("fast")
+        assert (found.state, found.volumes) == (PoolState.READY, 0)
 
 
 @pytest.mark.integration

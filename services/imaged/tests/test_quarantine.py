@@ -160,6 +160,27 @@ async def test_a_list_leaves_out_an_entry_that_is_purged_meanwhile(
         assert [kept.entry for kept in await node.disks.quarantined()] == [uid(2)]
 
 
+async def test_a_search_for_disks_leaves_out_a_folder_that_is_removed_meanwhile(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_node() as node:
+        for number in (1, 2, 3):
+            await node.disks.ensure(record(empty(8 * MIB), uid=uid(number)))
+        write(node, uid(3))
+        await node.disks.release(uid(3), 1, KEEP)
+        is_dir = Path.is_dir
+
+        def removed(path: Path) -> bool:
+            there = is_dir(path)
+            if path.name in {uid(1), uid(3)}:
+                shutil.rmtree(path, ignore_errors=True)
+            return there
+
+        monkeypatch.setattr(Path, "is_dir", removed)
+        assert set(await node.disks.held()) == {uid(2)}
+        assert await node.disks.collect_garbage(0.0) == ()
+
+
 async def test_an_entry_outlives_imaged(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(WANTED)

@@ -263,7 +263,10 @@ class DiskFolders:
             path = self.root / name
             if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
-            files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
+            try:
+                files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
+            except FileNotFoundError:  # it was removed, or moved to the quarantine, just now
+                continue
             if not files:
                 yield FoundDisk(name, "", None)  # an empty folder must be released, too
             for file in files:

@@ -224,5 +224,7 @@ def _no_entry(entry: str) -> VirtbusError:
 
 
 def _disks(folder: Path) -> list[Path]:
-    names = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [one for one in names if one.suffix != NOTE_SUFFIX]
+    try:
+        return sorted(one for one in folder.iterdir() if one.suffix != NOTE_SUFFIX)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
