@@ -150,6 +150,8 @@ async def test_a_read_only_pool_is_still_counted_and_its_volumes_are_exported(
             async with exports.exporting(node, threads, exports.Copies(), pools=pools) as made:
                 want = exports.work(uid=of.uid, disk=None, ref=of)
                 assert (await exports.ended(made, want)).state == "done"
+            place = DiskPlaces(pools, node.store).of(A, "", of)  # as a copy and a backup begin
+            assert place.bitmaps() == frozenset()
 
 
 async def test_a_volume_that_cannot_be_read_does_not_end_the_measures_of_its_pool(
