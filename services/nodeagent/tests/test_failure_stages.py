@@ -6,6 +6,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, Ending
+from virtbus.nodeagent.vm.operations.outcome import backoff_s
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.simulator.services import SimulatedNode
 
@@ -53,3 +54,8 @@ async def test_a_guest_that_crashes_fails_in_its_own_stage(tmp_path: Path) -> No
         await eventually(running)
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         await eventually(lambda: failed(node, "guest"))
+
+
+def test_retries_never_become_rarer_than_one_a_minute() -> None:
+    attempts = (1, 2, 6, 7, 1025, 10**9)
+    assert [backoff_s(one) for one in attempts] == [1, 2, 32, 60, 60, 60]
