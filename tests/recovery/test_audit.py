@@ -9,6 +9,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from tests.recovery.test_rebuild import ask, controller, node_says
 
 from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.errors import UnavailableError
 from virtbus.nodeagent import audit
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
@@ -96,6 +97,49 @@ async def test_each_object_without_a_record_is_reported_and_repaired(tmp_path: P
         assert node.domains.done == [("start", A)]
         assert list(node.simulated.kept) == [LEFT]
         assert (node.settings.state_dir / "quarantine" / LEFT / "seed-x.iso").exists()
+
+
+async def test_a_status_that_cannot_be_purged_is_not_called_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_of: object) -> None:
+        raise UnavailableError("no leader")
+
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        await leave_all(node)
+        monkeypatch.setattr(audit, "purge_status", refuse)
+        found = (await audited(client, repair=True)).findings
+        assert {one.kind for one in found if not one.repaired} == {"status"}
+
+
+async def test_nothing_counts_as_repaired_while_a_service_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """netd refuses the release, and does not answer the scan after it."""
+    inspect, refusals = SimulatedNode.inspect, []
+
+    def refuse(_self: SimulatedNode, want: Release) -> ReleaseReply:
+        refusals.append(want.uid)
+        raise VirtbusError(Code.UNAVAILABLE, "recovering", "not yet")
+
+    def answer(self: SimulatedNode, want: Inspect) -> HeldResources:
+        if refusals:
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", "not yet")
+        return inspect(self, want)
+
+    monkeypatch.setattr(SimulatedNode, "release", refuse)
+    monkeypatch.setattr(SimulatedNode, "inspect", answer)
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        node.simulated.held[LEFT] = 1
+        found = (await audited(client, repair=True)).findings
+        assert refusals == [LEFT]
+        assert {one.repaired for one in found} == {False}
 
 
 async def test_a_running_guest_without_a_record_is_reported_and_never_removed(

@@ -171,12 +171,14 @@ class Auditor:
     async def repair(self, found: Collection[AuditFinding]) -> list[AuditFinding]:
         """Remove the orphans of each uid, and let netd repair faults.
 
-        Return the findings, each marked as repaired or not.
+        Return the findings, each marked as repaired or not. If a service does not answer the last
+        scan, none counts as repaired.
         """
         if any(finding.kind == "fault" for finding in found):
             await self._mend()
         gone = [finding for finding in found if finding.repair and finding.kind != "fault"]
-        for uid in sorted({finding.uid for finding in gone}):
+        left_over = {finding.uid for finding in gone}
+        for uid in sorted(left_over):
             kinds = {finding.kind for finding in gone if finding.uid == uid}
             if uid in self._vms.actors or not self._vms.join.trusted:
                 continue
@@ -186,11 +188,17 @@ class Auditor:
                 extra = {"code": "not_repaired", "uid": uid}
                 log.warning("cannot remove orphans: %s", error, extra=extra)
             else:
+                left_over.remove(uid)
                 extra = {"code": "left_over_removed", "uid": uid}
                 log.warning("removed orphans without a record: %s", sorted(kinds), extra=extra)
-        left = await self._once(())
+        left = await self._once(
+            {one.uid for one in gone if one.kind == "status" and one.uid in left_over}
+        )
+        complete = all(finding.kind != "service" for finding in left)
         return [
-            finding.model_copy(update={"repaired": bool(finding.repair) and finding not in left})
+            finding.model_copy(
+                update={"repaired": complete and bool(finding.repair) and finding not in left}
+            )
             for finding in found
         ]
 
