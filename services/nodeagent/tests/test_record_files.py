@@ -82,6 +82,21 @@ async def test_removing_a_vms_work_keeps_only_its_record(tmp_path: Path) -> None
     files.close()
 
 
+async def test_a_quarantined_vm_keeps_no_name_of_a_volume(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    await files.write(record(1))
+    names = ("disk-data.qcow2", f"layer-data.{uid(7)}.qcow2", f"layer-root.{uid(7)}.qcow2")
+    for name in names:
+        (tmp_path / name).touch()
+        (files.vms / uid(1) / name).hardlink_to(tmp_path / name)
+    (tmp_path / names[2]).unlink()  # the data has no other name
+    await files.keep_work(uid(1), uid(1))
+    assert [(tmp_path / name).stat().st_nlink for name in names[:2]] == [1, 1]
+    kept = {path.name for path in (tmp_path / "state" / "quarantine" / uid(1)).iterdir()}
+    assert kept == {"record", names[2]}
+    files.close()
+
+
 async def test_a_second_agent_on_the_same_state_is_refused(tmp_path: Path) -> None:
     files = opened(tmp_path)
     with pytest.raises(VirtbusError) as raised:

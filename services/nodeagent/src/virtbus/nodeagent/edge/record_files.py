@@ -28,7 +28,7 @@ from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
-from virtbus.nodeagent.edge.disk_pins import BACKUP_PIN, PINNED, drop_pins
+from virtbus.nodeagent.edge.disk_pins import BACKUP_PIN, PINNED, disk_pins, drop_pins
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
@@ -202,8 +202,9 @@ class AgentFiles:
         def keep() -> None:
             if not folder.is_dir():
                 return
-            for path in folder.glob(f"{PINNED}*"):  # two hard links make a volume unusable
-                path.unlink(missing_ok=True)
+            for path, _, of_layer in disk_pins(folder):  # two hard links make a volume unusable
+                if not of_layer or path.lstat().st_nlink > 1:  # the last name of a file stays
+                    path.unlink(missing_ok=True)
             shutil.rmtree(kept, ignore_errors=True)
             folder.rename(kept)
             sync_dir(kept.parent)
