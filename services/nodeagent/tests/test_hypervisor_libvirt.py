@@ -14,6 +14,7 @@ from services.nodeagent.tests.libvirt_host import (
     POWERS_OFF,
     QEMU,
     READS_FW_CFG,
+    SLEEPS,
     Host,
     folder,
     heard,
@@ -57,6 +58,21 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert facts.ending is Ending.ENDED
         await host.hypervisor.undefine(record.uid)
         assert await host.hypervisor.facts(record.uid) is None
+
+
+async def test_a_guest_that_sleeps_is_paused_until_it_is_resumed(host: Host) -> None:
+    record = host.record()
+    async with host.hypervisor.events() as events:
+        await host.define(record, SLEEPS)
+        await host.hypervisor.start(record.uid)
+        await heard(events, record.uid, DomainChange.STARTED)
+        await heard(events, record.uid, DomainChange.PAUSED)
+        await host.hypervisor.suspend(record.uid)
+        facts = await host.hypervisor.facts(record.uid)
+        assert facts is not None
+        assert facts.state is DomainState.PAUSED
+        await host.hypervisor.resume(record.uid)
+        await heard(events, record.uid, DomainChange.STARTED)
 
 
 def io_cpus(uid: str) -> set[str]:

@@ -61,6 +61,8 @@ limit, and so do freezes. A call to a silent guest agent takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
+_STILL = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED)
+"""The states of a guest whose CPUs do not run: paused, or asleep (suspended to RAM by itself)."""
 
 
 class LibvirtHypervisor:
@@ -203,17 +205,19 @@ class LibvirtHypervisor:
         """Pause the guest's CPUs; no effect if the guest does not run."""
 
         def run(domain: libvirt.virDomain) -> None:
-            if domain.isActive() and domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
+            if domain.isActive() and domain.state()[0] not in _STILL:
                 domain.suspend()
 
         await self._ask(uid, run, "pause the guest")
 
     async def resume(self, uid: str) -> None:
-        """Resume the guest's CPUs; no effect if the guest is not paused."""
+        """Resume the guest's CPUs, or wake a guest that sleeps; no effect on one that runs."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
                 domain.resume()
+            elif domain.state()[0] == libvirt.VIR_DOMAIN_PMSUSPENDED:
+                domain.pMWakeup()
 
         await self._ask(uid, run, "resume the guest")
 

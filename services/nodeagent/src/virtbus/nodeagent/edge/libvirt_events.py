@@ -12,6 +12,7 @@ from virtbus.nodeagent.edge.libvirt_domains import is_ours
 _CHANGES: dict[int, DomainChange] = {
     libvirt.VIR_DOMAIN_EVENT_STARTED: DomainChange.STARTED,
     libvirt.VIR_DOMAIN_EVENT_SUSPENDED: DomainChange.PAUSED,
+    libvirt.VIR_DOMAIN_EVENT_PMSUSPENDED: DomainChange.PAUSED,
     libvirt.VIR_DOMAIN_EVENT_RESUMED: DomainChange.RESUMED,
     libvirt.VIR_DOMAIN_EVENT_CRASHED: DomainChange.CRASHED,
 }
