@@ -5,15 +5,25 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
+from services.nodeagent.tests.pretended_node import (
+    NODE,
+    Domains,
+    Node,
+    eventually,
+    in_state,
+    record,
+    uid,
+)
 
-from virtbus.nodeagent.core.ports import DomainChange, Ending
+from virtbus.nodeagent import local_ends
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, Ending
 from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.local_ends import LocalEnds
-from virtbus.schemas.errors import Code
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import encode, read
@@ -22,10 +32,19 @@ A = uid(1)
 OWNER = "cri-n1"
 
 
+class Telling(Domains):
+    """libvirt tells that a destroyed guest has ended."""
+
+    async def destroy(self, of: str, *, forced: bool = False) -> None:
+        await super().destroy(of, forced=forced)
+        self.tell(DomainEvent(of, DomainChange.ENDED))
+
+
 @asynccontextmanager
 async def running(tmp_path: Path, owner: str = OWNER) -> AsyncIterator[Node]:
     """A node whose runtime has one running guest, and the agent's socket."""
     node = Node(tmp_path)
+    node.domains = Telling()
     await node.join()
     made = record()
     spec = made.spec.model_copy(update={"run_strategy": RunStrategy.MANUAL})
@@ -85,6 +104,48 @@ async def test_a_guest_that_shuts_down_in_time_is_not_destroyed(tmp_path: Path) 
         assert done.last_exit is not None
         assert done.last_exit.how == "shut down"
         assert ("destroy", A) not in node.domains.done
+
+
+async def test_a_guest_that_is_being_stopped_is_ended_before_the_answer(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        spec = {"run_strategy": RunStrategy.MANUAL, "termination_grace_s": 3600}
+        halted = record(owner=OWNER, powered=False, power_epoch=1, spec=spec)
+        await node.put(halted)
+        await eventually(in_state(node, "Stopping"))
+        done = await end(tmp_path)
+        assert done.last_exit is not None
+        assert ("destroy", A) in node.domains.done
+
+
+async def test_a_guest_that_starts_is_ended_once_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, go = Node(tmp_path), asyncio.Event()
+    node.domains = Telling()
+    start = node.domains.start
+
+    async def held(of: str, **more: Any) -> None:
+        await go.wait()
+        await start(of, **more)
+
+    monkeypatch.setattr(node.domains, "start", held)
+    await node.join()
+    await node.put(record(owner=OWNER, spec={"run_strategy": RunStrategy.MANUAL}))
+    async with node.agent() as agent:
+        await eventually(in_state(node, "Starting"))
+        ends = LocalEnds(node.domains, node.freezes, node.files)
+        ends.guests = agent.vms.actors
+        monkeypatch.setattr(local_ends, "START_S", 0.0)
+        with pytest.raises(VirtbusError) as refused:
+            await ends.end(LocalEnd(uid=A, owner=OWNER))
+        assert refused.value.reason == "end_slow"
+        monkeypatch.undo()
+        async with asyncio.TaskGroup() as group:
+            ended = group.create_task(ends.end(LocalEnd(uid=A, owner=OWNER)))
+            go.set()
+        assert ended.result().last_exit is not None
+        await eventually(in_state(node, "Succeeded"))
+        assert [what for what, _ in node.domains.done] == ["start", "destroy"]
 
 
 @pytest.mark.parametrize("grace_s", [0, 1])

@@ -18,7 +18,7 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Ending, Hypervisor, RecordFiles
 from virtbus.nodeagent.vm.actor import VmActor
-from virtbus.nodeagent.vm.machine import UP
+from virtbus.nodeagent.vm.machine import UP, WAY_DOWN
 from virtbus.nodeagent.vm.operations.stop import shutdown
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_end import GuestExit
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 DESTROY_S = 20.0
 """Time limit for libvirt's report that a destroyed guest has ended."""
+START_S = 20.0
+"""Time limit for a start that is in progress. The agent would repeat a start that was cut off."""
 
 
 class LocalEnds:
@@ -49,7 +51,7 @@ class LocalEnds:
         Raises:
             VirtbusError: 404 `vm_not_here`: the node has no such VM. 403 `not_its_vm`: the VM has
                 another owner, or another run strategy than `Manual`. 504 `end_slow`: the guest
-                still runs after its destroy. An error of libvirt.
+                still starts, or still runs after its destroy. An error of libvirt.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(done)
@@ -67,6 +69,7 @@ class LocalEnds:
     async def _end(self, want: LocalEnd) -> LocalEnded:
         await self._check(want)
         began_s = asyncio.get_running_loop().time()
+        await self._started(want.uid, began_s + START_S)
         if want.grace_s and await self._up(want.uid):
             ended = SmallEvent()
             async with background() as tasks:
@@ -109,10 +112,18 @@ class LocalEnds:
             message = f"VM {want.uid} is not one of the container runtime; use `virtbus vm stop`"
             raise VirtbusError(Code.DENIED, "not_its_vm", message)
 
+    async def _started(self, uid: str, deadline_s: float) -> None:
+        """Wait until no start is in progress; raise 504 `end_slow` at the deadline."""
+        while (guest := self.guests.get(uid)) is not None and guest.vm.phase == "starting":
+            if asyncio.get_running_loop().time() >= deadline_s:
+                message = f"the guest of {uid} still starts; it is ended on a repeat"
+                raise VirtbusError(Code.DEADLINE, "end_slow", message)
+            await asyncio.sleep(LOOK_S)
+
     async def _up(self, uid: str) -> bool:
         guest = self.guests.get(uid)
         if guest is not None:
-            return guest.vm.phase in UP
+            return guest.vm.phase in UP | WAY_DOWN
         domain = await self._hypervisor.facts(uid)
         return domain is not None and domain.active
 
