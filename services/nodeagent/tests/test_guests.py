@@ -121,11 +121,17 @@ class Domain:
             return json.dumps({"return": {"pid": len(self._host.programs)}})
         words = self._host.programs[arguments["pid"] - 1]
         self._host.looks += 1
+        if words[0] == "frozen" and self._host.looks == 1:
+            text = "Guest agent is not responding: no answer in time"
+            raise Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
         if words[0] == "sleep" or self._host.looks < 2:
             return json.dumps({"return": {"exited": False}})
         if words[0] == "lie":
             return json.dumps({"return": {"exited": True, "exitcode": "no", "out-data": 7}})
         out = base64.b64encode(" ".join(words).encode()).decode()
+        if words[0] == "windows":
+            done = {"exited": True, "exitcode": int(words[1], 16), "out-data": "\u00e9"}
+            return json.dumps({"return": done})
         done = {"exited": True, "exitcode": 3, "out-data": out}
         return json.dumps({"return": done | ({"signal": 9} if words[0] == "killed" else {})})
 
@@ -269,6 +275,18 @@ async def test_a_program_that_does_not_end_is_killed(client: MemoryBus, host: Ho
         await execute(client, "sleep", "60", timeout_s=1)
     assert (refused.value.code, refused.value.reason) == (Code.DEADLINE, "exec_timeout")
     assert host.programs[1] == ["kill", "-KILL", "1"]
+
+
+async def test_a_program_outlasts_the_silence_of_its_guest_agent(client: MemoryBus) -> None:
+    assert (await execute(client, "frozen")).exit_code == 3
+
+
+@pytest.mark.parametrize(("code", "told"), [("C0000000", 1), ("100", 1), ("1FF", 255), ("0", 0)])
+async def test_no_failure_is_reported_as_success_and_no_output_breaks_the_answer(
+    client: MemoryBus, code: str, told: int
+) -> None:
+    done = await execute(client, "windows", code)
+    assert (done.exit_code, done.stdout) == (told, b"")
 
 
 async def test_a_program_is_started_once_if_the_guest_answers_late(

@@ -5,7 +5,6 @@ domain as tainted ("custom-ga-command"), which only a log and `virsh dominfo` sh
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,14 @@ from virtbus.schemas.guest import EXEC_OUTPUT_BYTES, GuestExecuted
 SIGNALLED = 128
 
 
+class MalformedError(VirtbusError):
+    """503 `guest_agent_silent`: the guest agent answers, but nothing that can be read."""
+
+    def __init__(self, command: str) -> None:
+        message = f"the guest agent's answer to {command} is malformed"
+        super().__init__(Code.UNAVAILABLE, "guest_agent_silent", message)
+
+
 def begin(words: Sequence[str], *, capture: bool) -> Callable[[libvirt.virDomain], int]:
     """Return a call that starts a program, and returns its process id in the guest."""
     arguments = {"path": words[0], "arg": list(words[1:]), "capture-output": capture}
@@ -27,7 +34,7 @@ def begin(words: Sequence[str], *, capture: bool) -> Callable[[libvirt.virDomain
         answer = _ask(domain, "guest-exec", arguments)
         pid = answer.get("pid")
         if not isinstance(pid, int):
-            raise _malformed("guest-exec")
+            raise MalformedError("guest-exec")
         return pid
 
     return run
@@ -43,9 +50,9 @@ def end(pid: int) -> Callable[[libvirt.virDomain], GuestExecuted | None]:
         signal, exit_code = answer.get("signal"), answer.get("exitcode", 0)
         code = SIGNALLED + signal if isinstance(signal, int) else exit_code
         if not isinstance(code, int):
-            raise _malformed("guest-exec-status")
+            raise MalformedError("guest-exec-status")
         return GuestExecuted(
-            exit_code=code & 0xFF,
+            exit_code=code & 0xFF or min(abs(code), 1),  # in Windows a failure may be 0xC0000000
             stdout=_output(answer.get("out-data")),
             stderr=_output(answer.get("err-data")),
         )
@@ -59,7 +66,7 @@ def _ask(domain: libvirt.virDomain, command: str, arguments: dict[str, Any]) -> 
     answer = json.loads(libvirt_qemu.qemuAgentCommand(domain, text, default_timeout, 0))
     value = answer.get("return") if isinstance(answer, dict) else None
     if not isinstance(value, dict):
-        raise _malformed(command)
+        raise MalformedError(command)
     return value
 
 
@@ -70,10 +77,5 @@ def _output(text: object) -> bytes:
         return b""
     try:
         return base64.b64decode(text[:most_characters])[:EXEC_OUTPUT_BYTES]
-    except binascii.Error:
+    except ValueError:  # also binascii.Error
         return b""
-
-
-def _malformed(command: str) -> VirtbusError:
-    message = f"the guest agent's answer to {command} is malformed"
-    return VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message)

@@ -100,14 +100,22 @@ class LibvirtGuests:
         """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
 
         Raises:
-            VirtbusError: the errors of `freeze`. 504 `exec_timeout`: the program was killed.
+            VirtbusError: the errors of `freeze`. 504 `exec_timeout`: the program was killed. 503
+                `guest_agent_silent`: its start or its kill got no answer, so it may run.
         """
         until_s = time.monotonic() + timeout_s
         begin = guest_programs.begin(words, capture=True)
         pid = await self._of_a_program(uid, begin, timeout_s, once=True)
         pause_s = _LOOK_S
         while (left_s := until_s - time.monotonic()) > 0:
-            done = await self._of_a_program(uid, guest_programs.end(pid), max(left_s, QUICK_S))
+            try:
+                done = await self._of_a_program(uid, guest_programs.end(pid), max(left_s, QUICK_S))
+            except guest_programs.MalformedError:
+                raise
+            except VirtbusError as error:
+                if error.reason != "guest_agent_silent":
+                    raise
+                done = None  # the program may run on, so the guest agent is asked again
             if done is not None:
                 return done
             await asyncio.sleep(min(pause_s, left_s))
