@@ -11,7 +11,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import uid
 
 from virtbus.nodeagent.core.domain_xml import domain_name
-from virtbus.nodeagent.edge import libvirt_starts
+from virtbus.nodeagent.edge import libvirt_links, libvirt_starts
 from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
@@ -75,6 +75,32 @@ def holders(path: Path) -> int:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_connection_that_opens_too_late_is_closed(
+    monkeypatch: pytest.MonkeyPatch, *, cancelled: bool
+) -> None:
+    libvirtd, closed = Libvirtd(), threading.Event()
+    monkeypatch.setattr(libvirtd, "close", closed.set)
+    monkeypatch.setattr(libvirt, "open", libvirtd.lookupByUUIDString)
+    monkeypatch.setattr(libvirt_links, "OPEN_TIMEOUT_S", 0.2)
+    threads = Threads("test")
+    links = LibvirtLinks("qemu:///hangs", threads, at_once=1, stuck_limit=4)
+
+    async def reserve() -> None:
+        with pytest.raises(VirtbusError, match="libvirtd's log"):
+            await links.reserve(lambda _connection: None, lost=lambda: None)
+
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(reserve())
+        assert await asyncio.to_thread(libvirtd.asked.wait, 5)
+        if cancelled:
+            opening.cancel()
+    assert not closed.is_set()
+    libvirtd.release.set()
+    assert await asyncio.to_thread(closed.wait, 5)
+    threads.close()
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -36,7 +36,7 @@ class LibvirtLink:
 
     def __init__(self, lost: Callable[[], None] | None = None) -> None:
         self.calls = 0
-        self.dead = False
+        self.connected = self.dead = False
         self.lost = lost
 
 
@@ -131,8 +131,16 @@ class LibvirtLinks:
     ) -> LibvirtLink:
         if self._refused is not None and self._loop.time() < self._refused[0]:
             raise VirtbusError.of(self._refused[1].body)
+
+        def late() -> None:
+            if link.dead and link.connected:
+                self._close(link)
+
         try:
-            await self._threads.call(lambda: self._connect(link, prepare), timeout_s=OPEN_TIMEOUT_S)
+            await self._threads.call(
+                lambda: self._connect(link, prepare), timeout_s=OPEN_TIMEOUT_S, ended=late
+            )
+            self._links.append(link)
         except libvirt.libvirtError as error:
             problem = translated(error, "connect to libvirt", connecting=True)
             self._refused = self._loop.time() + FAIL_FAST_S, problem
@@ -140,19 +148,25 @@ class LibvirtLinks:
         except VirtbusError as stuck:
             self._refused = self._loop.time() + OPEN_TIMEOUT_S, stuck
             raise
-        self._links.append(link)
+        finally:
+            link.dead = link not in self._links  # then `late` closes a connection that still opens
         return link
 
     def _connect(
         self, link: LibvirtLink, prepare: Callable[[libvirt.virConnect], None] | None
     ) -> None:
         """Open a connection, and register a callback for its loss. Blocks."""
-        link.connection = libvirt.open(self._uri)
-        if not self._in_process:
-            link.connection.setKeepAlive(*KEEPALIVE)
-            link.connection.registerCloseCallback(self._closed, link)
-        if prepare is not None:
-            prepare(link.connection)
+        connection = libvirt.open(self._uri)
+        try:
+            if not self._in_process:
+                connection.setKeepAlive(*KEEPALIVE)
+                connection.registerCloseCallback(self._closed, link)
+            if prepare is not None:
+                prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        link.connection, link.connected = connection, True
 
     def _closed(self, _connection: libvirt.virConnect, _reason: int, link: LibvirtLink) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is no user any more
