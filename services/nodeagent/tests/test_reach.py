@@ -62,6 +62,18 @@ async def test_console_output_from_before_a_reboot_does_not_count(
     assert waiting.result() == "GuestSaysReady"
 
 
+async def test_output_in_a_new_console_log_counts_after_a_reboot(
+    reach: ReadinessProbe, log: Path
+) -> None:
+    """virtlogd rotates the log while the guest boots."""
+    log.write_text("x" * 100_000)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        waiting = group.create_task(reach.answers(UID, tuple, rebooted=True))
+        await asyncio.sleep(0)  # it has looked once
+        log.write_text("GUEST-READY\n")
+    assert waiting.result() == "GuestSaysReady"
+
+
 async def test_a_silent_guest_is_not_ready(reach: ReadinessProbe) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.6):

@@ -133,6 +133,8 @@ class _Console:
             if size_bytes == self._read_bytes:
                 return False
             self._read_bytes = size_bytes
+            if size_bytes < self._since_bytes:  # virtlogd has begun another file
+                self._since_bytes = 0
             with self._log.open("rb") as log:
                 log.seek(max(size_bytes - TAIL_BYTES, self._since_bytes))
                 return MARKER in log.read(TAIL_BYTES)
