@@ -45,6 +45,15 @@ async def test_the_file_comes_whole_from_any_offset(tmp_path: Path, offset: int)
     assert await download(site, tmp_path, offset=offset) == CONTENT[offset:]
 
 
+async def test_an_export_is_sent_if_the_folder_of_disks_is_a_symlink(tmp_path: Path) -> None:
+    site = Site()
+    await site.put()
+    put(tmp_path)
+    (tmp_path / "disks").rename(tmp_path / "elsewhere")
+    (tmp_path / "disks").symlink_to(tmp_path / "elsewhere")
+    assert await download(site, tmp_path) == CONTENT
+
+
 async def test_only_files_of_known_operations_are_sent(tmp_path: Path) -> None:
     site = Site()
     put(tmp_path)

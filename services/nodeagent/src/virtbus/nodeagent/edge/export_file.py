@@ -4,9 +4,11 @@ import os
 import stat
 from pathlib import Path
 
+from virtbus.nodeagent.core.disk_sources import DISKS
 from virtbus.nodeagent.edge.disk_files import opened_beneath
 
-EXPORTS = ("disks", "exports")
+EXPORTS = "exports"
+"""`<state_dir>/disks/exports/<uid>/`: the folder in which imaged writes an export."""
 CHUNK_BYTES = 256 * 1024
 
 
@@ -31,7 +33,7 @@ def open_export(state_dir: Path, export: str, format_: str) -> ExportFile | None
     root, would send it. So a file that has another name elsewhere is not read (ADR 0030).
     """
     try:
-        with opened_beneath(state_dir, (*EXPORTS, export), f"disk.{format_}") as opened:
+        with opened_beneath(state_dir / DISKS, (EXPORTS, export), f"disk.{format_}") as opened:
             found = os.fstat(opened)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
                 return None
