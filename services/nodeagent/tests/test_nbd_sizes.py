@@ -1,6 +1,7 @@
 """Sizes of the places on a server: asked without opening them, and bounded in time and bytes."""
 
 import asyncio
+import os
 import socket
 import struct
 import subprocess
@@ -14,7 +15,7 @@ from virtbus.nodeagent.edge import nbd_sizes, pool_servers
 from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.nodeagent.edge.pool_devices import measured
 from virtbus.schemas.disk import DISK_MAX
-from virtbus.schemas.pool import END_BYTES, PoolKind
+from virtbus.schemas.pool import END_BYTES, PoolKind, PoolState
 
 MIB = 1024**2
 HELLO = b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3)
@@ -84,3 +85,12 @@ def test_a_device_has_room_for_its_volume_before_the_marks(tmp_path: Path) -> No
     pool = BlockPool.model_construct(kind=PoolKind.BLOCK, volumes={"shop.data-1": str(disk)})
     found = measured("raw", pool)
     assert (found.size_bytes, found.place_bytes) == (8 * MIB, {"shop.data-1": 8 * MIB - END_BYTES})
+
+
+def test_a_pool_with_a_path_that_is_no_device_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    pool = BlockPool.model_construct(kind=PoolKind.BLOCK, volumes={"shop.data-1": str(path)})
+    found = measured("raw", pool)
+    assert found.state is PoolState.GONE
+    assert found.message.startswith(f"{path} of shop.data-1: ")

@@ -29,13 +29,12 @@ def measured(name: str, pool: BlockPool) -> PoolReport:
     for volume, path in sorted(pool.volumes.items()):
         try:
             device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
+            try:
+                sizes[volume] = os.lseek(device, 0, os.SEEK_END)
+            finally:
+                os.close(device)
+        except OSError as error:  # also of a path that is no device, such as a FIFO
             missing.append(f"{path} of {volume}: {error.strerror}")
-            continue
-        try:
-            sizes[volume] = os.lseek(device, 0, os.SEEK_END)
-        finally:
-            os.close(device)
     return PoolReport(
         name=name,
         kind=pool.kind,
