@@ -211,13 +211,21 @@ async def guests(host: Host) -> AsyncIterator[LibvirtGuests]:
 
 
 @pytest.fixture
-async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryBus]:
+def here() -> dict[str, VmActor]:
+    """The VMs of the node."""
+    spec = {"domain": {"devices": {"disks": [{"name": "root"}]}}}
+    vm = SimpleNamespace(record=record(spec=spec), observed=Observed())
+    return {UIDS[0]: cast("VmActor", SimpleNamespace(vm=vm))}
+
+
+@pytest.fixture
+async def client(
+    guests: LibvirtGuests, here: dict[str, VmActor], tmp_path: Path
+) -> AsyncIterator[MemoryBus]:
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    spec = {"domain": {"devices": {"disks": [{"name": "root"}]}}}
-    vm = SimpleNamespace(record=record(spec=spec), observed=Observed())
-    async with agent.serve({UIDS[0]: cast("VmActor", SimpleNamespace(vm=vm))}):
+    async with agent.serve(here):
         yield MemoryBus(server, "test")
 
 
@@ -254,6 +262,19 @@ async def test_a_vm_of_another_node_gets_no_request(client: MemoryBus, host: Hos
         await ask(client, UIDS[1])
     assert caught.value.reason == "vm_not_here"
     assert host.asked == []
+
+
+async def test_a_vm_that_leaves_while_its_guest_answers_gets_the_answer(
+    client: MemoryBus, host: Host, here: dict[str, VmActor]
+) -> None:
+    host.hung.add(UIDS[0])
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(ask(client))
+        while not host.asked:
+            await asyncio.sleep(0.01)
+        here.clear()
+        host.let_go.set()
+    assert asked.result().hostname == "web"
 
 
 async def execute(client: MemoryBus, *words: str, timeout_s: float = 5) -> GuestExecuted:

@@ -112,8 +112,8 @@ class AgentRpc:
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)
         self.check_here(want.uid, request.account)
+        vm = self._guests[want.uid].vm  # the VM may leave while its guest is asked
         answers = await self._real_agents().ask(want.uid, want.about, timeout_s=want.timeout_s)
-        vm = self._guests[want.uid].vm
         info = guest_info(answers)
         return named_disks(info, answers, vm.record, vm.observed.disks.addresses)
 
