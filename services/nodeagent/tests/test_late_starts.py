@@ -1,21 +1,27 @@
-"""Starts that libvirt ends after their time limit."""
+"""Starts and connections that libvirt ends late, or while it does not answer."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import libvirt
 import pytest
 from services.nodeagent.tests.pretended_node import uid
 
+from virtbus.bus.runtime.sources import REAL
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.domain_xml import domain_name
+from virtbus.nodeagent.core.ports import DomainFacts, DomainState
 from virtbus.nodeagent.edge import libvirt_links, libvirt_starts
 from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.libvirt_starts import LibvirtStarts
-from virtbus.schemas.errors import VirtbusError
+from virtbus.nodeagent.vm.operations.start import await_start
+from virtbus.schemas.errors import Code, VirtbusError
 
 
 class Libvirtd:
@@ -151,3 +157,22 @@ async def test_a_start_that_never_begins_keeps_no_file_open(
         assert holders(own) == 1
     assert not libvirtd.asked.is_set()
     threads.close()
+
+
+async def test_a_start_of_an_earlier_agent_is_followed_while_libvirt_does_not_answer() -> None:
+    down = VirtbusError(Code.UNAVAILABLE, "libvirt_down", "libvirt does not answer")
+    answers: list[DomainFacts | VirtbusError] = [
+        down,
+        DomainFacts(uid(1), DomainState.STARTING),
+        down,
+    ]
+
+    async def facts(_uid: str) -> DomainFacts:
+        answer = answers.pop(0) if answers else DomainFacts(uid(1), DomainState.RUNNING)
+        if isinstance(answer, VirtbusError):
+            raise answer
+        return answer
+
+    bus, hypervisor = SimpleNamespace(sources=REAL), SimpleNamespace(facts=facts)
+    tools = cast("AgentPorts", SimpleNamespace(bus=bus, hypervisor=hypervisor))
+    assert await await_start(uid(1), tools) == "started"

@@ -344,7 +344,7 @@ class Actions:
         "start": _start,
         "await start": lambda self: self._run(
             "start",
-            partial(await_start, self._vm.record.uid, self._tools.hypervisor),
+            partial(await_start, self._vm.record.uid, self._tools),
             "start later",
         ),
         "sync pause": lambda self: self._keep("pause", self._pause),

@@ -12,7 +12,7 @@ from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.logins import logins_of
 from virtbus.nodeagent.core.nics import nic_devices
-from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
+from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.servers.port import Login
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.machine import MachineEvent
@@ -145,12 +145,12 @@ async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -
     )
 
 
-async def await_start(uid: str, hypervisor: Hypervisor) -> MachineEvent:
+async def await_start(uid: str, tools: AgentPorts) -> MachineEvent:
     """Wait for a start that an earlier agent began; return "started", "paused" or "start later"."""
     loop = asyncio.get_running_loop()
     limit_s = loop.time() + ADOPT_LIMIT_S
     while loop.time() < limit_s:
-        facts = await hypervisor.facts(uid)
+        facts = await verify_running(uid, tools)
         if facts is None or not facts.starting:
             came = FOUND[facts.state] if facts is not None and facts.active else None
             return came or "start later"
@@ -159,7 +159,7 @@ async def await_start(uid: str, hypervisor: Hypervisor) -> MachineEvent:
 
 
 async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
-    """Return the domain of a guest that should run, None if it is gone; repeats failed reads."""
+    """Return the domain of a guest that runs or starts, None if gone; repeats failed reads."""
     for delay_s in delays(*RETRY_S, tools.bus.sources):
         try:
             return await tools.hypervisor.facts(uid)
