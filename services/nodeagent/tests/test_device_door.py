@@ -118,7 +118,7 @@ def test_a_pool_reports_its_devices_and_those_that_are_missing(loop: str) -> Non
 
 @pytest.mark.parametrize("path", ["/dev/sda", "/dev/nvme0n1", "/dev/disk/../sda", "/etc/shadow"])
 def test_a_device_needs_a_name_that_stays(path: str) -> None:
-    with pytest.raises(ValueError, match=r"by-id|pattern"):
+    with pytest.raises(ValueError, match=r"by-id|pattern|empty part"):
         pool(path)
     assert pool("/dev/disk/by-id/wwn-0x5000").volumes
 
