@@ -69,7 +69,8 @@ OF_A_NIC = re.compile(
 )
 """AT_RESTART, OF_A_DISK and OF_A_NIC are fields that take effect at the guest's next start.
 
-Until that start the VM shows RestartRequired. Limits and trays of disks take effect at once.
+Until that start the VM shows RestartRequired. The fields `limits` and `tray` of OF_A_DISK are the
+exceptions: the agent applies them to the running guest.
 """
 OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
 OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
@@ -81,7 +82,10 @@ REQUESTS_KEPT = 4
 
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Yield the paths of changed leaves, as in error details: `spec.volumes[0].image.size`."""
+    """Yield the paths of changed values, as in error details: `spec.volumes[0].image.size`.
+
+    If the length of a list changed, only the path of the list is yielded.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from changed_paths(before.get(key), after.get(key), f"{path}.{key}")
@@ -133,7 +137,8 @@ def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any
     grown = grown_disks(record.spec, public)
     fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
     fixed = [path for path in fixed if not _is_medium(path, public)]
-    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # refuses secrets
+    # where `spec` differs from `public`, it contains a secret; this refuses such a field
+    fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")
     if fixed:
         message = "these fields cannot change while the VM exists; delete it and create it again"
         details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
@@ -166,7 +171,10 @@ def _size_of(volume: Volume) -> int:
 
 
 def _is_size(path: str, spec: VmSpec, grown: frozenset[str]) -> bool:
-    """Return True for the path of the size of a disk that has grown. No disk shrinks."""
+    """Return True for the path of the size of a disk that has grown.
+
+    For a smaller size it returns False, so `_of_spec` refuses the change.
+    """
     found = OF_A_SIZE.match(path)
     return found is not None and spec.volumes[int(found[1])].name in grown
 
@@ -179,13 +187,14 @@ def _is_medium(path: str, spec: VmSpec) -> bool:
 
 
 def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTarget]) -> VmRecord:
-    """Return a changed record with image targets; `found` has the targets of new image names.
+    """Return `record`, which an update made from `before`, with the targets of its image names.
 
-    The names of unchanged volumes keep the meaning that they had.
+    `found` has the targets of the new image names. The names of unchanged volumes keep the meaning
+    that they had.
 
     Raises:
         VirtbusError: 422 `medium_unpinned`: a new image has no digest, so the node could not
-            distinguish the image from the medium before.
+            distinguish the new medium from the former one.
     """
     had = {volume.image_ref for volume in before.spec.volumes}
     old, new = set(), []
@@ -213,9 +222,11 @@ def _at_restart(path: str) -> bool:
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
-    """Return the spec with the sealed image references of the spec `before`.
+    """Return the spec with unchanged image references in the sealed form that `before` has.
 
-    A reference without its query, or with the same query, becomes the stored sealed reference.
+    A sealed reference has the SHA-256 of its URL's query in place of the query (`sealed_ref`). A
+    volume may repeat its reference of `before` without the query, or with the query itself. The
+    sealed reference then replaces it.
     """
     known = {volume.name: volume.image.ref for volume in before.volumes if volume.image is not None}
     volumes = tuple(_sealed_as(volume, known.get(volume.name, "")) for volume in spec.volumes)
@@ -241,9 +252,9 @@ def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
 def _power(record: VmRecord, *, on: bool, paused: bool) -> dict[str, Any]:
     """Return the changes of a start (`on`) or stop.
 
-    The pause epoch rises, too, if `paused` changes. An agent that was cut off sees only the last of
-    several requests. With an old pause epoch, it would leave a guest paused after a stop and a
-    start.
+    The record's pause epoch rises, too, if `paused` changes. An agent that was cut off sees only
+    the last of several requests. If a paused VM was stopped and started meanwhile, its guest is
+    still paused. The agent unpauses this guest only if the record has a higher pause epoch.
     """
     pause_epoch = record.pause_epoch + (paused != record.paused)
     epochs = {"power_epoch": record.power_epoch + 1, "pause_epoch": pause_epoch}
@@ -289,7 +300,9 @@ def refuse_released(record: VmRecord) -> VmRecord:
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
-    """Return the record after a start. A VM that is `up` (running or starting) keeps `paused`.
+    """Return the record after a start. The argument `paused` is as for `powered`.
+
+    If the VM is `up` (running or starting), the field `paused` of the record does not change.
 
     Raises:
         VirtbusError: 409: the VM is up and not paused, and should start paused. The errors of
@@ -354,7 +367,9 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
         refuse_protected(record)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
-    forced = grace_s == 0 != record.delete_grace_s  # also if the grace of the spec is 0
+    # A requested 0 ends the guest in any state; a 0 of the spec does not. So the requested 0 is
+    # stored even if the spec's grace is 0, too.
+    forced = grace_s == 0 != record.delete_grace_s
     if record.deleting and not forced and (default_s if grace_s is None else grace_s) >= before_s:
         return record
     return record.model_copy(update={"deleting": True, "delete_grace_s": grace_s})

@@ -14,7 +14,8 @@ EVERY = "*"
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
 
 Openings = Mapping[str, tuple[str, ...]]
-"""By namespace: the other namespaces whose guests may resolve the names of its VMs; `*`: all."""
+"""Maps a namespace to the other namespaces whose guests may resolve the names of its VMs. `*` among
+these stands for all namespaces."""
 
 
 def asker_of(fleet: Fleet, node: str, uid: str) -> VmRecord:
@@ -72,7 +73,8 @@ def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tup
     """Return the addresses that a status reports, without prefix lengths.
 
     Addresses on nat and isolated networks of `networks` are left out: each host has the same subnet
-    of such a network, so on the asker's host another guest may have the address.
+    of such a network, so on the asker's host another guest may have the address. Of the others,
+    the first MAX_ADDRESSES are returned, except those with more than 64 characters.
     """
     found = [
         one.partition("/")[0]

@@ -19,7 +19,7 @@ GIVEN_UP = "it was given up"
 
 
 class Goal(NamedTuple):
-    """The place to which a volume should be moved."""
+    """A place for a volume's data: the goal of a move, the present place or the former one."""
 
     node: str
     pool: str
@@ -50,9 +50,10 @@ def begun(
 ) -> VolumeRecord:
     """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
-    If the volume is at `goal`, a move under way is given up. A volume without data gets the node at
-    once. `is_off` is True if the VM that holds the volume is off, and stays off until the move's
-    end.
+    If the volume is already at `goal`, nothing is copied. If its data is being copied to another
+    place, that move is given up, and counts as failed. A volume without data gets the goal's node
+    at once, but is refused if a VM holds it or its data is lost. `is_off` is True if the VM that
+    holds the volume is off, and stays off until the move's end.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds
@@ -85,11 +86,11 @@ def place_of(record: VolumeRecord) -> Goal:
 
 
 def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
-    """Raise an error if the volume's data cannot leave its pool.
+    """Raise an error if the volume cannot be moved at all, or cannot change to the goal's pool.
 
     Raises:
-        VirtbusError: 422 `volume_shared`: the volume or its pool is shared. 409 `no_data`: a volume
-            without data would change its pool.
+        VirtbusError: 422 `volume_shared`: the volume is shared, or its data is on a server that all
+            nodes of its pool read. 409 `no_data`: a volume without data would change its pool.
     """
     if record.spec.is_shared:
         message = (
@@ -134,7 +135,7 @@ def _kind_of(record: VolumeRecord, move: VolumeMove) -> PoolKind:
 
 
 def image_name(record: VolumeRecord, move: VolumeMove) -> str:
-    """Return the name of the file on the target, before it becomes the volume's disk."""
+    """Return the image name under which the target stores the exported file for the fill."""
     return f"volumes/{record.namespace}/{record.name}-{move.export[-12:]}"
 
 
@@ -204,7 +205,11 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume after the cleanup of the move's other place; it keeps a failed move."""
+    """Return the volume after the cleanup of its move.
+
+    The cleanup removes what the move left outside the volume's present place. Then a failed move
+    stays in the record, marked as cleaned. A move that succeeded is removed from the record.
+    """
     move = record.move
     if move is None or not move.failed:
         return record.model_copy(update={"move": None})
@@ -237,7 +242,10 @@ def why_failed(status: OperationStatus) -> str:
 
 
 def shown(record: VolumeRecord, progress: str) -> str:
-    """Return a text on the move for users; empty without one. `progress` is that of the copy."""
+    """Return a text on the volume's move for users. `progress` is a text on the copy's progress.
+
+    The text is empty if there is no move, or while the volume is being deleted.
+    """
     move = record.move
     if move is None or record.deleting:
         return ""

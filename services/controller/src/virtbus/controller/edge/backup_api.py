@@ -31,7 +31,8 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""Requests are answered this long before their deadline, without nodes that did not answer yet."""
+"""`list` and `_find` stop waiting for nodes this long before the request's deadline, and continue
+without the nodes that have not answered."""
 MOST = 500
 """Limit of backups in one answer: each takes at most 1 KiB."""
 

@@ -36,11 +36,13 @@ AT_ONCE = 16
 
 
 class Choice(NamedTuple):
-    """A VM, its target node, and a text on the choice for the event."""
+    """A decision to move a VM's record to another node."""
 
     held: StoredVm
     node: str
+    """The target; UNPLACED if the VM's node refused it and no other node can take it now."""
     why: str
+    """The reason in the event `vm.scheduled`. Empty for UNPLACED, which causes no event."""
 
 
 class PendingScheduler:
@@ -97,6 +99,8 @@ class PendingScheduler:
             for uid in (*fleet.unplaced, *self._declined_now())
             if not fleet.damaged.record_of(uid)
         ]
+        # Within a round, nodes only lose room. So if a VM fits on no node, a later VM with an equal
+        # Wait fits on none either, and need not be tried.
         hopeless: set[Wait] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
@@ -107,9 +111,9 @@ class PendingScheduler:
             others = [one for name, one in nodes.items() if name not in declined]
             found = place_waiting(record, wait, others)
             if not found.nodes:
-                if record.node != UNPLACED:
+                if record.node != UNPLACED:  # its node refused it, so it leaves the node
                     yield Choice(held, UNPLACED, "")
-                elif not declined:
+                elif not declined:  # other VMs may still fit on a node that declined this VM
                     hopeless.add(wait)
                 continue
             best = found.nodes[0]

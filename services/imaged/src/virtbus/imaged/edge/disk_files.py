@@ -27,18 +27,18 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Suffix of the metadata file next to each disk. libvirt gives a running VM's disk to QEMU's user,
-so an imaged that is not root cannot read the disk's header, and reads this file instead. An imaged
-that is root writes no such files."""
+"""Suffix of the note next to each disk, which has the disk's overlay. libvirt gives a running VM's
+disk to QEMU's user. So an imaged that is not root cannot read the disk's header, and reads the note
+instead. An imaged that is root writes no notes."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDisk:
-    """A disk file on the host, or the empty folder of a VM.
+    """A disk, another file in a folder of disks (temporary or foreign), or an empty folder.
 
-    `file` is the path of the disk, empty for a folder. `overlay` is None if the header cannot be
-    read.
+    `file` is the path of the file, empty for a folder. `overlay` is None if the file is not a disk
+    of virtbus, or if neither its header nor its note can be read.
     """
 
     uid: str
@@ -47,13 +47,13 @@ class FoundDisk:
 
     @property
     def is_unknown(self) -> bool:
-        """Return True for a disk whose image is unknown, so that it may rest on any image."""
+        """Return True for a disk whose `overlay` is unknown: it may rest on any image or layer."""
         name = Path(self.file).name
         return self.overlay is None and name.endswith(SUFFIX) and not name.startswith(".")
 
     @property
     def digest(self) -> str:
-        """Return the digest of the disk's image; empty if it has no image or no readable header.
+        """Return the digest of the disk's image; empty if it has no image, or without `overlay`.
 
         It is empty for a disk on a layer, too: the disk's lowest layer names the image.
         """
@@ -123,7 +123,7 @@ class DiskFolders:
         return False
 
     def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
-        """Return the overlay of a disk in `folder`; None if its header cannot be read."""
+        """Return the overlay of a disk in `folder`; None if `read_disk` raises an error."""
         try:
             with openat2.opened_directory(folder) as directory:
                 return read_disk(volume, directory)
@@ -191,9 +191,9 @@ class DiskFolders:
             raise store_error(error) from error
 
     def renew_note(self, folder: str, volume: str) -> None:
-        """Make the metadata file of a readable disk agree with its header.
+        """Correct the note of a disk whose header can be read. A missing note is not written.
 
-        A crash after a merge of the disk's layers leaves an old metadata file.
+        A crash after a merge of the disk's layers, or in `replace` or `grow`, leaves an old note.
         """
         if not self._notes:
             return
@@ -204,10 +204,10 @@ class DiskFolders:
                 openat2.replace(volume + NOTE_SUFFIX, note, directory)
 
     def note_merged(self, folder: str, volume: str, inode: int, lowest: Overlay) -> None:
-        """Write the metadata file of a disk that now rests directly on the image of `lowest`.
+        """Write the note of a disk that a merge of its layers has put directly on its image.
 
-        The disk's guest runs, so the header may be unreadable. No effect if the disk has another
-        inode number: since the merge, a snapshot has put a new file in the disk's place.
+        `lowest` is the overlay of the former lowest layer. The guest runs, so the header may be
+        unreadable. No effect if the inode number is not `inode`: a snapshot has replaced the file.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
@@ -241,7 +241,7 @@ class DiskFolders:
             openat2.replace(volume + NOTE_SUFFIX, encode_json(dataclasses.asdict(made)), directory)
 
     def remove(self, uid: str) -> bool:
-        """Remove all disks of a VM; return False if there were none.
+        """Remove the folder of a VM with all its disks; return False if there was no folder.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -299,7 +299,7 @@ def remove_second_link(file: str, directory: int) -> None:
 
 
 def read_disk(volume: str, directory: int) -> Overlay:
-    """Return the overlay of a disk, from its metadata file if its header is not accessible."""
+    """Return the overlay of a disk, from its note if imaged has no permission to open the disk."""
     try:
         return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
     except PermissionError as unreadable:

@@ -1,4 +1,4 @@
-"""Implements a token bucket whose clock is passed in."""
+"""Implements a token bucket. It reads no clock: its caller passes the time."""
 
 
 class TokenBucket:

@@ -34,7 +34,10 @@ class PluginReach:
     """
 
     def __init__(self, bridge: HostBridge) -> None:
-        """`bridge` is the built-in one: its reach applies, and the table is named after it."""
+        """`bridge` is the host bridge of the built-in network.
+
+        Its reach applies to guests that plugins connect, too. The table is named after it.
+        """
         self._bridge = bridge
         self.nics: Callable[[], Iterable[Nic]] = _nobody
         """Returns the interfaces of all VMs of this host. Any thread may call it."""
@@ -45,7 +48,11 @@ class PluginReach:
         self._lock = threading.Lock()
 
     def sync(self) -> None:
-        """Ensure the table for the present guests. Without guests, it stays until `tidy`."""
+        """Ensure that the table has the present guests and reach.
+
+        When the last guest leaves, the table usually stays, without addresses, until `tidy`.
+        `_change` removes it at once if it cannot just change the addresses.
+        """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if wanted != self._written:
@@ -61,7 +68,8 @@ class PluginReach:
     def mend(self) -> None:
         """Write the table if the guests or their reach changed, or if its rules are not in force.
 
-        Another program may have removed the table, or changed its rules.
+        Another program may have removed the table, or changed its rules. If there are no guests
+        any more, the table is removed instead.
         """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
@@ -97,9 +105,10 @@ class PluginReach:
         return replace(reach, dns=tuple(server for server in reach.dns if server != own))
 
     def _change(self, known: PluginGuests, reach: ReachRules) -> None:
-        """Send the changes since the last write, or the whole table if the kernel refuses them.
+        """Send the changes since the last write.
 
-        The whole table is also sent if `_changes` returns none.
+        If the kernel refuses them, or `_changes` returns none, write the whole table instead; if
+        there are no guests, remove it.
         """
         calls = self._changes(known, reach)
         if calls:

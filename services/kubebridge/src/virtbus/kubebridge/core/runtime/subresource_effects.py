@@ -40,7 +40,10 @@ class SubresourceCall:
 
 @dataclass(frozen=True, slots=True)
 class JsonPatch:
-    """A JSON patch (RFC 6902). Its `test` operations turn a concurrent change into a 409."""
+    """A JSON patch (RFC 6902). Its `test` operations detect a concurrent change of the object.
+
+    If a test fails, the API server refuses the patch with 422, and the bridge answers 409.
+    """
 
     of: Literal["vm", "vm/status", "vmi"]
     operations: tuple[dict[str, Any], ...]
@@ -89,7 +92,8 @@ Outcome = Refusal | tuple[Effect, ...]
 
 
 Decide = Callable[[SubresourceCall], Outcome]
-"""Decides about a call whose objects exist."""
+"""Decides about a call. The object of the call's `resource`, its VM or its VMI, exists; the VMI of
+a call for a VM may be missing."""
 
 
 class Verb(NamedTuple):
