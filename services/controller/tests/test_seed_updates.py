@@ -13,6 +13,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code
 from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.wire import read
 
 SEED = "cloud_init_no_cloud"
 FIRST = "#cloud-config\nruncmd: [first]\n"
@@ -69,7 +70,9 @@ async def test_new_user_data_takes_effect_at_the_next_start_and_other_secrets_st
     await update(made, user_data_base64="I2Nsb3VkLWNvbmZpZwo=")
     seed = (await secrets(made)).cloud_init["cloudinit"]
     assert (seed.user_data, seed.user_data_base64) == (None, "I2Nsb3VkLWNvbmZpZwo=")
-    assert (await secrets(made)).replaced
+    entry = await made.host.get(subjects.vm_secret("n1", uid(1)))
+    assert entry is not None
+    assert SECOND.encode() in read(VmSecrets, entry.value).replaced
     assert (await stored(made)).seed_generation == 2
 
 
@@ -105,9 +108,10 @@ async def test_a_kill_before_the_record_leaves_the_former_secrets_in_force(made:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Commits, "replace", killed)
-        error = await refused(update(made, user_data=SECOND))
-        assert error.reason == "stale_revision"
-    assert (await secrets(made)).cloud_init["cloudinit"].user_data == FIRST
+        for data in (SECOND, "#cloud-config\nruncmd: [third]\n", SECOND):
+            error = await refused(update(made, user_data=data))
+            assert error.reason == "stale_revision"
+            assert (await secrets(made)).cloud_init["cloudinit"].user_data == FIRST
     await update(made, user_data=SECOND)
     assert (await secrets(made)).cloud_init["cloudinit"].user_data == SECOND
 

@@ -17,14 +17,20 @@ def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
     Raises:
         VirtbusError: the errors of `read_stored`, for the entry or the secrets in it.
     """
+    found = encoded_in_force(key, value, digest)
+    return None if found is None else read_stored(VmSecrets, key, found)
+
+
+def encoded_in_force(key: str, value: bytes, digest: str) -> bytes | None:
+    """Return the bytes of `in_force` that have the digest; raises as `read_stored`.
+
+    An older version of virtbus may have encoded them in another way than `encode` does.
+    """
     if hashlib.sha256(value).hexdigest() == digest:
-        return read_stored(VmSecrets, key, value)
+        return value
     last = read_stored(VmSecrets, key, value)
-    if digest_of(last) == digest:
-        return last
-    if hashlib.sha256(last.replaced).hexdigest() == digest:
-        return read_stored(VmSecrets, key, last.replaced)
-    return None
+    versions = (without_replaced(last), last.replaced)
+    return next((one for one in versions if hashlib.sha256(one).hexdigest() == digest), None)
 
 
 def digest_of(secrets: VmSecrets) -> str:

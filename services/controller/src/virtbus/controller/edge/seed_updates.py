@@ -17,7 +17,8 @@ from virtbus.controller.core.seed_changes import (
 )
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.secrets_in_force import digest_of, in_force, without_replaced
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.secrets_in_force import digest_of, encoded_in_force, without_replaced
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import encode, invalid
 
@@ -60,19 +61,16 @@ class SeedUpdates:
         )
         if wrong:
             raise invalid(wrong)
-        entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
-        old: VmSecrets | None = None
+        key, replaced = subjects.vm_secret(record.node, record.uid), b""
+        entry = await self._bus.get(key)
         if record.sec_digest is not None:
             if entry is not None and entry.kind is EntryKind.PUT:
-                old = in_force(entry.key, entry.value, record.sec_digest)
-            if old is None:
+                replaced = encoded_in_force(key, entry.value, record.sec_digest) or b""
+            if not replaced:
                 message = "the bus does not have the VM's secrets now; repeat the update later"
                 raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
+        old = read_stored(VmSecrets, key, replaced) if replaced else None
         new = merged(record, old, spec)
-        if old is None:
-            replaced = b""
-        else:  # the digest may be of the entry's own bytes: an earlier version may have encoded it
-            replaced = entry.value if entry and not old.replaced else without_replaced(old)
         if encode(new) == without_replaced(old or VmSecrets(uid=record.uid)):
             return SeedChange(public)
         secrets = new.model_copy(update={"replaced": replaced})
