@@ -177,6 +177,24 @@ async def test_a_resumed_watch_reports_only_changes(made: World) -> None:
 
 
 @played()
+async def test_a_resumed_watch_reports_what_left_its_filter_meanwhile(made: World) -> None:
+    about = {"image": "tiny", "labels": {"app": "a"}}
+    one = await made.vm("create", name="web", uid=uid(1), **about)
+    other = await made.vm("create", name="web", uid=uid(2), namespace="shop", **about)
+    filters = {"labels": {"app": "a"}, "namespace": "default"}
+    async with made.watch(**filters) as replies:
+        names, end = await listed(replies)
+        assert names == ["web"]
+    for vm in (one, other):
+        await made.ask("update", uid=vm.uid, revision=vm.revision, labels={"app": "b"})
+    await settle()
+    async with made.watch(after=end.after, **filters) as replies:
+        await listed(replies)
+        assert (await news(replies)).gone == uid(1)
+        assert (await read(replies)).beat, "the client's filter never covered the other VM"
+
+
+@played()
 async def test_a_position_behind_a_purged_claim_is_reached(made: World) -> None:
     """The last revision that a client saw may be that of a claim, which changes no VM."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))

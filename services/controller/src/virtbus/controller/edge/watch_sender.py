@@ -151,13 +151,17 @@ class WatchSender:
         if not silent_s and self._told_s.pop(watcher, None) is not None:
             self._told_s[watcher] = now_s
 
-    def wanted(self, watcher: Watcher, uid: str) -> bool:
-        """Return True if the watch covers a VM of the fleet."""
+    def wanted(self, watcher: Watcher, uid: str, *, any_labels: bool = False) -> bool:
+        """Return True if the watch covers a VM of the fleet; with `any_labels`, if it ever could.
+
+        Of all that is compared, only the labels of a VM can change.
+        """
         want, record = watcher.want, self._fleet.vms[uid].record
+        labels = {} if any_labels else dict(want.labels)
         return (
             (want.uid is None or want.uid == uid)
             and (want.name is None or want.name == record.name)
-            and matches(record, want.namespace, dict(want.labels), watcher.owner)
+            and matches(record, want.namespace, labels, watcher.owner)
         )
 
     def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:

@@ -174,10 +174,10 @@ class WatchServer:
         position = Position.parse(want.after)
         watcher.known.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
         for uid, held in self._fleet.vms.items():
-            status = self._fleet.status_of(held.record)
-            if held.revision > position.revision or (
-                status is not None and status[1] > position.status_revision
-            ):
+            status, changed = self._fleet.status_of(held.record), held.revision > position.revision
+            if changed and self._teller.wanted(watcher, uid, any_labels=True):
+                watcher.known.add(uid)  # the client knows it if it had other labels before
+            if changed or (status is not None and status[1] > position.status_revision):
                 self._teller.touch(watcher, uid)
         for uid, revision in self._fleet.gone.items():
             if revision > position.revision:
