@@ -15,12 +15,12 @@ from virtbus.controller.core.claims import addresses_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import SUSPECT_AFTER_S
 from virtbus.controller.core.rebuild_plan import Age, age
-from virtbus.schemas import subjects
+from virtbus.controller.edge.host_records import record_pages
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import KnownRecords, RecordsRead
-from virtbus.schemas.wire import validate
 
 ASK_S = 3.0
+ALL_S = 5.0
+"""After this time, no further page of a host is read: the host counts as one without an answer."""
 AGAIN_S = 10.0
 """Time after which a host is asked again, if it has claims or holders that the bus lacks."""
 PER_HOST = 1000
@@ -123,11 +123,7 @@ class LivingClaims:
         now_s = asyncio.get_running_loop().time()
         found: dict[str, str] = {}
         holders: dict[str, HeldOnHost] = {}
-        after, more = "", True
-        while more:
-            ask = RecordsRead(after=after)
-            subject = subjects.rpc(node, "agent", "records")
-            page = validate(KnownRecords, await self._bus.request(subject, ask, timeout_s=ASK_S))
+        async for page in record_pages(self._bus, node, ask_s=ASK_S, until_s=now_s + ALL_S):
             for record in page.records:
                 if record.node != node:
                     continue
@@ -136,10 +132,10 @@ class LivingClaims:
                 one = HeldOnHost(node, record.uid, age(record))
                 folders = (ref.folder for ref in record.volume_refs.values())
                 holders |= {each: one for each in folders if not self._is_holder(each, record.uid)}
-            more = page.more and bool(page.records)
-            after = page.records[-1].uid if page.records else ""
-        self._found[node] = dict(list(found.items())[:PER_HOST])
-        self._holders[node] = dict(list(holders.items())[:VOLUMES_PER_HOST])
+            found = dict(list(found.items())[:PER_HOST])
+            holders = dict(list(holders.items())[:VOLUMES_PER_HOST])
+        self._found[node] = found
+        self._holders[node] = holders
         self._asked_s[node] = now_s
 
 

@@ -28,6 +28,7 @@ from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.group_rebuild import GroupRebuild
+from virtbus.controller.edge.host_records import PAGES, record_pages
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
@@ -35,7 +36,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.node_rpc import JoinBus, JoinedBus, KnownRecords, RecordsRead
+from virtbus.schemas.node_rpc import JoinBus, JoinedBus, KnownRecords
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.wire import encode, validate
@@ -124,7 +125,7 @@ class Rebuilds:
         async def ask(node: str) -> None:
             while True:
                 try:
-                    reports[node] = await self._report(node)
+                    reports[node] = await self._report(node, until_s)
                 except (BusError, VirtbusError) as error:
                     if _soon(error) and loop.time() + ASK_AGAIN_S < until_s:
                         await asyncio.sleep(ASK_AGAIN_S)
@@ -138,14 +139,13 @@ class Rebuilds:
                 group.create_task(ask(node))
         return reports, failed
 
-    async def _report(self, node: str) -> KnownRecords:
-        """Return all pages of one node as one report, without records of other nodes."""
-        subject = subjects.rpc(node, "agent", "records")
-        whole = KnownRecords(node=node)
-        after, more = "", True
-        while more:
-            answer = await self._bus.request(subject, RecordsRead(after=after), timeout_s=ASK_S)
-            page = validate(KnownRecords, answer)
+    async def _report(self, node: str, until_s: float) -> KnownRecords:
+        """Return all pages of one node as one report, without records of other nodes.
+
+        Raises the errors of `record_pages`, and VirtbusError 503 `too_many_records`.
+        """
+        whole, more = KnownRecords(node=node), False
+        async for page in record_pages(self._bus, node, ask_s=ASK_S, until_s=until_s):
             own = tuple(record for record in page.records if record.node == node)
             whole = KnownRecords(
                 node=node,
@@ -155,7 +155,9 @@ class Rebuilds:
                 removed={**whole.removed, **page.removed},
             )
             more = page.more and bool(page.records)
-            after = page.records[-1].uid if page.records else ""
+        if more:
+            message = f"{node} has more than {PAGES} pages of records; is its agent intact?"
+            raise VirtbusError(Code.UNAVAILABLE, "too_many_records", message)
         return whole
 
     async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
