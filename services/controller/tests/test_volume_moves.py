@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import GIB, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -16,6 +17,7 @@ from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.streams import accepting
 from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
@@ -239,6 +241,25 @@ async def test_a_move_is_given_up_by_a_move_to_its_own_node(made: World) -> None
         export = await operation(made, "export")
         assert export is None or export.cancel
     assert "given up" in (await get(made)).message
+
+
+@played(nodes=2)
+async def test_a_full_quota_of_operations_refuses_only_the_begin_of_a_move(
+    made: World,
+) -> None:
+    def full(*_: object) -> None:
+        raise VirtbusError(Code.EXHAUSTED, "operation_quota", "full")
+
+    nodes = Nodes()
+    await with_data(made)
+    async with nodes.serve(made):
+        with pytest.MonkeyPatch.context() as patched:
+            await move(made)
+            patched.setattr(OperationRoom, "refuse_more", full)
+            assert (await move(made)).state == VolumeState.MOVING, "a repeat"
+            assert (await move(made, "n1")).state == VolumeState.BOUND, "it is given up"
+            await asyncio.sleep(10)
+            assert (await refused(move(made))).reason == "operation_quota"
 
 
 @played(nodes=2)

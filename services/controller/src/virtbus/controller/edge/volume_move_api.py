@@ -41,7 +41,6 @@ class VolumeMoveApi:
     async def move(self, request: Request) -> VolumeView:
         want = validate(VolumeMoveTo, request.data)
         node = self._volumes.node(want.node)
-        self._room.refuse_more(want.namespace)
 
         def goal_of(record: VolumeRecord) -> Goal:
             pools = self._fleet.pools.of(node or record.node)
@@ -57,7 +56,10 @@ class VolumeMoveApi:
             return held
 
         asked = (await find()).record
-        if asked.holder and goal_of(asked) != volume_moves.place_of(asked):
+        leaves = goal_of(asked) != volume_moves.place_of(asked)
+        if leaves and not asked.has_open_move:  # only a new move begins further operations
+            self._room.refuse_more(want.namespace)
+        if asked.holder and leaves:
             return self._volumes.show(await self._off_move(find, goal_of, request))
         held, changed = await self._writes.change(find, change, request)
         if changed:
