@@ -310,3 +310,17 @@ async def test_a_merge_of_layers_is_an_operation_of_a_vm_that_is_off_or_runs(mad
     await settle()
     assert (await made.ask("flatten", "operation", vm="web", id=uid(91)))["id"] == uid(91)
     assert (await refused(made.ask("flatten", "operation", id=uid(92)))).code == 400
+
+
+@played()
+async def test_the_layers_of_a_volume_are_merged_while_its_vm_is_off(made: World) -> None:
+    one = await off(made)
+    held = volume(1, node="n1", bound=True, holder=one.uid)
+    await made.host.put(subjects.volume_record("default", "data"), encode(held))
+    await settle()
+    view = await made.ask("flatten", "operation", volume="data", id=ID)
+    assert (view["kind"], view["name"], view["uid"]) == ("flatten", "data", held.uid)
+    await made.say(status(one, VmState.RUNNING))
+    await settle()
+    error = await refused(made.ask("flatten", "operation", volume="data", id=uid(91)))
+    assert (error.reason, "virtbus vm stop web" in str(error)) == ("volume_in_use", True)

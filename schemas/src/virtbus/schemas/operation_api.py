@@ -31,7 +31,7 @@ class OperationExport(StrictModel):
 class OperationFlatten(StrictModel):
     """`operation.flatten`: make disks rest on no layers. They still rest on their images.
 
-    The disks are those of a VM, which may run (`vm`), or the disk is a `volume` that no VM holds.
+    The disks are those of a VM, which may run (`vm`), or the disk is a `volume` whose VM is off.
     Give exactly one of `vm` and `volume`. Without `id` the server generates one.
     """
 

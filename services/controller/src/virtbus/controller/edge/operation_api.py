@@ -27,6 +27,7 @@ from virtbus.schemas.operation_api import (
     OperationPage,
     OperationView,
 )
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import VolumeAsk
 from virtbus.schemas.wire import validate
 
@@ -85,7 +86,7 @@ class OperationApi:
             await self._vms.off_moves.refuse_moving(vm.record)
             fields = resting.of_vm(vm.record, self._vms.show(vm).state, live=True)
         else:
-            fields = await self._of(asked, request.account)
+            fields = self._resting(await self._volume(asked, request.account))
         made: dict[str, object] = {"kind": "flatten", "id": want.id or self._sources.uuid7()}
         made |= {"namespace": want.namespace, "created_ns": self._sources.time_ns()}
         return await self.begin(
@@ -115,14 +116,26 @@ class OperationApi:
     async def _of(self, want: OperationExport, account: str) -> dict[str, object]:
         """Return the fields of the operation; raises VirtbusError if there is no such disk."""
         if want.volume is not None:
-            ask = VolumeAsk(name=want.volume, namespace=want.namespace)
-            volume = await self._volumes.latest(ask.namespace, ask.name)
-            if volume is None:
-                raise not_found(ask)
-            check_owner(account, volume.record.owner)
-            return exports.of_volume(volume.record)
+            return exports.of_volume(await self._volume(want, account))
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
+
+    async def _volume(self, want: OperationExport, account: str) -> VolumeRecord:
+        """Return the record of the requested volume; raises VirtbusError 404, 403."""
+        ask = VolumeAsk(name=want.volume, namespace=want.namespace)
+        volume = await self._volumes.latest(ask.namespace, ask.name)
+        if volume is None:
+            raise not_found(ask)
+        check_owner(account, volume.record.owner)
+        return volume.record
+
+    def _resting(self, volume: VolumeRecord) -> dict[str, object]:
+        """Return the fields of an operation on a volume whose VM, if it has one, is off.
+
+        Raises the errors of `resting.of_volume` and `resting.running_holder`.
+        """
+        holder = self._fleet.show(volume.holder, asyncio.get_running_loop().time())
+        return resting.of_volume(volume, resting.running_holder(volume, holder))
 
     def refuse_more(self, namespace: str) -> None:
         """Raise 429 as `OperationRoom.refuse_more`."""
