@@ -1,6 +1,7 @@
 """A VM that only holds its network, and the create that gives it disks: a pod's sandbox."""
 
 import asyncio
+import contextlib
 import hashlib
 from typing import Any
 
@@ -10,6 +11,7 @@ from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_vm_api import played
 from services.controller.tests.virtual import World
 
+from virtbus.controller.edge.commit import Commits
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 
@@ -19,6 +21,9 @@ SEED = {"name": "seed", "cloud_init_no_cloud": {"user_data": "canary-1"}}
 WHOLE: dict[str, Any] = BARE | {
     "volumes": [{"name": "root", "image": {"ref": "tiny"}}, SEED],
     "domain": {"memory": {"guest": "1Gi"}},
+}
+OTHER = WHOLE | {
+    "volumes": [WHOLE["volumes"][0], SEED | {"cloud_init_no_cloud": {"user_data": "2"}}]
 }
 POD = {"name": "pod", "uid": uid(1)}
 
@@ -82,9 +87,6 @@ async def test_one_of_two_creates_with_other_secrets_gives_the_disks(made: World
     """The refused one is repeated by its runtime under another uid."""
     runtime = Asking(made, "CRI-N1")
     await runtime.ask("create", **POD, spec=BARE)
-    other = WHOLE | {
-        "volumes": [WHOLE["volumes"][0], SEED | {"cloud_init_no_cloud": {"user_data": "2"}}]
-    }
     refused: list[str] = []
 
     async def give(spec: dict[str, Any]) -> None:
@@ -94,10 +96,51 @@ async def test_one_of_two_creates_with_other_secrets_gives_the_disks(made: World
             refused.append(error.reason)
 
     async with asyncio.TaskGroup() as group:
-        for spec in (WHOLE, other):
+        for spec in (WHOLE, OTHER):
             group.create_task(give(spec))
     assert len(refused) == 1
     assert refused[0] in {"contended", "uid_taken"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_disks_come_with_the_secrets_of_the_same_create(first: int) -> None:
+    gates: list[asyncio.Event] = []
+    replace = Commits.replace
+
+    async def gated(self: Commits, *of: Any) -> Any:
+        gates.append(gate := asyncio.Event())
+        await gate.wait()
+        return await replace(self, *of)
+
+    async def waiting(number: int) -> asyncio.Event:
+        while len(gates) <= number:
+            await asyncio.sleep(0.01)
+        return gates[number]
+
+    async def give(runtime: Asking, spec: dict[str, Any]) -> None:
+        with contextlib.suppress(VirtbusError):
+            await runtime.ask("create", **POD, spec=spec)
+
+    @played()
+    async def scenario(made: World) -> None:
+        runtime = Asking(made, "CRI-N1")
+        await runtime.ask("create", **POD, spec=BARE)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Commits, "replace", gated)
+            async with asyncio.TaskGroup() as group:
+                for number, spec in enumerate((WHOLE, OTHER)):
+                    group.create_task(give(runtime, spec))
+                    await waiting(number)
+                gates[first].set()
+                await asyncio.sleep(1)
+                patched.undo()
+                for gate in gates:
+                    gate.set()
+        record = await made.stored(uid(1))
+        assert record is not None
+        assert (record.generation, record.sec_digest) == (2, await stored_secret(made))
+
+    scenario()
 
 
 @played()

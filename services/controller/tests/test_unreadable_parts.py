@@ -22,6 +22,7 @@ from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.claims import UidState
 from virtbus.controller.core.rebuild_plan import Known, RebuildAction, step_of
 from virtbus.controller.core.unreadable import CONDITION, Damaged, Unreadable
+from virtbus.controller.edge.reservations import Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.vm import NameClaim, VmRecord
@@ -161,6 +162,27 @@ async def test_a_damaged_status_of_a_deleted_vm_is_swept(made: World, server: Me
     damage(server, key, GARBAGE)
     await go_on(made, 200)
     assert (await at(made, key)).kind is EntryKind.PURGE
+
+
+@played
+async def test_a_record_that_is_written_back_during_its_removal_keeps_its_secrets(
+    made: World, server: MemoryServer
+) -> None:
+    good = await at(made, RECORD)
+    write = Reservations.write
+
+    async def late(*of: Any) -> int:
+        patched.undo()
+        await made.host.put(RECORD, good.value)
+        return await write(*of)
+
+    damage(server, RECORD, GARBAGE)
+    await go_on(made, 200)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Reservations, "write", late)
+        assert (await refused(made.vm("delete", uid=WEB))).reason == "unreadable"
+    assert (await stored(made, WEB)).sec_digest is not None
+    assert (await at(made, subjects.vm_secret("n1", WEB))).kind is EntryKind.PUT
 
 
 @played

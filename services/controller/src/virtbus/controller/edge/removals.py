@@ -91,15 +91,19 @@ class Removals:
             return cached, [error.found]
 
     async def _end(self, found: Unreadable) -> None:
-        """Purge secrets, record, then claims, in the order of every delete."""
+        """Purge record, secrets, then claims.
+
+        The record is the first, unlike in an ordinary delete: if it was written back, the VM lives
+        and needs its secrets. After a crash, a sweep purges the rest.
+        """
         node, uid = found.key.split(".")[2], found.uid
-        await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
         held = self._fleet.vms.get(uid)
         before = held.record if held is not None and held.record.node == node else None
         if before is not None:  # the guest may still run, so the holds of its volumes stay
             before = before.model_copy(update={"volume_refs": {}})
         end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         await self._reservations.write(before, None, [end])
+        await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
         for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:
             await self._commits.release_claim(key, uid)
         if before is not None:

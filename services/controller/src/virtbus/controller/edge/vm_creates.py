@@ -161,7 +161,7 @@ class VmCreates:
     async def _complete(self, bare: StoredVm, wanted: VmRecord, admitted: AdmittedVm) -> Committed:
         """Give a VM its disks; raises VirtbusError 409 `uid_taken` if the uid is another VM's.
 
-        The secrets are stored first, as in a create. If two such creates race, one is refused.
+        If two such creates race, one is refused.
         """
         record = bare_vms.completed(bare.record, wanted)
         if record is None:
@@ -172,9 +172,9 @@ class VmCreates:
         digest = hashlib.sha256(body).hexdigest() if body else None
         record = record.model_copy(update={"volume_refs": refs, "sec_digest": digest})
         refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
-        if body:
-            await self._bus.put(subjects.vm_secret(record.node, record.uid), body)
         try:
+            if body:
+                bare = await self._with_secrets(bare, body)
             held = await Commits(self._bus, self._fleet, holders).replace(bare, record)
         except ConflictError:
             raise contended("this uid") from None
@@ -183,6 +183,21 @@ class VmCreates:
         self._tell_made(held, holders.made)
         self._events.emit(EventKind.VM_UPDATED, record, "its disks", revision=held.revision)
         return Committed(held, created=False)
+
+    async def _with_secrets(self, bare: StoredVm, body: bytes) -> StoredVm:
+        """Store the secrets of a second create, before its record; return the bare VM.
+
+        Other secrets there may be those of a concurrent create. So the bare VM is first written
+        again, unchanged: the other create can then no longer commit its record.
+
+        Raises ConflictError if the VM or its secrets changed meanwhile.
+        """
+        key = subjects.vm_secret(bare.record.node, bare.record.uid)
+        there = await self._bus.get(key)
+        if there is not None and there.kind is EntryKind.PUT and there.value != body:
+            bare = await self._commits.replace(bare, bare.record)
+        await self._bus.put(key, body, expect=there.revision if there is not None else 0)
+        return bare
 
     async def _with_networks(self, record: VmRecord) -> VmRecord:
         """Return the record with the network objects that its spec names."""
