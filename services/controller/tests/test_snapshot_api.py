@@ -14,8 +14,10 @@ from services.controller.tests.volumes import volume
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, EntryKind, Request, ServiceInfo
+from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.schemas import subjects
 from virtbus.schemas.audit import Audited
+from virtbus.schemas.errors import Code
 from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot, Inspect
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef
@@ -246,6 +248,24 @@ async def test_a_delete_waits_for_a_node_that_is_away(made: World) -> None:
 
 
 @played()
+async def test_a_delete_between_the_two_writes_of_a_create_leaves_no_data(made: World) -> None:
+    await off(made)
+    accept = OperationApi.accept
+
+    async def late(*of: Any) -> Any:
+        await ask(made, "delete")
+        await asyncio.sleep(2)
+        return await accept(*of)
+
+    async with releasing(made):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(OperationApi, "accept", late)
+            assert (await refused(create(made))).code == Code.GONE
+    entry = await made.host.get(subjects.operation_record("n1", ID))
+    assert (await stored(made), entry and entry.kind) == (None, EntryKind.PURGE)
+
+
+@played()
 async def test_an_operation_stays_until_its_snapshot_has_the_result(made: World) -> None:
     await off(made)
     await create(made)
@@ -292,6 +312,7 @@ async def test_a_record_that_cannot_be_read_is_deleted_by_name(made: World) -> N
     await create(made)
     await end(made)
     await made.host.put(KEY, b"\xc1")
+    await made.host.put(subjects.operation_record("n1", ID), b"\xc1")
     await settle()
     assert (await refused(ask(made, "get"))).reason == "unreadable"
     async with releasing(made) as released:

@@ -11,6 +11,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.snapshot_changes import completed, ref_of_snapshot
 from virtbus.controller.core.snapshot_users import users_of
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
@@ -135,9 +136,14 @@ class SnapshotSweep:
         log.info("%s %s", kind, held.record.name, extra=extra)
 
     async def _remove(self, held: StoredSnapshot) -> None:
-        """Remove the data, then the record. The operation that writes the data ends first."""
-        operation = self._fleet.operations.of_id(held.record.uid)
-        if operation is not None and self._fleet.operations.open_of(operation.record.uid):
+        """Remove the data, then the record. The operation that writes the data ends first.
+
+        If the create has not written its operation yet, it no longer can.
+        """
+        operation = None
+        with suppress(UnreadableValueError):  # its node cannot read it either
+            operation = await self._operations.prevent(held.record.node, held.record.uid)
+        if operation is not None:
             status = (await self._operations.status(operation.record)).status
             if not status.ended:
                 with suppress(VirtbusError):  # it ends by itself
