@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+import pytest
 from services.controller.tests.fleets import status, uid
 from services.controller.tests.test_pools import SAN, san, tell, two_nodes
 from services.controller.tests.test_vm_api import played, refused
@@ -12,6 +13,7 @@ from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.controller.edge import volume_orphans
 from virtbus.schemas import subjects
 from virtbus.schemas.node_rpc import HeldResources, HeldVolume, Inspect, KnownRecords
 from virtbus.schemas.states import VmState
@@ -157,6 +159,24 @@ async def test_data_on_another_node_than_the_bus_says_is_replaced_by_no_empty_di
     both = dict.fromkeys(("n1", "n2"), (ref.folder,))
     async with hosts(made, data=both):
         assert (await vm(made, 2, "data")).node == one.node
+
+
+@played(nodes=2)
+async def test_the_refusal_names_the_host_that_does_not_answer(made: World) -> None:
+    await make(made)
+    one = await vm(made, 1, "data")
+    (ref,) = one.volume_refs.values()
+    other = {"n1": "n2", "n2": "n1"}[one.node]
+    await made.host.purge(subjects.vm_record(one.node, one.uid))
+    await restore(made, DATA, _free(await value(made)))
+    async with hosts(made, data={other: (ref.folder,)}) as asked:
+        made.server.drop = lambda subject: (
+            f".{other}.rpc.imaged.inspect" in subject and f"{other} inspect" in asked
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(volume_orphans, "ASK_S", 2.0)
+            error = await refused(vm(made, 2, "data"))
+    assert (error.reason, f"{other} does not say" in str(error)) == ("volumes_unheard", True)
 
 
 def _free(body: bytes) -> bytes:

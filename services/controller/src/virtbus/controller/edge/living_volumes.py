@@ -64,15 +64,16 @@ class LivingVolumes:
         there = [node for node, found in self._found.items() if ref.folder in found]
         if not there and not silent:
             return
+        asked = home
         try:
             if home and await self._orphans.has(home, ref):
                 return
-            for node in there:
-                if node != home and await self._orphans.has(node, ref):
-                    raise _elsewhere(ref, node, home)
-                self._found[node].discard(ref.folder)
+            for asked in there:
+                if asked != home and await self._orphans.has(asked, ref):
+                    raise _elsewhere(ref, asked, home)
+                self._found[asked].discard(ref.folder)
         except BusError as error:
-            raise unheard(home or there[0], "volumes", str(error)) from None
+            raise unheard(asked, "volumes", str(error)) from None
         for node, why in silent.items():
             raise unheard(node, "volumes", why)
 
