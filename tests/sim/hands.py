@@ -376,15 +376,21 @@ class Hand:
             return WorkState(state="none")
         if want.id in disk.exports:
             return EXPORTED
-        if want.id not in self._exports:
+        task = self._exports.get(want.id)
+        if task is not None and task.done():
+            del self._exports[want.id]
+            raise VirtbusError(Code.NOT_FOUND, "disk_missing", "the source has no content")
+        if task is None:
             assert self._group is not None
             self._exports[want.id] = self._group.create_task(self._exporting(want))
         return WorkState(state="working", step="convert")
 
     async def _exporting(self, want: ExportWork) -> None:
+        """Export, unless it is a volume without data: its VM may never have started."""
         async with self._one(want.uid):
             await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
-            self._host.disk.exports[want.id] = want.uid
+            if want.ref is None or want.ref.folder in self._host.disk.volumes:
+                self._host.disk.exports[want.id] = want.uid
 
     async def _fill(self, request: Request) -> WorkState:
         self._ready()
