@@ -15,7 +15,7 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import node_groups
-from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.attachment import Attachment, CniState, NicKind
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge import filters, group_filters, guest_links
@@ -132,3 +132,38 @@ async def test_a_change_during_a_build_is_applied_when_the_network_is_ready(tmp_
     assert not groups._changed.is_set(), "it was not there: its build had the change"
     groups._built(A)
     assert groups._changed.is_set()
+
+
+async def test_a_release_whose_rules_fail_leaves_no_mac_in_use() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    attachments.recovering = False
+    attachments._builder = MagicMock(unmake=AsyncMock(), runs=AsyncMock(return_value=False))
+    vm = plan_of(make_record(A, networks=("lan",)))
+    cni = CniState(conflist={"name": "lan", "plugins": []})
+    vm = vm.with_nics(nic.model_copy(update={"kind": NicKind.CNI, "cni": cni}) for nic in vm.nics)
+    attachments._entries[A] = NetworkEntry(vm, NetPhase.READY)
+    attachments._used.put(A, vm.nics)
+    doors.attachers.plugin_reach.sync.side_effect = OSError(errno.EBUSY, "no")
+    with pytest.raises(OSError, match="no"):
+        await attachments.release(A, 1)
+    assert not attachments._used.has_mac(vm.nics[0].mac, but=B)
+    assert attachments.untidy.is_set()
+
+
+async def test_a_refused_plan_leaves_no_network_that_seems_ready() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    attachments.recovering = False
+    builder = attachments._builder = MagicMock(insistent=set(), unmake=AsyncMock())
+    builder.found = AsyncMock(return_value=False)
+    attachments._hot = MagicMock(is_bare=AsyncMock(return_value=False))
+    attachments._entries[A] = entry = NetworkEntry(plan_of(make_record(A)))
+    entry.settle(NetPhase.READY)
+    doors.attachers.plan.side_effect = NO_FILTER
+    builder.runs = AsyncMock(return_value=False)
+    with pytest.raises(VirtbusError, match="br_netfilter"):
+        await attachments.ensure(make_record(A, generation=2))
+    assert attachments.ready() == []
+    with pytest.raises(VirtbusError, match="start it again"):
+        await attachments.take_taps(A, 0.1)

@@ -120,3 +120,12 @@ def test_a_journal_is_cut_at_its_limit_after_a_restart(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == MOST
     journal.append([one] * MOST)
     assert len(path.read_text().splitlines()) == 2 * MOST
+
+
+def test_an_address_is_free_although_its_release_cannot_be_stored(tmp_path: Path) -> None:
+    used = UsedNics(ReleaseJournal(tmp_path / "missing" / "releases"))
+    one = nic(A, "10.0.0.2/24")
+    used.put(A, [one])
+    used.drop(A)
+    assert set(used.addresses(one)) == set()
+    assert list(used.freed(one)) == ["10.0.0.2"]

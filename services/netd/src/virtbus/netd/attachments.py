@@ -85,7 +85,8 @@ class Attachments:
                 self._keep(entry, entry.attachment)
                 entry.settle(NetPhase.READY)
                 return entry.ready()
-            if known is not None and (known.has_cni or self._builder.stands(known)):
+            if entry is not None and known and (known.has_cni or self._builder.stands(known)):
+                entry.mark_unbuilt()
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
 
@@ -229,10 +230,10 @@ class Attachments:
             self._doors.files.remove(uid)
             self._late_links.add(entry.attachment.nics)
             del self._entries[uid]
-            if entry.attachment.has_cni:  # plugins may give its addresses to others at once
-                await in_thread(self._doors.attachers.plugin_reach.sync)
             self._used.drop(uid)
             self.untidy.set()
+            if entry.attachment.has_cni:  # plugins may give its addresses to others at once
+                await in_thread(self._doors.attachers.plugin_reach.sync)
             return True
 
     async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]:
