@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,16 +17,19 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import node_groups
 from virtbus.netd.core.attachment import Attachment, CniState, NicKind
+from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import filters, group_filters, guest_links
 from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.network_entry import NetworkEntry
+from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import NetPhase
+from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 NO_FILTER = VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", "load br_netfilter")
 
@@ -167,3 +171,40 @@ async def test_a_refused_plan_leaves_no_network_that_seems_ready() -> None:
     assert attachments.ready() == []
     with pytest.raises(VirtbusError, match="start it again"):
         await attachments.take_taps(A, 0.1)
+
+
+async def test_a_lease_whose_rules_fail_is_reported_because_it_is_stored() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    builder = attachments._builder = MagicMock()
+    builder.found = AsyncMock(return_value=True)
+    builder.guard = AsyncMock(side_effect=NO_FILTER)
+    plan = plan_of(make_record(A, **target("bridge", link="br0")))
+    attachments._entries[A] = NetworkEntry(plan, NetPhase.READY)
+    doors.bridge.reach = ReachRules()
+    guests = SegmentGuests(doors, attachments)
+    guests._see(A, 0, DhcpLease(IPv4Interface("192.0.2.7/24"), None))
+    sent: asyncio.Queue[NetReady] = asyncio.Queue()
+    async with asyncio.timeout(5), background() as tasks:
+        tasks.start(guests.run())
+        tasks.start(guests.report(sent.put))
+        (interface,) = (await sent.get()).interfaces
+    assert interface.addresses == ("192.0.2.7/24",)
+
+
+async def test_a_repair_removes_no_bridge_that_a_vm_began_to_use_while_it_waited() -> None:
+    doors, nics = MagicMock(), list[str]()
+    attachments = MagicMock(replug=AsyncMock(), compare=AsyncMock(), recovering=False)
+    attachments.host_side, attachments.nics = asyncio.Lock(), lambda: nics
+    bridges = doors.attachers.bridges
+    bridges.built_in.former.return_value = []
+    bridges.needed.side_effect = lambda used: [(bridges.built_in, bool(used))]
+    audit = OrphanAudit(doors, attachments)
+    async with asyncio.TaskGroup() as group, attachments.host_side:
+        mending = group.create_task(audit.mend())
+        await asyncio.wait([mending], timeout=0.1)
+        nics.append("of a VM that has just started")
+    bridges.remove.assert_not_called()
+    nics.clear()
+    await audit.mend()
+    bridges.remove.assert_called_once()
