@@ -247,3 +247,9 @@ def test_the_plugin_dhcp_is_left_out_and_the_guest_asks() -> None:
     assert settled(nic, {"cniVersion": "1.0.0"}).addresses == ()
     bare = CniState(conflist={"plugins": [{"type": "bridge"}]})
     assert not planned(nic_with(), bare).on_segment
+
+
+def test_unreadable_search_domains_are_a_refusal() -> None:
+    with pytest.raises(VirtbusError, match="cannot be used") as refused:
+        settled(PLAN.nics[0], {**FLANNEL, "dns": {"search": 7}})
+    assert refused.value.reason == "cni_result"
