@@ -390,6 +390,7 @@ async def test_a_forced_release_gives_up_what_a_plugin_does_not_undo(node: Node)
         ('{"name": "../lan", "type": "bridge"}', "`name` must be a word"),
         ('{"name": "lan", "type": "bridge", "cniVersion": 1}', "`cniVersion` must be"),
         ('{"name": "lan", "type": "nonesuch"}', "no CNI plugin 'nonesuch'"),
+        ('{"name": "lan", "type": "bridge", "cniVersion": 2}', "correct it, and create"),
         ('{"name": "other", "type": "bridge"}', "no network 'lan' on this node; known: default, o"),
     ],
 )

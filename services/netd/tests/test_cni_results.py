@@ -2,7 +2,14 @@
 
 import struct
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from typing import Any
 
 import pytest
@@ -114,7 +121,7 @@ WAY_6 = "fe80::ecee:eeff:feee:eeee"
 
 
 def test_a_guest_of_calico_with_both_versions_takes_the_routes_of_both_from_the_link() -> None:
-    own = tuple(routes6_in(CALICO_ROUTES_6, "eth0"))
+    own = tuple(routes6_in(CALICO_ROUTES_6, "eth0", [IPv6Interface("fd00:39::41/128")]))
     assert own == (Route(destination="::/0", gateway=WAY_6),)
     link = replace(CALICO_LINK, routes=(*CALICO_LINK.routes, *own))
     complete, used = repaired(CALICO_6, "eth0", link)
@@ -123,6 +130,16 @@ def test_a_guest_of_calico_with_both_versions_takes_the_routes_of_both_from_the_
     assert nic.addresses == ("192.168.39.65/32", "fd00:39::41/128")
     assert (nic.gateway, nic.gateway6, nic.routes) == ("169.254.1.1", WAY_6, ())
     assert router_of(WAY_6) == WAY_6
+
+
+def test_only_the_route_to_the_network_of_an_own_address_of_ipv6_is_left_out() -> None:
+    def row(to: str, bits: int) -> str:
+        packed = IPv6Address(to).packed.hex()
+        return f"{packed} {bits:02x} {'0' * 32} 00 {'0' * 32} 400 1 0 00000001 eth0"
+
+    text = "\n".join((row("fd00::", 64), row("fd00::", 48)))
+    found = routes6_in(text, "eth0", [IPv6Interface("fd00::5/64")])
+    assert tuple(found) == (Route(destination="fd00::/48", gateway=""),)
 
 
 def test_routes_and_servers_of_ipv6_are_advertised() -> None:
@@ -247,3 +264,9 @@ def test_the_plugin_dhcp_is_left_out_and_the_guest_asks() -> None:
     assert settled(nic, {"cniVersion": "1.0.0"}).addresses == ()
     bare = CniState(conflist={"plugins": [{"type": "bridge"}]})
     assert not planned(nic_with(), bare).on_segment
+
+
+def test_unreadable_search_domains_are_a_refusal() -> None:
+    with pytest.raises(VirtbusError, match="cannot be used") as refused:
+        settled(PLAN.nics[0], {**FLANNEL, "dns": {"search": 7}})
+    assert refused.value.reason == "cni_result"

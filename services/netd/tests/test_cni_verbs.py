@@ -220,3 +220,15 @@ async def test_a_collection_spares_what_was_attached_while_it_waited(tmp_path: P
         known += [CniPlace("blue", A, "eth0"), CniPlace("red", B, "eth0")]
     given = json.loads(asked.await_args_list[0].args[2])
     assert given["cni.dev/valid-attachments"] == [{"containerID": A, "ifname": "eth0"}]
+
+
+def test_a_broken_file_of_another_network_hides_no_unknown_one(tmp_path: Path) -> None:
+    cni = Cni(tmp_path, (), CniCache(tmp_path))
+    (tmp_path / "10-wlan.conflist").write_text("{")
+    with pytest.raises(VirtbusError, match="no network 'lan' on this node"):
+        cni.load("lan", "default")
+    for name in ("10-my-lan.conf", "lan.conflist"):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(VirtbusError, match=f"{name}: it is not JSON"):
+            cni.load("lan", "default")
+        (tmp_path / name).unlink()

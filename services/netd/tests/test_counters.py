@@ -44,3 +44,9 @@ async def test_each_refused_frame_is_counted_once_under_its_rule(node: Node) -> 
         assert other == still
         await node.restart()
         assert (await counters(node)).interfaces[0].refused == EXPECTED
+
+
+async def test_a_filter_that_somebody_removed_has_no_counts(node: Node) -> None:
+    await node.attach(A)
+    node.inside(A, "nft flush ruleset")
+    assert (await counters(node)).interfaces[0].refused == {}

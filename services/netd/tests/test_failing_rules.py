@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,17 +16,20 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import node_groups
-from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.attachment import Attachment, CniState, NicKind
+from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.core.plan import plan_of
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import filters, group_filters, guest_links
 from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.network_entry import NetworkEntry
+from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import NetPhase
+from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 NO_FILTER = VirtbusError(Code.UNSUPPORTED, "no_bridge_filter", "load br_netfilter")
 
@@ -132,3 +136,75 @@ async def test_a_change_during_a_build_is_applied_when_the_network_is_ready(tmp_
     assert not groups._changed.is_set(), "it was not there: its build had the change"
     groups._built(A)
     assert groups._changed.is_set()
+
+
+async def test_a_release_whose_rules_fail_leaves_no_mac_in_use() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    attachments.recovering = False
+    attachments._builder = MagicMock(unmake=AsyncMock(), runs=AsyncMock(return_value=False))
+    vm = plan_of(make_record(A, networks=("lan",)))
+    cni = CniState(conflist={"name": "lan", "plugins": []})
+    vm = vm.with_nics(nic.model_copy(update={"kind": NicKind.CNI, "cni": cni}) for nic in vm.nics)
+    attachments._entries[A] = NetworkEntry(vm, NetPhase.READY)
+    attachments._used.put(A, vm.nics)
+    doors.attachers.plugin_reach.sync.side_effect = OSError(errno.EBUSY, "no")
+    with pytest.raises(OSError, match="no"):
+        await attachments.release(A, 1)
+    assert not attachments._used.has_mac(vm.nics[0].mac, but=B)
+    assert attachments.untidy.is_set()
+
+
+async def test_a_refused_plan_leaves_no_network_that_seems_ready() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    attachments.recovering = False
+    builder = attachments._builder = MagicMock(insistent=set(), unmake=AsyncMock())
+    builder.found = AsyncMock(return_value=False)
+    attachments._hot = MagicMock(is_bare=AsyncMock(return_value=False))
+    attachments._entries[A] = entry = NetworkEntry(plan_of(make_record(A)))
+    entry.settle(NetPhase.READY)
+    doors.attachers.plan.side_effect = NO_FILTER
+    builder.runs = AsyncMock(return_value=False)
+    with pytest.raises(VirtbusError, match="br_netfilter"):
+        await attachments.ensure(make_record(A, generation=2))
+    assert attachments.ready() == []
+    with pytest.raises(VirtbusError, match="start it again"):
+        await attachments.take_taps(A, 0.1)
+
+
+async def test_a_lease_whose_rules_fail_is_reported_because_it_is_stored() -> None:
+    doors = MagicMock()
+    attachments = Attachments(doors, MagicMock())
+    builder = attachments._builder = MagicMock()
+    builder.found = AsyncMock(return_value=True)
+    builder.guard = AsyncMock(side_effect=NO_FILTER)
+    plan = plan_of(make_record(A, **target("bridge", link="br0")))
+    attachments._entries[A] = NetworkEntry(plan, NetPhase.READY)
+    doors.bridge.reach = ReachRules()
+    guests = SegmentGuests(doors, attachments)
+    guests._see(A, 0, DhcpLease(IPv4Interface("192.0.2.7/24"), None))
+    sent: asyncio.Queue[NetReady] = asyncio.Queue()
+    async with asyncio.timeout(5), background() as tasks:
+        tasks.start(guests.run())
+        tasks.start(guests.report(sent.put))
+        (interface,) = (await sent.get()).interfaces
+    assert interface.addresses == ("192.0.2.7/24",)
+
+
+async def test_a_repair_removes_no_bridge_that_a_vm_began_to_use_while_it_waited() -> None:
+    doors, nics = MagicMock(), list[str]()
+    attachments = MagicMock(replug=AsyncMock(), compare=AsyncMock(), recovering=False)
+    attachments.host_side, attachments.nics = asyncio.Lock(), lambda: nics
+    bridges = doors.attachers.bridges
+    bridges.built_in.former.return_value = []
+    bridges.needed.side_effect = lambda used: [(bridges.built_in, bool(used))]
+    audit = OrphanAudit(doors, attachments)
+    async with asyncio.TaskGroup() as group, attachments.host_side:
+        mending = group.create_task(audit.mend())
+        await asyncio.wait([mending], timeout=0.1)
+        nics.append("of a VM that has just started")
+    bridges.remove.assert_not_called()
+    nics.clear()
+    await audit.mend()
+    bridges.remove.assert_called_once()

@@ -1,7 +1,9 @@
 """VMs of a host by name and address, and the limits of their queries."""
 
 from ipaddress import IPv4Address, IPv4Interface
+from unittest.mock import AsyncMock, MagicMock
 
+import dns.message
 from services.netd.tests.pretended_host import make_record, settled
 
 from virtbus.netd.core.guest_names import GuestNames, NamedVm
@@ -14,6 +16,8 @@ from virtbus.netd.core.query_limits import (
     LOOKUP_BURST,
     QueryLimits,
 )
+from virtbus.netd.core.resolver_messages import FoundName, ResolverSite
+from virtbus.netd.resolver import Resolver
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
@@ -63,3 +67,22 @@ def test_a_guest_has_a_rate_and_few_open_queries_when_all_have_many() -> None:
     assert not limits.is_full(crowded=False)
     limits.busy = BUSY
     assert limits.is_full(crowded=False)
+
+
+async def test_an_address_has_a_name_for_each_guest_that_finds_the_address_by_this_name() -> None:
+    site = ResolverSite("1", "1", "n1", "vm.internal", "10.127.0.1/16", "", (), "")
+    other = FoundName(True, "n2", "shop", "far", ("100.64.0.5",))
+    resolver = Resolver(site, MagicMock(find=AsyncMock(return_value=other)))
+    for uid, namespace, address in ((A, "shop", "10.127.0.5"), (B, "bank", "10.127.0.6")):
+        built_in = (IPv4Address(address),)
+        resolver._guests.put(NamedVm(uid, namespace, "web", built_in, (), sharing=("net",)))
+
+    async def name_of(address: str) -> str:
+        query = dns.message.make_query(IPv4Address(address).reverse_pointer, "PTR")
+        guest = MagicMock(address=IPv4Address("10.127.0.5"))
+        answer = await resolver._resolve(guest, query.to_wire(), tcp=False)
+        assert answer is not None
+        return str(dns.message.from_wire(answer).answer[0][0])
+
+    assert await name_of("10.127.0.6") == "web.bank.vm.internal."
+    assert await name_of("100.64.0.5") == "far.shop.vm.internal."

@@ -1,11 +1,13 @@
 """UsedNics knows what interfaces use while VMs come, change, are planned and go."""
 
 from collections.abc import Iterable
+from ipaddress import IPv4Interface
 from pathlib import Path
 
 import pytest
 from services.netd.tests.pretended_host import make_record
 
+from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Nic
 from virtbus.netd.core.freed_addresses import PER_NETWORK, Freed
 from virtbus.netd.core.plan import plan_of
@@ -120,3 +122,22 @@ def test_a_journal_is_cut_at_its_limit_after_a_restart(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == MOST
     journal.append([one] * MOST)
     assert len(path.read_text().splitlines()) == 2 * MOST
+
+
+def test_an_address_is_free_although_its_release_cannot_be_stored(tmp_path: Path) -> None:
+    used = UsedNics(ReleaseJournal(tmp_path / "missing" / "releases"))
+    one = nic(A, "10.0.0.2/24")
+    used.put(A, [one])
+    used.drop(A)
+    assert set(used.addresses(one)) == set()
+    assert list(used.freed(one)) == ["10.0.0.2"]
+
+
+def test_an_interface_gets_the_address_again_that_it_had_last() -> None:
+    used = UsedNics()
+    for address in ("10.0.0.5/24", "10.0.0.9/24"):
+        used.put(A, [nic(A, address)])
+    used.drop(A)
+    planned = used.remembered(nic(A), A)
+    gateway = IPv4Interface("10.0.0.1/24")
+    assert addressed(planned, A, [gateway], set()).addresses == ("10.0.0.9/24",)

@@ -48,7 +48,7 @@ class Attachments:
         self._locks = KeyedLock()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
-        self._host_side = asyncio.Lock()
+        self.host_side = asyncio.Lock()  # held while bridges are removed
         self._late_links = LateLinks()
         self.recovering = True
         self.built: Callable[[str], None] = lambda _uid: None
@@ -85,7 +85,8 @@ class Attachments:
                 self._keep(entry, entry.attachment)
                 entry.settle(NetPhase.READY)
                 return entry.ready()
-            if known is not None and (known.has_cni or self._builder.stands(known)):
+            if entry is not None and known and (known.has_cni or self._builder.stands(known)):
+                entry.mark_unbuilt()
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
 
@@ -126,7 +127,7 @@ class Attachments:
         async with self._locks.of(want.uid):
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
-            async with self._host_side:
+            async with self.host_side:
                 pass  # wait while a bridge is removed; later removals see this interface
             done = await self._hot.change(entry, want, self._used, self._keep)
         await self._replug_new()
@@ -157,7 +158,7 @@ class Attachments:
             self._doors.files.remove(attachment.uid)  # written when the VM had interfaces
             self.untidy.set()
             return
-        async with self._host_side:
+        async with self.host_side:
             pass  # wait while a bridge is removed; later removals see this VM
         self._keep(entry, attachment)
         if attachment.has_cni:
@@ -229,10 +230,10 @@ class Attachments:
             self._doors.files.remove(uid)
             self._late_links.add(entry.attachment.nics)
             del self._entries[uid]
-            if entry.attachment.has_cni:  # plugins may give its addresses to others at once
-                await in_thread(self._doors.attachers.plugin_reach.sync)
             self._used.drop(uid)
             self.untidy.set()
+            if entry.attachment.has_cni:  # plugins may give its addresses to others at once
+                await in_thread(self._doors.attachers.plugin_reach.sync)
             return True
 
     async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]:
@@ -267,7 +268,7 @@ class Attachments:
             await in_thread(lambda: self._builder.links.delete_host_links(late))
         if self._late_links.waiting or not await write_ports(self._doors.ports.settle):
             self.untidy.set()
-        async with self._host_side:
+        async with self.host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
     async def _replug_new(self) -> None:

@@ -46,6 +46,8 @@ class ForbiddenAddresses:
         self._settings = settings
         self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
+        self._servers: set[str] = set()
+        """The last known addresses of the bus' servers; at first, all addresses in the file."""
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
@@ -70,6 +72,7 @@ class ForbiddenAddresses:
         reach = self._settings.reach(self._resolver.addresses)
         hosts = usable(self._file.read(), self._guests)
         self._bridges.built_in.reach = replace(reach, hosts=hosts)
+        self._servers = set(map(str, hosts))
 
     async def run(self) -> None:
         """Apply each change, and repeat the DNS lookups. Never returns by itself."""
@@ -85,10 +88,14 @@ class ForbiddenAddresses:
             await wait_for_event(self._changed, LOOK_S)
 
     def _apply(self) -> None:
-        """Resolve the servers' names, and update nftables if an address changed. Blocks."""
+        """Resolve the servers' names, and update nftables if an address changed. Blocks.
+
+        While a name does not resolve, all addresses of servers that are closed stay closed.
+        """
+        servers, complete = server_addresses(self._settings.bus())
+        self._servers = servers if complete else self._servers | servers
         fleet = self._hosts or tuple(map(str, self._bridges.built_in.reach.hosts))
-        own = self._bridges.addresses()
-        hosts = usable([*fleet, *own, *server_addresses(self._settings.bus())], self._guests)
+        hosts = usable([*fleet, *self._bridges.addresses(), *self._servers], self._guests)
         reach = self._settings.reach(self._resolver.addresses)
         self._bridges.set_reach(replace(reach, hosts=hosts))
         self._file.write(hosts)

@@ -1,7 +1,7 @@
 """Compares one network with the host, and makes its missing parts again."""
 
 from virtbus.netd.builder import Builder
-from virtbus.netd.core.finding import NetworkFinding, repaired
+from virtbus.netd.core.finding import NetworkFinding, repaired, unbuilt
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import VirtbusError
@@ -28,6 +28,6 @@ async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> Netw
     if runs and not (stands and await in_thread(lambda: builder.links.all_held(attachment))):
         return entry.cut_off(faults)
     if not stands:
-        entry.phase = None
-        entry.settled.clear()
+        entry.mark_unbuilt()
+        return unbuilt(attachment, faults)
     return repaired(attachment, faults, left) if faults else None

@@ -32,6 +32,11 @@ class NetworkEntry:
         self.phase, self.error = phase, error
         self.settled.set()
 
+    def mark_unbuilt(self) -> None:
+        """Remember only the addresses; the next `ensure` makes the network again."""
+        self.phase = None
+        self.settled.clear()
+
     async def attached(self, timeout_s: float) -> Attachment:
         """Return the attachment once its phase is final.
 

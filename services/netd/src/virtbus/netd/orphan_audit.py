@@ -74,9 +74,10 @@ class OrphanAudit:
             return
         for name in await in_thread(self._former):
             await in_thread(partial(self._doors.bridge.remove_former, name))
-        for bridge, needed in self._bridges.needed(self._attachments.nics()):
-            if not needed:
-                await in_thread(partial(self._bridges.remove, bridge))
+        async with self._attachments.host_side:
+            for bridge, needed in self._bridges.needed(self._attachments.nics()):
+                if not needed:
+                    await in_thread(partial(self._bridges.remove, bridge))
 
     async def of_vm(self, attachment: Attachment) -> tuple[list[str], set[str]]:
         """Return messages about missing parts of a VM's network and of the host's side of it.

@@ -139,11 +139,11 @@ class Resolver:
     ) -> bytes | None:
         if wanted.own:
             here = self._guests.at(wanted.address)
-            if here is None or here.namespace != vm.namespace:
+            if here is None or not here.is_known_to(vm):
                 return dns_message.negative(query, wanted.authority, exists=False)
             name = self._zone.name_of(here.namespace, here.name)
             return dns_message.pointer(query, name, wanted.authority)
-        if not wanted.address.is_private:
+        if wanted.address.is_global:
             return None
         want = Lookup(vm.namespace, address=str(wanted.address), sharing=vm.sharing)
         found = await self._find(vm, limits, want)

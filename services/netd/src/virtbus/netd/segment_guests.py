@@ -51,15 +51,15 @@ class SegmentGuests:
             self._wake.clear()
             while self._waiting:
                 (uid, index), lease = self._waiting.popitem()
+                before = self._attachments.state_of(uid)
                 try:
-                    ready = await self._attachments.amend(
+                    await self._attachments.amend(
                         uid, partial(leased, index=index, lease=lease, reach=self._bridge.reach)
                     )
                 except (VirtbusError, OSError) as error:
                     extra = {"code": "lease_failed", "uid": uid}
                     log.warning("%s is not in use: %s", lease.address, error, extra=extra)
-                    continue
-                if ready is not None:
+                if self._attachments.state_of(uid) != before:  # maybe although its rules failed
                     self._unreported.add(uid)
                     self._applied.set()
 

@@ -91,7 +91,7 @@ def _checked(conf: dict[str, Any], text: str, source: str) -> CniState:
 
 def _bad(source: str, why: str) -> VirtbusError:
     return VirtbusError(
-        Code.UNSUPPORTED, "cni_config", f"{source}: {why}; fix the file and create the VM again"
+        Code.UNSUPPORTED, "cni_config", f"{source}: {why}; correct it, and create the VM again"
     )
 
 

@@ -179,6 +179,7 @@ def settled(nic: Nic, result: Result) -> Nic:
         routes = [_route(route) for route in objects(result, "routes")]
         dns = result.get("dns") or {}
         servers = [_host(server) for server in dns.get("nameservers") or ()]
+        search = tuple(str(each) for each in dns.get("search") or ())
         gateways = {version: _gateway(ips, routes, version) for version in _DEFAULTS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(nic, str(error)) from None
@@ -195,7 +196,7 @@ def settled(nic: Nic, result: Result) -> Nic:
             "routes": tuple(r for r in routes if r.destination not in _DEFAULTS.values()),
             "dns": tuple(servers) or nic.network_dns,
             "domain": str(dns.get("domain") or ""),
-            "search": tuple(str(each) for each in dns.get("search") or ()),
+            "search": search,
         }
     )
 

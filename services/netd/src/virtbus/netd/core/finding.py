@@ -14,7 +14,7 @@ class NetworkFinding:
     message: str
     error: ErrorBody | None = None
     incomplete: bool = False
-    """True if parts are still missing, because netd cannot make them."""
+    """True if parts are still missing, because netd cannot make them now."""
 
     @property
     def reason(self) -> str:
@@ -42,6 +42,13 @@ def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> Netw
     return NetworkFinding(
         attachment, f"somebody removed parts of it: {', '.join(faults)}; they were made again"
     )
+
+
+def unbuilt(attachment: Attachment, faults: list[str]) -> NetworkFinding:
+    """Return the finding for a network that cannot be repaired, and that no running guest has."""
+    what = ", ".join(faults)
+    message = f"parts of it are missing: {what}; the VM's next start makes the network again"
+    return NetworkFinding(attachment, message, incomplete=True)
 
 
 def lost(attachment: Attachment, faults: list[str]) -> NetworkFinding:

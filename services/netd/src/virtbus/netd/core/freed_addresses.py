@@ -54,8 +54,8 @@ class FreedAddresses:
         return {address: order for order, address in enumerate(there)}
 
     def former(self, nic: Nic, uid: str) -> tuple[str, ...]:
-        """Return the remembered addresses that the interface itself released, the oldest first."""
-        there = self._of.get(network_of(nic), {}).values()
+        """Return the remembered addresses that the interface itself released, the latest first."""
+        there = reversed(self._of.get(network_of(nic), {}).values())
         return tuple(one.address for one in there if one.owner == _owner(nic, uid))
 
 

@@ -5,6 +5,7 @@ every namespace that a crash leaves on the host has a file.
 """
 
 import fcntl
+import json
 import logging
 import os
 from pathlib import Path
@@ -16,10 +17,12 @@ from virtbus.netd.edge.namespaces import opened
 from virtbus.netd.edge.release_journal import ReleaseJournal
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.version import check_version
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".json"
+_IF_NEWER = "install the newer virtbus again, or delete the VM with it first"
 
 
 class AttachmentStore:
@@ -103,14 +106,20 @@ def _locked(directory: Path) -> int:
 
 
 def _read(path: Path) -> Attachment | None:
+    """Return the attachment in a file; None if the file is damaged.
+
+    A later release may write values that this one does not know, such as a new kind of network.
+    """
+    raw = path.read_bytes()
     try:
-        attachment = Attachment.model_validate_json(path.read_bytes())
-    except ValidationError:
+        version = json.loads(raw).get("schema_version", SCHEMA_VERSION)
+    except (ValueError, AttributeError):
         return None
-    check_version(
-        str(path),
-        attachment.schema_version,
-        reasons=("state_older", "state_newer"),
-        next_step="install the newer virtbus again, or delete the VM with it first",
-    )
+    check_version(str(path), version, reasons=("state_older", "state_newer"), next_step=_IF_NEWER)
+    try:
+        attachment = Attachment.model_validate_json(raw)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        message = f"{path} has a value at {where} that this program does not know; {_IF_NEWER}"
+        raise VirtbusError(Code.UNSUPPORTED, "state_newer", message) from None
     return attachment if attachment.uid == path.stem else None

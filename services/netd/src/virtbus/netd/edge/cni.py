@@ -76,7 +76,8 @@ class Cni:
         Raises:
             VirtbusError: 403 `network_closed`: the namespace may not use the network. 404
                 `network_unknown`: no conflist has this name; the message has the existing names.
-                422 `cni_config` instead of 404: a file with `network` in its own name is invalid.
+                422 `cni_config` instead of 404: a file of that name, such as `10-lan.conf` for
+                `lan`, is invalid.
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -87,7 +88,7 @@ class Cni:
             try:
                 state = self._read(path)
             except VirtbusError as error:
-                broken = error if network in path.stem else broken
+                broken = error if f"-{path.stem}".endswith(f"-{network}") else broken
                 continue
             if state.conflist["name"] == network:
                 check_open(network, namespace, self.openings)

@@ -71,14 +71,16 @@ def _is_quiet(rules: Netlink, tap: Tap) -> bool:
 def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
     """Return the number of packets that the filter of each interface dropped, by rule.
 
-    The counts start at zero when netd replaces a filter.
+    The counts start at zero when netd replaces a filter. A filter that somebody has changed has no
+    counts.
     """
     found = []
     for tap in _taps(nics, reach):
         counted = (counted_packets(one.message) for one in rules.dump(list_rules(tap)))
         counts = [count for count in counted if count is not None]
+        labels = refusals(tap)
         totals: Counter[str] = Counter()
-        for rule, count in zip(refusals(tap), counts, strict=True):
+        for rule, count in zip(labels, counts, strict=True) if len(labels) == len(counts) else ():
             totals[rule] += count
         found.append(dict(totals))
     return found

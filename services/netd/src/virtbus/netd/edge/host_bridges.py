@@ -33,7 +33,7 @@ class HostBridges:
         """`node` is the node id, which chooses the subnet of a routed network."""
         self.built_in = built_in
         self._node = node
-        self._named: dict[str, HostBridge] = {}
+        self._named: dict[str, HostBridge] = {}  # never changed, but replaced: threads iterate
         self._lock = threading.Lock()
 
     def of(self, nic: Nic) -> HostBridge:
@@ -61,7 +61,7 @@ class HostBridges:
                 gateways = Gateways(gateway, target.spec.gateway6_on(self._node))
                 known = HostBridge(name, gateways, memo, self.built_in.owner, target=target)
                 known.reach = self._reach(self.built_in.reach, known)
-                self._named[target.uid] = known
+                self._named = {**self._named, target.uid: known}
             return known
 
     def all(self) -> list[HostBridge]:
@@ -93,7 +93,9 @@ class HostBridges:
     def set_reach(self, reach: ReachRules) -> None:
         """Apply other reach rules to all bridges."""
         self.built_in.set_reach(reach)
-        for each in self._named.values():
+        with self._lock:
+            named = self._named  # a bridge that is added from now on has `reach`
+        for each in named.values():
             each.set_reach(self._reach(reach, each))
 
     def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:

@@ -60,7 +60,9 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
     except asyncio.CancelledError:
         if on_cancel is not None:
             on_cancel()
-        await asyncio.wait([done])
+        while not done.done():
+            with suppress(asyncio.CancelledError):  # of a further cancel
+                await asyncio.wait([done])
         raise
 
 

@@ -13,6 +13,7 @@ from ipaddress import (
     IPv4Interface,
     IPv4Network,
     IPv6Address,
+    IPv6Interface,
     IPv6Network,
     ip_address,
     ip_interface,
@@ -48,8 +49,12 @@ class PluginLinks:
                 link = links.describe(inside, nic.eth)
                 if link is None:
                     return None
-                addresses = _addresses(inside, link.index)
+                found = links.list_addresses(inside)
+                own = [each.interface for each in found if each.index == link.index]
                 at_host = links.namespace_id(inside, host)
+        addresses = [one for one in own if isinstance(one, IPv4Interface)]
+        addresses6 = [one for one in own if isinstance(one, IPv6Interface)]
+        routes6 = _ROUTES6.read_text() if _ROUTES6.exists() else ""
         return PluginLink(
             kind=link.kind,
             mac=link.mac,
@@ -57,7 +62,7 @@ class PluginLinks:
             addresses=tuple(str(each) for each in addresses),
             routes=(
                 *routes_in(_ROUTES.read_text(), nic.eth, addresses),
-                *(routes6_in(_ROUTES6.read_text(), nic.eth) if _ROUTES6.exists() else ()),
+                *routes6_in(routes6, nic.eth, addresses6),
             ),
             to_host=link.kind in _PAIRED and link.peer_namespace == at_host,
         )
@@ -115,14 +120,13 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
             yield Route(destination=str(destination), gateway="" if on_link else str(gateway))
 
 
-def routes6_in(text: str, name: str) -> Iterator[Route]:
+def routes6_in(text: str, name: str, own: list[IPv6Interface]) -> Iterator[Route]:
     """Yield the routes that plugins made for a link, from the text of `/proc/net/ipv6_route`.
 
-    Routes that a router advertised are left out, and routes to the networks of the link's own
+    Routes that a router advertised are left out, and routes to the networks of the link's `own`
     addresses, to link-local networks and to multicast addresses.
     """
     rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
-    own = [_network6(row) for row in rows if int(row[8], 16) & _LOCAL]
     for row in rows:
         destination, gateway, flags = (
             _network6(row),
@@ -130,7 +134,7 @@ def routes6_in(text: str, name: str) -> Iterator[Route]:
             int(row[8], 16),
         )
         unwanted = _REJECT | _ADVERTISED | _ANYCAST | _LOCAL
-        connected = not int(gateway) and any(each.subnet_of(destination) for each in own)
+        connected = not int(gateway) and any(destination == each.network for each in own)
         on_link = destination.is_link_local or destination.is_multicast
         if flags & _UP and not flags & unwanted and not (connected or on_link):
             yield Route(destination=str(destination), gateway=str(gateway) if int(gateway) else "")
@@ -162,15 +166,6 @@ def _no_ipv6(nic: Nic) -> str:
 def _address(word: str) -> IPv4Address:
     """Return the address in a word of `/proc/net/route`, which is in the host's byte order."""
     return IPv4Address(bytes.fromhex(word)[::-1])
-
-
-def _addresses(inside: Netlink, index: int) -> list[IPv4Interface]:
-    found = links.list_addresses(inside, socket.AF_INET)
-    return [
-        each.interface
-        for each in found
-        if each.index == index and isinstance(each.interface, IPv4Interface)
-    ]
 
 
 def _restore(inside: Netlink, nic: Nic) -> None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from virtbus.netd.core import redirected
@@ -46,7 +46,7 @@ class PublishedPorts:
         """True once the table has the ports of all adopted networks."""
 
     def claim(self, attachment: Attachment) -> None:
-        """Publish the ports of a new network.
+        """Publish exactly the ports of a network. Ports that it already has are not checked.
 
         Raises:
             VirtbusError: 409 `port_taken`: another VM or a process, which the message names, has a
@@ -58,8 +58,9 @@ class PublishedPorts:
             refuse_tunnel_port(attachment)
             leads = leads_of(attachment)
             refuse_without_ipv6(attachment)
-            if leads:
-                self._check(attachment.uid, leads)
+            known = self._leads.get(attachment.uid, ())
+            if new := [lead for lead in leads if lead not in known]:
+                self._check(attachment.uid, new)
             self._set(attachment.uid, leads)
 
     def adopt(self, attachment: Attachment) -> None:
@@ -69,14 +70,9 @@ class PublishedPorts:
         """
         with self._lock:
             if leads := leads_of(attachment):
-                before = self._leads.get(attachment.uid, ())
-                self._keep(attachment.uid, leads)
-                try:
+                with self._keeping(attachment.uid, leads):
                     if self._whole or not self._stands():
                         self._apply()
-                except (VirtbusError, OSError):
-                    self._keep(attachment.uid, before)  # a later write for other VMs must not fail
-                    raise
 
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
@@ -107,10 +103,24 @@ class PublishedPorts:
 
     def _set(self, uid: str, leads: tuple[Lead, ...]) -> None:
         before = self._leads.get(uid, ())
-        self._keep(uid, leads)
-        if leads != before or (leads and not self._stands()):
-            self._write()
+        with self._keeping(uid, leads):
+            if leads != before or (leads and not self._stands()):
+                self._write()
         _end_connections({lead.end for lead in before} - {lead.end for lead in leads})
+
+    @contextmanager
+    def _keeping(self, uid: str, leads: tuple[Lead, ...]) -> Iterator[None]:
+        """Set the ports of a VM; set the former ones again if the kernel refuses the new table.
+
+        Otherwise, each later write for other VMs would fail, too.
+        """
+        before = self._leads.get(uid, ())
+        self._keep(uid, leads)
+        try:
+            yield
+        except (VirtbusError, OSError):
+            self._keep(uid, before)
+            raise
 
     def _keep(self, uid: str, leads: tuple[Lead, ...]) -> None:
         if leads:

@@ -5,10 +5,13 @@ sooner, and nothing worse happens. So there is no fsync.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from virtbus.netd.core.freed_addresses import Freed
+
+log = logging.getLogger(__name__)
 
 MOST = 4096
 """The number of lines that remain when the file is cut. It is cut at twice as many."""
@@ -22,15 +25,22 @@ class ReleaseJournal:
         self._lines = 0
 
     def append(self, releases: Iterable[Freed]) -> None:
-        """Add lines, and drop the oldest ones if there are more than 2 * `MOST`."""
+        """Add lines, and drop the oldest ones if there are more than 2 * `MOST`.
+
+        A failure, for example on a full disk, is only logged.
+        """
         lines = [json.dumps(list(one)) for one in releases]
         if not lines:
             return
-        with self._path.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        self._lines += len(lines)
-        if self._lines > 2 * MOST:
-            self._write(self.all())
+        try:
+            with self._path.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines)
+            self._lines += len(lines)
+            if self._lines > 2 * MOST:
+                self._write(self.all())
+        except OSError as error:
+            extra = {"code": "releases_not_stored"}
+            log.warning("released addresses are not stored: %s", error, extra=extra)
 
     def all(self) -> list[Freed]:
         """Return the releases of the last `MOST` lines. A damaged line is left out."""

@@ -52,7 +52,8 @@ def install(
     memo = memo or target_dir / f"{NAME}.json"
     before = _read(memo)
     language, source = _source(compiler)
-    baked = f"{language}\0{wrapper_socket}\0{emulator}\0{source}"
+    script = _script(wrapper_socket, emulator)  # also installed if the compiler fails
+    baked = f"{language}\0{wrapper_socket}\0{emulator}\0{source}\0{script.decode()}"
     wanted = {
         "content": hashlib.sha256(baked.encode()).hexdigest(),
         "emulator_ctime_ns": emulator.stat().st_ctime_ns,
@@ -61,7 +62,7 @@ def install(
         built = None
         if compiler is not None and language == "c":
             built = _compiled(source, wrapper_socket, emulator, compiler)
-        _replace(path, built or _script(wrapper_socket, emulator))
+        _replace(path, built or script)
     elif before.get("emulator_ctime_ns") != wanted["emulator_ctime_ns"]:
         path.chmod(0o755)  # the same mode: only the ctime changes
         os.utime(path)
