@@ -53,6 +53,8 @@ class Fleet:
         self.images = {"tiny": DIGEST, "other": OTHER_DIGEST}
         self.requests: list[tuple[str, Any]] = []
         self.errors: dict[str, VirtbusError] = {}
+        self.protected: set[str] = set()
+        """The uids of VMs that are not deleted."""
         self.boots = True
         """A started guest runs at once, and a stopped one powers itself off."""
         self.node = NodeView(
@@ -113,6 +115,17 @@ class Fleet:
         self.show(uid, deleting=True, state=VmState.DELETING)
         del self.vms[uid]
         self._tell(WatchReply(gone=uid))
+
+    async def end_watch(self) -> None:
+        """End the watch of the CRI, and wait until it is begun again."""
+        while not self._watchers:
+            await asyncio.sleep(0.01)
+        for watcher in tuple(self._watchers):
+            self._watchers.discard(watcher)
+            for reply in (WatchReply(resync=True), None):
+                watcher.put_nowait(reply)
+        while not self._watchers:
+            await asyncio.sleep(0.01)
 
     def asked(self, name: str) -> list[Any]:
         """Return the requests of one kind."""
@@ -317,6 +330,8 @@ class Fleet:
 
     def _delete(self, data: Any) -> VmView:
         view = self._find(data["uid"])
+        if view.uid in self.protected:
+            raise VirtbusError(Code.CONFLICT, "protected", "the VM is protected")
         self.remove(view.uid)
         return view
 

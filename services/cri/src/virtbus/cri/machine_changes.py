@@ -1,11 +1,13 @@
-"""Changes the records of pods' VMs: their labels, and the resources of running guests."""
+"""Changes and deletes the records of pods' VMs: labels, limits of running guests, power."""
+
+from typing import Any
 
 from virtbus.cri.core import observation, pod_resources, virtlet
 from virtbus.cri.core.configs import LinuxResources
 from virtbus.cri.core.pod import Pod
 from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.pods import Pods
-from virtbus.schemas.api import VmRef, VmUpdate
+from virtbus.schemas.api import VmDelete, VmRef, VmStop, VmUpdate
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import VmView
@@ -13,7 +15,7 @@ from virtbus.schemas.wire import validate
 
 
 class MachineChanges:
-    """Reads and updates VMs by requests to the bus."""
+    """Reads, changes and deletes VMs by requests to the bus."""
 
     def __init__(self, pods: Pods, link: BusLink) -> None:
         self._pods = pods
@@ -81,6 +83,14 @@ class MachineChanges:
         )
         return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
+    async def read_again(self, key: str) -> None:
+        """Read a pod's VM, of which an older view came; raises the errors of `vm.get`."""
+        pod = self._pods.all.get(key)
+        if pod is not None and pod.machine is not None:
+            view = await self.view(pod.machine.uid)
+            now_ns = self._pods.sources.time_ns()
+            await self._pods.put(observation.read_again(self._pods.all[key], view, now_ns))
+
     async def answered(self, key: str, view: VmView) -> None:
         """Store the view that answers a request. Later views of older revisions are ignored."""
         pod = self._pods.all.get(key)
@@ -88,3 +98,26 @@ class MachineChanges:
             return
         pod = pod.with_machine(revision=view.revision)
         await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
+
+    async def power_off(self, key: str) -> None:
+        """Power off the record of a VM whose guest has ended; raises the errors of `vm.stop`."""
+        machine = self._pods.all[key].machine if key in self._pods.all else None
+        if machine is None or not machine.power_off:
+            return
+        answer = await self._unless_gone("stop", VmStop(uid=machine.uid, grace_s=0))
+        pod = self._pods.all[key].with_machine(power_off=False)
+        await self._pods.put(pod)
+        if answer is not None:
+            await self.answered(key, validate(VmView, answer))
+
+    async def delete(self, uid: str) -> None:
+        """Delete a VM that no pod needs; raises the errors of `vm.delete`."""
+        await self._unless_gone("delete", VmDelete(uid=uid, grace_s=0))
+
+    async def _unless_gone(self, verb: str, value: Any) -> Any:
+        try:
+            return await self._link.ask("vm", verb, value)
+        except VirtbusError as error:
+            if error.code in {Code.NOT_FOUND, Code.GONE} or error.reason == "deleting":
+                return None
+            raise

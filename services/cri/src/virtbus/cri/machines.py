@@ -1,15 +1,12 @@
-"""Makes, starts, stops and deletes the VMs of pods, by requests to the bus.
+"""Makes, starts and stops the VMs of pods, by requests to the bus.
 
 Each request can be repeated, because the VM's uid is stored before the VM is created. Work that no
-call waits for is a duty: it is stored, and done as soon as the bus answers.
+call waits for is a duty (`duties.py`).
 """
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from virtbus.bus.runtime.backoff import delays
 from virtbus.cri.core import observation, pod_networks, stages, vm_request
 from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
@@ -25,7 +22,6 @@ from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
     VmCreated,
-    VmDelete,
     VmStart,
     VmStop,
 )
@@ -34,11 +30,8 @@ from virtbus.schemas.local_end import LocalEnded
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
-log = logging.getLogger(__name__)
-
 END_S = 30.0
 """Time after a guest's grace within which the node ends the guest and reports its end."""
-AGAIN_S = (0.5, 30.0)
 OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
 """Refusals of a create that each repeat with the same uid would get. After them, the pod gets
 another uid. After any other refusal, the pod keeps its uid, and its VM holds the pod's network."""
@@ -72,7 +65,7 @@ class Machines:
         self._end_here = end_here
         self.volumes, self.virtlet, self._aliases = reads
         self.changes = MachineChanges(pods, link)
-        self.networks = PodNetworks(pods, self.changes, self._create_bare, self._power_off)
+        self.networks = PodNetworks(pods, self.changes, self._create_bare)
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -292,50 +285,6 @@ class Machines:
         if container.phase == "starting":
             created = container.model_copy(update={"phase": "created"})
             await self._pods.put(pod.with_container(created).with_machine(revision=revision))
-
-    # --- duties ---------------------------------------------------------------------------
-    async def run(self) -> None:
-        """Do the duties until cancelled, as soon as the bus answers."""
-        pauses = delays(*AGAIN_S, self._link.sources)
-        while True:
-            await self._pods.duties.wait()
-            self._pods.duties.clear()
-            try:
-                await self._do_duties()
-                pauses = delays(*AGAIN_S, self._link.sources)
-            except VirtbusError as error:
-                log.info("a duty waits: %s", error, extra={"code": "duty_waits"})
-                self._pods.duties.set()
-                await asyncio.sleep(next(pauses))
-
-    async def _do_duties(self) -> None:
-        await self.networks.clear()
-        for uid in tuple(self._pods.removals):
-            await self._unless_gone("delete", VmDelete(uid=uid, grace_s=0))
-            await self._pods.discarded(uid)
-        for key, pod in tuple(self._pods.all.items()):
-            if pod.machine is not None and pod.machine.power_off:
-                async with self._pods.lock(key):
-                    await self._power_off(key)
-        await self.networks.release_unused()
-
-    async def _power_off(self, key: str) -> None:
-        machine = self._pods.all[key].machine if key in self._pods.all else None
-        if machine is None or not machine.power_off:
-            return
-        answer = await self._unless_gone("stop", VmStop(uid=machine.uid, grace_s=0))
-        pod = self._pods.all[key].with_machine(power_off=False)
-        await self._pods.put(pod)
-        if answer is not None:
-            await self.changes.answered(key, validate(VmView, answer))
-
-    async def _unless_gone(self, verb: str, value: Any) -> Any:
-        try:
-            return await self._link.ask("vm", verb, value)
-        except VirtbusError as error:
-            if error.code in {Code.NOT_FOUND, Code.GONE} or error.reason == "deleting":
-                return None
-            raise
 
 
 def _phase(pod: Pod | None, container_id: str) -> str:

@@ -23,8 +23,7 @@ BUSY_S = 1.0
 class PodNetworks:
     """The networks of this node's pods. A caller of `hold` or `release` holds the pod's lock.
 
-    `create` creates a VM without disks for a pod. `power_off` powers off the record of a VM whose
-    guest has ended.
+    `create` creates a VM without disks for a pod.
     """
 
     def __init__(
@@ -32,12 +31,10 @@ class PodNetworks:
         pods: Pods,
         changes: MachineChanges,
         create: Callable[[str, SandboxConfig], Awaitable[None]],
-        power_off: Callable[[str], Awaitable[None]],
     ) -> None:
         self._pods = pods
         self._changes = changes
         self._create = create
-        self._power_off = power_off
 
     async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
         """Make the node hold the pod's network, and wait until the node holds it.
@@ -62,7 +59,7 @@ class PodNetworks:
 
     async def _release(self, key: str) -> None:
         if key in self._pods.all and self._pods.all[key].holds_unused:
-            await self._power_off(key)
+            await self._changes.power_off(key)
             await self._set(key, NetworkState.RELEASED)
 
     async def _set(self, key: str, state: NetworkState) -> bool:
@@ -146,9 +143,9 @@ class PodNetworks:
         if busy:
             asyncio.get_running_loop().call_later(BUSY_S, self._pods.duties.set)
 
-    async def release_unused(self) -> None:
-        """Release the networks that no sandbox needs; raises the errors of `vm.update`."""
-        for key, pod in tuple(self._pods.all.items()):
-            if pod.holds_unused and not self._pods.lock(key).locked():
-                async with self._pods.lock(key):
-                    await self._release(key)
+    async def release_unused(self, key: str) -> None:
+        """Release the pod's network if no sandbox needs it; raises the errors of `vm.update`."""
+        pod = self._pods.all.get(key)
+        if pod is not None and pod.holds_unused and not self._pods.lock(key).locked():
+            async with self._pods.lock(key):
+                await self._release(key)

@@ -38,10 +38,13 @@ class Pods:
         self.unclaimed: dict[str, str] = {}
         """By uid: names of this runtime's VMs that no pod has, because a pod's file was damaged.
         These VMs may be the last trace of a guest's data, so only a person deletes them."""
+        self.doubted: set[str] = set()
+        """The keys of pods of which a view is older than virtbus-cri's last change of the VM. It is
+        from a controller that lags behind, or from a restored bus."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
         """Called with the pod before and after each change; None if the pod does not exist."""
         self.duties = asyncio.Event()
-        """Set if VMs may have to be deleted or powered off, or networks to be released."""
+        """Set if VMs may have to be deleted, read again or powered off, or networks released."""
 
     def load(self) -> None:
         """Read all records from disk, before the first call."""
@@ -134,6 +137,9 @@ class Pods:
         else:
             self.unclaimed.pop(view.uid, None)
         if pod is not None:
+            if observation.doubtful(pod, view):
+                self.doubted.add(pod.key)
+                self.duties.set()
             await self.put(observation.observed(pod, view, self.sources.time_ns()))
 
     def synced(self) -> None:

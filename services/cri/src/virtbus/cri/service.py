@@ -7,6 +7,7 @@ from virtbus.bus.runtime.process import notify
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.cri.containers import Containers
 from virtbus.cri.core.pod import Pod
+from virtbus.cri.duties import Duties
 from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
 from virtbus.cri.edge.cluster import Cluster
@@ -103,8 +104,10 @@ class Cri:
             self._images.load()
             self._node.load()
             await self._virtlet.load()
+            made = self._machines
+            duties = Duties(self._pods, made.changes, made.networks, self._link.sources)
             async with asyncio.TaskGroup() as group:
-                loops = (self._link, self._watcher, self._node, self._machines, self._logs)
+                loops = (self._link, self._watcher, self._node, duties, self._logs)
                 for loop in (*loops, self._virtlet):
                     group.create_task(loop.run())
                 async with (

@@ -1,8 +1,8 @@
 """Derives the phases of a pod's containers from the state of its VM on the bus, by `MEANING`.
 
-A view that is older than virtbus-cri's last change of the VM is ignored. A missing view proves
-nothing: a container ends only if its VM is known to have ended. While the VM's node is unreachable,
-no phase changes.
+A view that is older than virtbus-cri's last change of the VM is ignored, unless the bus was
+restored. A missing view proves nothing: a container ends only if its VM is known to have ended.
+While the VM's node is unreachable, no phase changes.
 """
 
 from collections.abc import Mapping
@@ -86,6 +86,29 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
             return pod.with_container(container.model_copy(update=update))
         case "ended":
             return ended(pod, container, ending_of(container, view, now_ns), off=view.powered)
+
+
+def doubtful(pod: Pod, view: VmView) -> bool:
+    """Return True if the view is older than virtbus-cri's last change of the VM.
+
+    Then a controller lags behind, or the bus was restored. While a container starts, older views
+    are normal.
+    """
+    starts = pod.active is not None and pod.active.phase == "starting"
+    return pod.machine is not None and view.revision < pod.machine.revision and not starts
+
+
+def read_again(pod: Pod, view: VmView, now_ns: int) -> Pod:
+    """Return the pod as it is after a view of its VM that the stream's leader has now.
+
+    If even this view is older than virtbus-cri's last change, the bus was restored or rebuilt, and
+    its revisions have started lower.
+    """
+    machine = pod.machine
+    if machine is not None and machine.uid == view.uid and doubtful(pod, view):
+        generation = min(machine.network_generation, view.generation)
+        pod = pod.with_machine(revision=view.revision, network_generation=generation)
+    return observed(pod, view, now_ns)
 
 
 def _network(machine: Machine, view: VmView) -> dict[str, object]:

@@ -47,17 +47,17 @@ class VmWatcher:
         self._link = link
         self._observer = observer
         self._deleting: set[str] = set()
+        self._pauses = delays(*AGAIN_S, link.sources)
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        pauses = delays(*AGAIN_S, self._link.sources)
         while True:
             bus = await self._link.bus()
             try:
                 await self._follow(bus)
             except (BusError, VirtbusError) as error:
                 log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(self._pauses))
 
     async def _follow(self, bus: Bus) -> None:
         loop = asyncio.get_running_loop()
@@ -85,4 +85,5 @@ class VmWatcher:
             self._deleting.discard(reply.gone)
             await self._observer.lost(reply.gone)
         if reply.synced:
+            self._pauses = delays(*AGAIN_S, self._link.sources)
             self._observer.synced()
