@@ -1,18 +1,22 @@
 """The log of a container: CRI's format, rotation, restarts, and hostile guests."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 from hypothesis import given
 from hypothesis import strategies as st
 from services.cri.tests.world import Fleet, Kubelet, cri
 
+from virtbus.bus.runtime.sources import REAL
 from virtbus.cri.core.log_lines import LINE_BYTES, LogLines
+from virtbus.cri.edge.console_follower import ConsoleFollower
 
 LINE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z stdout ([FP]) (.*)")
 STAMP = "2026-11-24T10:00:00.000000001Z"
@@ -154,3 +158,36 @@ async def test_a_stopped_container_has_no_log_to_reopen(tmp_path: Path, fleet: F
         while code is StatusCode.OK:
             code = await here.reopened()
         assert code is StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_disk_that_was_full_for_a_while_costs_the_log_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    console, path, write = tmp_path / "console", tmp_path / "0.log", os.write
+    free = [30]  # the number of bytes until the disk is full
+
+    def full(descriptor: int, data: bytes) -> int:
+        written = write(descriptor, data[: free[0]])
+        free[0] -= written
+        if not written:
+            raise OSError(28, "No space left on device")
+        return written
+
+    console.write_bytes(b"abc\ndef")
+    follower = ConsoleFollower(console, path, tmp_path / "place", REAL)
+    follower.begin(fresh=False)
+    monkeypatch.setattr(os, "write", full)
+    running = asyncio.Task(follower.run())
+    await asyncio.sleep(1.0)
+    assert len(caplog.records) == 1
+    free[0] = 34  # the rest of the line, and a piece of the unfinished line's part
+    while free[0]:
+        await asyncio.sleep(0.05)
+    free[0] = 10_000
+    with console.open("ab") as guest:
+        guest.write(b"ghi\n")
+    while not path.read_bytes().endswith(b"ghi\n"):
+        await asyncio.sleep(0.05)
+    running.cancel()
+    follower.close()
+    assert texts(path.read_bytes()) == b"abc\ndefghi\n"

@@ -100,6 +100,7 @@ def test_an_annotation_has_virtlets_meaning(key: str, text: str, field: str, val
         ("VirtletCPUModel", "Nehalem"),
         ("VirtletLibvirtCPUSetting", "features: [{name: vmx, policy: disable}]"),
         ("VirtletLibvirtCPUSetting", "mode: maximum"),
+        ("VirtletLibvirtCPUSetting", "mode: [custom]"),
         ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: [{name: vmx, policy: maybe}]}"),
         ("VirtletLibvirtCPUSetting", "{model: Nehalem, features: 7}"),
         ("VirtletLibvirtCPUSetting", "cache: {level: 3}"),

@@ -199,7 +199,7 @@ def _cpu(reader: _Reader) -> Cpu:
     features = wanted.pop("features", None) or []
     topology = wanted.pop("topology", None) or {}
     wanted.pop("match", None)
-    if wanted or mode not in {"custom", HOST_MODEL, "host-passthrough"}:
+    if wanted or mode not in ("custom", HOST_MODEL, "host-passthrough"):
         known = "mode, match, model, features and topology"
         reader.refuse(CPU, f"has other fields than {known}, which a VM here cannot have")
         return Cpu()

@@ -24,6 +24,8 @@ READ_BYTES = 256 * 1024
 LOOK_S = 0.2
 QUIET_S = 1.0
 """Time of a guest's silence after which an unfinished line is written as a part."""
+WARN_S = 60.0
+"""Shortest time between two warnings about one log."""
 
 
 class Position(NamedTuple):
@@ -45,6 +47,9 @@ class ConsoleFollower:
         self._place = place
         self._sources = sources
         self._lines = LogLines()
+        self._unwritten = b""
+        """Log lines that could not be written yet, for example because the disk was full."""
+        self._warned_s = -WARN_S
         self._from = -1
         self._to = -1
         self._at = Position()
@@ -99,20 +104,25 @@ class ConsoleFollower:
                 self._flush_quiet()
             except OSError as error:
                 more = False
-                log.warning("%s: %s", self._log_path, error, extra={"code": "log_failed"})
+                self._warn(error)
             await asyncio.sleep(0 if more else LOOK_S)
 
     def copy(self) -> bool:
-        """Copy the next piece of the console; return True if there may be more."""
+        """Copy the next piece of the console; return True if there may be more.
+
+        Raises OSError. The piece that was not written is written by the next call.
+        """
+        if self._unwritten:
+            self._write(b"")
         if self._from < 0 and not self._open_console():
             return False
         data = os.pread(self._from, READ_BYTES, self._at.offset)
         if not data:
             return self._next_file()
-        self._write(self._lines.feed(data, self._stamp()))
+        lines = self._lines.feed(data, self._stamp())
         self._fed_s = asyncio.get_running_loop().time()
         self._at = self._at._replace(offset=self._at.offset + len(data))
-        self._save()
+        self._write(lines)
         return True
 
     def _open_console(self) -> bool:
@@ -144,11 +154,19 @@ class ConsoleFollower:
     def _flush_quiet(self) -> None:
         if self._lines.pending and asyncio.get_running_loop().time() - self._fed_s > QUIET_S:
             self._write(self._lines.flush(self._stamp()))
-            self._save()
 
     def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._to, data) :]
+        """Write the unwritten lines and `data`, then store the position; raises OSError."""
+        self._unwritten += data
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._to, self._unwritten) :]
+        self._save()
+
+    def _warn(self, error: OSError) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._warned_s >= WARN_S:
+            self._warned_s = now_s
+            log.warning("%s: %s", self._log_path, error, extra={"code": "log_failed"})
 
     def _stamp(self) -> str:
         time_ns = self._sources.time_ns()
