@@ -1,6 +1,7 @@
 """Lists, statuses and events of both runtimes are those of one node."""
 
 import asyncio
+import gc
 from typing import Any
 
 import grpc
@@ -191,6 +192,22 @@ async def test_clients_that_read_no_events_delay_nobody_and_have_a_limit(node: N
     for stream in streams:
         stream.cancel()
     await until(lambda: node.vms.streams + node.containers.streams == 0, "the streams ended")
+
+
+async def test_a_client_that_leaves_during_a_write_leaves_no_error(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = node.events()
+    await until(lambda: node.vms.streams + node.containers.streams == 2, "both streams are open")
+    for _ in range(64):
+        node.vms.events.put_nowait(api_pb2.ContainerEventResponse(container_id="x" * 100_000))
+    await until(lambda: node.vms.events.qsize() < 60, "the client gets events, and reads none")
+    await asyncio.sleep(0.1)
+    stream.cancel()
+    await until(lambda: node.vms.streams + node.containers.streams == 0, "both streams ended")
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert [one for one in caplog.records if one.name == "asyncio"] == []
 
 
 def test_a_list_in_another_order_is_the_same_list() -> None:

@@ -6,9 +6,10 @@ lists the pods and calls again, as it does without a proxy.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from virtbus.bus.runtime.tasks import background
 from virtbus.criproxy.core import calls
 from virtbus.criproxy.edge.grpc_server import Call
 from virtbus.criproxy.edge.runtime_client import CallFailedError
@@ -29,7 +30,7 @@ class EventStreams:
         self._runtimes = runtimes
         self._open = 0
 
-    async def stream(self, call: Call) -> AsyncIterator[bytes]:
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Yield the events of both runtimes from now on.
 
         Raises:
@@ -42,14 +43,11 @@ class EventStreams:
         self._open += 1
         queue: asyncio.Queue[Told] = asyncio.Queue(1)
         try:
-            async with asyncio.TaskGroup() as group:
-                readers = [group.create_task(_read(one, call, queue)) for one in self._runtimes]
-                try:
-                    while isinstance(told := await queue.get(), bytes):
-                        yield told
-                finally:
-                    for reader in readers:
-                        reader.cancel()
+            async with background() as tasks:
+                for one in self._runtimes:
+                    tasks.start(_read(one, call, queue))
+                while isinstance(told := await queue.get(), bytes):
+                    yield told
         finally:
             self._open -= 1
         raise told

@@ -1,7 +1,7 @@
 """Merges the lists of both runtimes. For a runtime that is away, its last list is used."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from virtbus.criproxy.core import calls
@@ -40,7 +40,7 @@ class Lists:
         """Return the list of both runtimes; raises the errors of `_parts`."""
         return b"".join(await self._parts(call))
 
-    async def streamed(self, call: Call) -> AsyncIterator[bytes]:
+    async def streamed(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Yield the list of each runtime; raises the errors of `_parts`.
 
         The runtimes get the older call that lists, which each runtime has.

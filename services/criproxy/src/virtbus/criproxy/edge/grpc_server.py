@@ -5,8 +5,8 @@ becomes a gRPC status, so no request of a client ends the process.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Call], Awaitable[bytes]]
-Stream = Callable[[Call], AsyncIterator[bytes]]
+Stream = Callable[[Call], AsyncGenerator[bytes, None]]
 
 
 @asynccontextmanager
@@ -115,8 +115,10 @@ def _streaming(path: str, stream: Stream) -> "grpc.RpcMethodHandler[bytes, bytes
 
     async def streaming(body: bytes, context: Context) -> None:
         try:
-            async for one in stream(_call(name, body, context)):
-                await context.write(one)
+            # aclosing: a client that leaves while a write waits must end the stream in this task
+            async with aclosing(stream(_call(name, body, context))) as answers:
+                async for one in answers:
+                    await context.write(one)
         except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
             await _abort(context, name, error)
 
