@@ -85,6 +85,12 @@ class Faulty:
         self.version += 1
         self.floor = self.version
 
+    def restore(self, objects: dict[str, Json], version: int) -> None:
+        """Continue from a backup: versions begin after its version."""
+        self.objects, self.version = objects, version
+        self._log.clear()
+        self.hang_up()
+
     def hang_up(self) -> None:
         """End every open watch."""
         for request in tuple(self._open):

@@ -4,16 +4,36 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from services.kubebridge.tests.faulty import Faulty, served
 
+from virtbus.bus.runtime.sources import Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import CONFIG_MAP
 from virtbus.kubebridge.edge import cluster
+from virtbus.kubebridge.edge.lease import LeaseHolder
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
 from virtbus.kubebridge.edge.runtime.store import ObjectStore
+
+
+class OneLease:
+    """An API server with one Lease."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] = {"metadata": {"resourceVersion": "50"}}
+
+    async def get(self, *_: object) -> dict[str, Any]:
+        return deepcopy(self.lease)
+
+    async def replace(self, _: object, lease: dict[str, Any]) -> dict[str, Any]:
+        version = int(self.lease["metadata"]["resourceVersion"]) + 1
+        self.lease = {**lease, "metadata": {"resourceVersion": str(version)}}
+        return deepcopy(self.lease)
 
 
 class Watched:
@@ -174,3 +194,50 @@ async def test_an_object_missing_in_a_list_is_absent_but_not_ended(tmp_path: Pat
         await here.agrees()
         ended = [name for name in ("kept", "deleted", "lost", "ending") if here.objects.ended(name)]
         assert ended == ["deleted", "ending"]
+
+
+async def test_after_a_restore_of_etcd_the_cache_has_its_older_objects(tmp_path: Path) -> None:
+    server = Faulty()
+    server.put("changed", "old")
+    async with watched(tmp_path, server) as here:
+        await here.agrees()
+        backup, version = dict(server.objects), server.version
+        for number in range(50):
+            server.put("changed", f"new {number}")
+        server.put("lost")
+        await here.agrees()
+        server.restore(backup, version)
+        server.put("changed", "after the restore")
+        await asyncio.sleep(0.3)
+        assert here.stored() == {"n/changed": "new 49", "n/lost": ""}, (
+            "a watch shows no lower version"
+        )
+        here.following.list_again()
+        await here.agrees()
+        server.put("changed", "later")
+        await here.agrees()
+        assert not here.objects.ended("lost")
+        await server.close()
+        await asyncio.sleep(0.1)
+        here.following.list_again()
+        here.following.list_again()
+        await server.open()
+        server.put("changed", "after another restore")
+        await here.agrees()
+
+
+async def test_a_lease_of_a_lower_version_shows_a_restored_api_server() -> None:
+    here = OneLease()
+    found: list[str] = []
+    restored = partial(found.append, "restored")
+    sources = Sources(uniform=lambda _least, _most: 0.001)
+    holder = LeaseHolder(cast("Any", here), "n", "me", asyncio.Event(), restored, sources)
+    async with background() as tasks:
+        tasks.start(holder.run())
+        while here.lease["metadata"]["resourceVersion"] != "53":
+            await asyncio.sleep(0.001)
+        assert found == []
+        here.lease["metadata"]["resourceVersion"] = "2"
+        while here.lease["metadata"]["resourceVersion"] != "5":
+            await asyncio.sleep(0.001)
+    assert found == ["restored"]

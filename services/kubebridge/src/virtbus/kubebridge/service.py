@@ -54,7 +54,14 @@ class Bridge:
         """Serve until cancelled."""
         settings, sources = self.settings, self.bus.sources
         accepted = self.site.asking.is_front_proxy if settings.webhook_certificate else None
-        lease = LeaseHolder(self.cluster, settings.namespace, self.instance, self.leads, sources)
+        lease = LeaseHolder(
+            self.cluster,
+            settings.namespace,
+            self.instance,
+            self.leads,
+            self.reconciler.list_again,
+            sources,
+        )
         async with asyncio.TaskGroup() as group:
             self.reconciler.queue.add(self.certificates.key)
             for loop in (*self.sources, self.recorder, self.reconciler, lease):

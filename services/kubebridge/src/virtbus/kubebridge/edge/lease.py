@@ -4,10 +4,14 @@ Correctness does not depend on the election, because every write is made at the 
 read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew the Lease
 continues to lead until another bridge has the Lease. A bridge without permission for Leases leads
 without a Lease.
+
+The Lease also shows that an API server was restored to an older state: its version is then lower
+than at the last read.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.unstructured import at, micro_stamp, text
@@ -32,13 +36,18 @@ class LeaseHolder:
         namespace: str,
         holder: str,
         leads: asyncio.Event,
+        restored: Callable[[], None],
         sources: Sources = REAL,
     ) -> None:
+        """`restored` is called after the API server was restored to an older state."""
         self._cluster = cluster
         self._namespace = namespace
         self._holder = holder
         self._sources = sources
         self._seen = ("", 0.0)
+        self._restored = restored
+        self._version = 0
+        """The last known version of the Lease."""
         self.leads = leads
 
     async def run(self) -> None:
@@ -64,15 +73,27 @@ class LeaseHolder:
 
     async def _step(self) -> None:
         lease = await self._cluster.get(LEASE, NAME, self._namespace)
+        self._note(lease)
         if lease is None:
-            await self._cluster.create(LEASE, self._mine(None), self._namespace)
+            self._note(await self._cluster.create(LEASE, self._mine(None), self._namespace))
             self._hold()
         elif text(lease, "spec", "holderIdentity") in {self._holder, ""} or self._over(lease):
-            await self._cluster.replace(LEASE, self._mine(lease))
+            self._note(await self._cluster.replace(LEASE, self._mine(lease)))
             self._hold()
         elif self.leads.is_set():
             log.warning("another bridge has the Lease", extra={"code": "lease_lost"})
             self.leads.clear()
+
+    def _note(self, lease: Json | None) -> None:
+        """Remember the Lease's version. If it is lower than before, report a restored API server.
+
+        A Lease that is missing may have been deleted, or lost by a restore.
+        """
+        version = text(lease, "metadata", "resourceVersion")
+        number = int(version) if version.isdigit() else 0
+        before, self._version = self._version, number
+        if number < before:
+            self._restored()
 
     def _hold(self) -> None:
         if not self.leads.is_set():

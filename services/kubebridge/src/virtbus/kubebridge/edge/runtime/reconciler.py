@@ -131,6 +131,15 @@ class Reconciler:
             group.create_task(self.queue.run())
             group.create_task(self._resync())
 
+    def list_again(self) -> None:
+        """List all kinds again, because the API server was restored to an older state."""
+        log.warning(
+            "the API server seems restored to an older state; listing all objects again",
+            extra={"code": "cluster_restored"},
+        )
+        for reflector in self.reflectors.values():
+            reflector.list_again()
+
     def synced(self, *kinds: Kind) -> bool:
         """Return True if the initial lists of these kinds are complete."""
         return all(self._synced[kind].is_set() for kind in kinds)

@@ -3,11 +3,13 @@
 A reflector lists the objects, and then watches from the list's version on. Bookmarks keep the
 version recent. A watch that ends, also by 429, 5xx or a timeout, is resumed. After any other error,
 such as 410 (the API server no longer knows the version), everything is listed again, and objects
-that are missing in the list are removed.
+that are missing in the list are removed. An API server that was restored to an older state knows no
+later version, and sends no changes until it reaches that version. So `list_again` ends the watch.
 """
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.sources import REAL, Sources
@@ -48,6 +50,8 @@ class Reflector:
         self._sources = sources
         self._version = ""
         self._pauses = delays(*PAUSE_S, sources)
+        self._lasts: asyncio.Timeout | None = None
+        """The time limit of the present watch, which `list_again` moves to now."""
         self.synced = asyncio.Event()
         """Set once a complete list is stored."""
 
@@ -56,7 +60,7 @@ class Reflector:
         while True:
             try:
                 if self._version:
-                    await self._watch()
+                    await self._watch_until_relisted()
                 else:
                     await self._list()
             except StatusError as answer:
@@ -73,6 +77,22 @@ class Reflector:
                     extra={"code": "watch_failed"},
                 )
                 await asyncio.sleep(pause_s)
+
+    def list_again(self) -> None:
+        """End the watch and list all objects, because the API server was restored."""
+        self._version = ""
+        self._objects.restored()
+        lasts, self._lasts = self._lasts, None
+        if lasts is not None:
+            lasts.reschedule(asyncio.get_running_loop().time())
+
+    async def _watch_until_relisted(self) -> None:
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._lasts:
+                    await self._watch()
+        finally:
+            self._lasts = None
 
     async def _list(self) -> None:
         """List and store all objects. Remove stored objects that are missing in the list."""
@@ -95,7 +115,9 @@ class Reflector:
                 self._objects.deleted(event.object)
             elif event.type in {"ADDED", "MODIFIED"}:
                 self._take(event.object)
-            self._version = text(event.object, "metadata", "resourceVersion") or self._version
+            if self._version:  # otherwise `list_again` was called
+                version = text(event.object, "metadata", "resourceVersion")
+                self._version = version or self._version
             worked = True
             self._pauses = delays(*PAUSE_S, self._sources)
         if worked or loop.time() - begun_s > LASTS_S:

@@ -98,6 +98,13 @@ class ObjectStore:
         for name in self._stored.keys() - names:
             self.drop(name)
 
+    def restored(self) -> None:
+        """Accept any version of each object, because the API server was restored.
+
+        Its versions continue at lower numbers.
+        """
+        self._stored = {name: one._replace(version=0) for name, one in self._stored.items()}
+
     def _slimmed(self, obj: Object) -> _Stored:
         version = text(obj, "metadata", "resourceVersion")
         number = int(version) if version.isdigit() else 0
