@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from services.kubebridge.tests.manifests import UID
 from services.kubebridge.tests.world import view
 
@@ -79,6 +80,38 @@ async def test_an_answer_is_stored_and_a_change_is_notified() -> None:
             await asyncio.sleep(0.01)
         assert here.changed.empty()
         here.answer = VirtbusError(Code.CONFLICT, "guest_agent_absent", "none")
+        await here.changed.get()
+        assert here.asks.get(UID) is None
+        here.answer = INFO
+        await here.changed.get()
+        assert here.asks.get(UID) == INFO
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        VirtbusError(Code.UNAVAILABLE, "recovering", "the agent starts"),
+        VirtbusError(Code.INTERNAL, "failed", "the agent fails"),
+        VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", "the guest is busy"),
+    ],
+    ids=lambda error: error.reason,
+)
+async def test_a_failure_that_proves_nothing_keeps_the_last_answer(error: VirtbusError) -> None:
+    async with asked(VmState.RUNNING) as here:
+        await here.changed.get()
+        here.answer = error
+        polls = here.count
+        while here.count == polls:
+            await asyncio.sleep(0.001)
+        here.answer = INFO
+        await asyncio.sleep(0.05)
+        assert here.changed.empty()
+
+
+async def test_a_guest_that_is_silent_twice_has_no_agent_until_it_answers() -> None:
+    async with asked(VmState.RUNNING) as here:
+        await here.changed.get()
+        here.answer = VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", "no answer")
         await here.changed.get()
         assert here.asks.get(UID) is None
         here.answer = INFO

@@ -1,7 +1,8 @@
 """Polls the guest agents, whose answers become part of the status of VMIs.
 
 These parts are the condition AgentConnected, the guest's operating system and its addresses.
-A guest that answered is polled each minute. A guest that did not answer may still be booting, or
+A guest that answered is polled each minute. Its answer stays if the node fails, or if the guest is
+silent once, because it may be busy. A guest that did not answer may still be booting, or
 may have no agent. It is polled at growing intervals: half of its running time, within the bounds
 of `Delays`. A guest that cannot have an agent is polled at the longest interval.
 """
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
+SILENT = "guest_agent_silent"
+"""Reason of an error: the guest agent runs, and has not answered in time."""
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
 """Changes that cause a poll. A VM that is stored from the answer to a call causes no change of
@@ -59,12 +62,14 @@ class _Asked:
 
     `due_s` is the time of the next poll. `since_s` is the time at which the guest was first seen
     running, or 0. `answer` is the last answer, encoded. It is empty if the guest did not answer, or
-    did not run. It is None until the first poll.
+    did not run. It is None until the first poll. `silent` is the number of polls since the last
+    answer in which the guest agent was silent.
     """
 
     due_s: float
     since_s: float = 0.0
     answer: bytes | None = None
+    silent: int = 0
 
 
 class GuestAgentPoller:
@@ -135,15 +140,24 @@ class GuestAgentPoller:
         try:
             reply = await self._bus.request(subject, want, timeout_s=ANSWER_S + SLACK_S)
             answer = encode(validate(GuestInfo, reply))
+            one.silent = 0
         except VirtbusError as error:
+            of_guest = error.reason == SILENT or error.code < Code.EXHAUSTED
+            one.silent += error.reason == SILENT
+            if not of_guest or (one.answer and one.silent == 1):
+                return self._again(path, error)
             up_s = asyncio.get_running_loop().time() - one.since_s
             never = error.code == Code.UNSUPPORTED
             after_s = self._delays.longest_s if never else self._delays.silent_s(up_s)
-        except BusError as error:  # the failure says nothing about the guest
-            log.debug("agent of %s: %s", path, error)
-            return self._delays.first_s
+        except BusError as error:
+            return self._again(path, error)
         self._take(one, path, answer)
         return after_s
+
+    def _again(self, path: str, error: Exception) -> float:
+        """Return the seconds before the next poll, after a failure that proves nothing."""
+        log.debug("agent of %s: %s", path, error)
+        return self._delays.first_s
 
     def _take(self, one: _Asked, path: str, answer: bytes) -> None:
         if answer != one.answer:
