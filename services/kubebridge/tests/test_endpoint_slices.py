@@ -212,6 +212,15 @@ def test_a_guest_that_comes_or_leaves_changes_one_slice() -> None:
     assert len(more.body["endpoints"]) == 51
 
 
+def test_a_slice_with_a_name_that_the_bridge_does_not_give_is_removed() -> None:
+    (made,) = there = stored(slices(*reconciled(service(), [guest()], [])))
+    copied = {**made, "metadata": made["metadata"] | {"uid": "c"}}
+    copied["metadata"]["name"] = made["metadata"]["name"] + "07"
+    (delete,) = reconciled(service(), [guest()], [*there, copied])
+    assert isinstance(delete, Delete)
+    assert (delete.key.name, delete.uid) == (copied["metadata"]["name"], "c")
+
+
 def test_a_recreated_service_owns_its_slices() -> None:
     there = stored(slices(*reconciled(service(), [guest()], [])))
     successor = service()

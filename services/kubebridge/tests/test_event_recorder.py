@@ -111,3 +111,15 @@ async def test_a_refused_event_has_no_effect() -> None:
         recorder, ("u", RecordEvent("Started", "a")), ("v", RecordEvent("Started", "b"))
     )
     assert sender.dropped == 2
+
+
+async def test_an_event_that_was_refused_is_sent_again_when_it_repeats() -> None:
+    recorder = Recorder()
+    sender = EventRecorder(recorder, "bridge-1")  # type: ignore[arg-type]
+    async with background() as tasks:
+        tasks.start(sender.run())
+        for refuses in (True, False):
+            recorder.refuses = refuses
+            sender.record(vmi(), RecordEvent("Started", "a"))
+            await asyncio.sleep(0.01)
+    assert len(recorder.created) == 1

@@ -125,6 +125,11 @@ def test_a_removed_mark_is_restored() -> None:
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:10Z"
 
 
+async def until_current(nodes: BusNodes, *, current: bool) -> None:
+    while nodes.current is not current:
+        await asyncio.sleep(0.01)
+
+
 async def test_the_nodes_of_the_bus_are_listed_and_changes_reported() -> None:
     listed = [node("a"), node("b")]
     away: list[bool] = []
@@ -150,9 +155,12 @@ async def test_the_nodes_of_the_bus_are_listed_and_changes_reported() -> None:
         listed[1] = node("b", cordoned=True)
         assert await changed.get() == "/b"
         away.append(True)
-        while nodes.current:
-            await asyncio.sleep(0.01)
+        await until_current(nodes, current=False)
         inputs = Inputs(None, NOW, 0.0, {})
         (one,) = controller(nodes).reconcile(Key(NODE, "", "a"), inputs)
         assert isinstance(one, Requeue), "without the bus there is no heartbeat"
+        away.clear()
+        await until_current(nodes, current=True)
+        leads.clear()
+        await until_current(nodes, current=False)
     await bus.aclose()

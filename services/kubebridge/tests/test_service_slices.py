@@ -1,8 +1,16 @@
 """A change of a guest reconciles only the Services that select it."""
 
+from datetime import UTC, datetime
 from typing import Any, cast
 
-from virtbus.kubebridge.core.runtime.controller import ENDPOINT_SLICE, SERVICE, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import (
+    ENDPOINT_SLICE,
+    SERVICE,
+    VMI,
+    Inputs,
+    Key,
+    RecordEvent,
+)
 from virtbus.kubebridge.core.service.controller import Services
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY
 from virtbus.kubebridge.edge.runtime.store import ObjectStore
@@ -78,3 +86,18 @@ def test_a_changed_slice_reconciles_its_service() -> None:
     here.slices.drop("n/a-virtbus-ipv4-0")
     assert named(here.index.slice_changed(key)) == {"a"}
     assert named(here.index.slice_changed(key)) == set()
+
+
+def test_a_warning_that_comes_back_is_recorded_again() -> None:
+    here = Here()
+    here.service("a", app="a")
+    here.vmi("one", app="a")
+
+    def warned(target: str | int) -> bool:
+        ports = [{"name": "web", "port": 80, "targetPort": target}]
+        here.put(here.services, "a", {"spec": {"selector": {"app": "a"}, "ports": ports}})
+        inputs = Inputs(here.services.get("n/a"), datetime.now(UTC), 0.0, {})
+        actions = here.index.controller().reconcile(Key(SERVICE, "n", "a"), inputs)
+        return any(isinstance(one, RecordEvent) for one in actions)
+
+    assert [warned(one) for one in ("tls", "tls", 443, "tls")] == [True, False, False, True]

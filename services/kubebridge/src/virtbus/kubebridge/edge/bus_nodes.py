@@ -34,7 +34,7 @@ class BusNodes:
         self._interval_s = interval_s
         self._views: dict[str, NodeView] = {}
         self.current = False
-        """True if the last list succeeded."""
+        """True if the last list succeeded, since this bridge leads."""
         self.notify: Notify = lambda _: None
 
     def get(self, name: str) -> NodeView | None:
@@ -48,7 +48,9 @@ class BusNodes:
     async def run(self) -> None:
         """List the nodes every `interval_s` while this bridge leads, until cancelled."""
         while True:
-            await self._leads.wait()
+            if not self._leads.is_set():
+                self.current = False
+                await self._leads.wait()
             try:
                 views = {view.node: view async for view in self._listed()}
             except (BusError, VirtbusError) as error:

@@ -123,6 +123,8 @@ class Services:
         members = self._members.get(key.namespace, {}).values()
         slices = [read(Slice, one) for one in there if one is not None]
         actions = reconcile(read(KubeService, inputs.obj), members, slices)
+        if not any(isinstance(one, RecordEvent) for one in actions):
+            self._warned.pop(key, None)
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:

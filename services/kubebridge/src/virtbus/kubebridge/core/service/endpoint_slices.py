@@ -76,11 +76,8 @@ def _spread(
     """Yield slice names with uids of guests. Existing endpoints stay, new ones fill gaps."""
     left = dict.fromkeys(sorted(here))
     stem = f"{service}-virtbus-{family.lower()}-"
-    numbers = sorted(
-        int(name.removeprefix(stem))
-        for name in existing
-        if name.startswith(stem) and name.removeprefix(stem).isdecimal()
-    )
+    ends = (name.removeprefix(stem) for name in existing if name.startswith(stem))
+    numbers = sorted(int(end) for end in ends if end.isdecimal() and end == str(int(end)))
     rows: dict[int, list[str]] = {}
     for number in numbers:
         uids = dict.fromkeys(one.uid for one in existing[f"{stem}{number}"].members)

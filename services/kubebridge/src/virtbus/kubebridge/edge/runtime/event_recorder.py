@@ -90,7 +90,11 @@ class EventRecorder:
             return
         name = f"{about['name'][:200]}.{self._sources.uuid7()[-12:]}"
         self._sent[same] = _SentEvent(name, now_s)
-        await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
+        try:
+            await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
+        except StatusError:
+            self._sent.pop(same, None)
+            raise
 
     async def _counted(self, sent: _SentEvent, about: Json, now_s: float) -> bool:
         """Count a repeat. Return False if the Event no longer exists, because Events expire."""
