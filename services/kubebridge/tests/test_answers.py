@@ -49,6 +49,7 @@ async def said(error: Exception) -> tuple[int, Any]:
             "Unauthorized",
         ),
         (web.HTTPNotFound(), 404, "NotFound", "Not Found"),
+        (web.HTTPServiceUnavailable(text="retry"), 503, "ServiceUnavailable", "retry"),
     ],
 )
 async def test_an_error_is_answered_with_its_code_and_words(

@@ -59,6 +59,8 @@ def _refusal_for(error: Exception) -> Refusal | None:
         case BusError():
             return of_http(503, str(error))
         case web.HTTPException():
-            return of_http(error.status, error.reason)
+            default = f"{error.status}: {error.reason}"
+            explained = error.text not in (None, default)
+            return of_http(error.status, (error.text if explained else None) or error.reason)
         case _:
             return None
