@@ -164,7 +164,7 @@ DISK = (
     ),
     ignored(f"{DISKS}.blockSize.matchVolume", "the blocks of a volume's file have 512 bytes"),
     refused(f"{DISKS}.tag", "tags do not reach the guest's metadata", "use serial"),
-    refused(f"{DISKS}.changedBlockTracking", "there are no backups yet", "leave it out"),
+    refused(f"{DISKS}.changedBlockTracking", "the bridge makes no backups yet", "leave it out"),
 )
 
 NIC = (

@@ -132,7 +132,7 @@ def _freeze(call: SubresourceCall) -> Outcome:
 
 CLAIMS, MIGRATION = "disks cannot be hotplugged yet", "virtbus has no live migration yet"
 SEV, GRAPH = "encrypted guests are not supported", "there is no graph of objects yet"
-BACKUP = "there are no backups yet"
+BACKUP = "the bridge makes no backups yet; `virtbus backup create` does"
 
 
 def shared(resource: str) -> tuple[Verb, ...]:
