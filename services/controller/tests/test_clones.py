@@ -2,13 +2,17 @@
 
 from typing import Any
 
-from services.controller.tests.fleets import status, uid
+import pytest
+from services.controller.tests.fleets import record, status, uid
 from services.controller.tests.test_snapshot_api import create, end
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 from services.controller.tests.volumes import volume
 
+from virtbus.controller.core.admission import admit
+from virtbus.controller.core.clones import taken_over
 from virtbus.schemas import subjects
+from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import encode, read
@@ -56,6 +60,38 @@ async def test_a_clone_is_on_the_node_of_its_snapshot_and_takes_over_first_boot_
     (seed,) = secrets.cloud_init.values()
     assert seed.user_bytes == SEED.encode()
     assert (secrets.uid, seed.hostname) == (uid(2), "web2")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"user_data_parts": [{"data": "#!/bin/sh\n"}]},
+        {"vendor_data": "#cloud-config\n"},
+        {"network_data": "version: 2\n"},
+        {"environment": {"A": "b"}},
+        {"write_files": [{"path": "/a", "content": "b"}]},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_a_seed_of_the_clone_with_any_secret_content_stays(own: dict[str, Any]) -> None:
+    before, after = seeds(own)
+    assert after == before
+
+
+def test_a_seed_of_the_clone_with_mounts_only_keeps_them_beside_the_first_boot_data() -> None:
+    _, after = seeds({"mounts": [{"volume": "root", "path": "/data"}]})
+    assert after["cloudinit"].user_data == SEED
+    assert [one.path for one in after["cloudinit"].mounts] == ["/data"]
+
+
+def seeds(own: dict[str, Any]) -> tuple[dict[str, CloudInit], dict[str, CloudInit]]:
+    """The secret seeds of a clone with the seed `own`, before and after the source's were added."""
+    volumes = [{"name": "cloudinit", "cloud_init_no_cloud": own}]
+    asked = {"name": "web2", "image": "tiny", "spec": {"volumes": volumes}}
+    admitted = admit(asked, uid(2))
+    held = VmSecrets(uid=uid(1), cloud_init={"cloudinit": CloudInit(user_data=SEED)})
+    after = taken_over(admitted.spec, admitted.secrets, record(), held, "web2", uid(2))
+    return {} if admitted.secrets is None else admitted.secrets.cloud_init, after.cloud_init
 
 
 @played()

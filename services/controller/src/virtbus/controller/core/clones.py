@@ -7,6 +7,9 @@ from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.snapshot import Origin, SnapshotRecord
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 
+_DISKS = ("mounts", "links")
+_PUBLIC = ("hostname", "fqdn", *_DISKS)
+
 
 def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
     """Return the origin of a clone; `home` is the node of the clone's volumes.
@@ -37,13 +40,13 @@ def taken_over(
 ) -> VmSecrets:
     """Return the secrets of a clone: its own, and the source's where the clone has none.
 
-    `held` are the source's secrets. The source's seed replaces a seed of the clone that has neither
-    user data nor SSH keys. A host name that is the source's name becomes `name`.
+    `held` are the source's secrets. The source's seed replaces a seed of the clone without secrets,
+    but the clone's mounts and links stay. A host name that is the source's name becomes `name`.
     """
     own = own or VmSecrets(uid=uid)
-    names = {volume.name for volume in spec.volumes}
+    names = {volume.name: volume.cloud_init for volume in spec.volumes}
     seeds = {
-        volume: _renamed(seed, source.name, name)
+        volume: _renamed(seed, source.name, name).model_copy(update=_kept(names[volume]))
         for volume, seed in held.cloud_init.items()
         if volume in names and _is_empty(own.cloud_init.get(volume))
     }
@@ -60,7 +63,13 @@ def taken_over(
 
 
 def _is_empty(seed: CloudInit | None) -> bool:
-    return seed is None or not (seed.user_bytes or seed.ssh_keys)
+    """Return True for a seed without secrets; an empty text counts as left out."""
+    return seed is None or not any(one for field, one in seed if field not in _PUBLIC)
+
+
+def _kept(seed: CloudInit | None) -> dict[str, object]:
+    """Return the mounts and links of a clone's own seed, as far as it has some."""
+    return {} if seed is None else {name: own for name in _DISKS if (own := getattr(seed, name))}
 
 
 def _renamed(seed: CloudInit, before: str, after: str) -> CloudInit:
