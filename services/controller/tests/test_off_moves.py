@@ -36,6 +36,7 @@ from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.pool import PoolKind
+from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import VolumeState
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.wire import encode, validate
@@ -443,6 +444,34 @@ async def test_a_fenced_source_needs_no_release(made: World) -> None:
         assert (await hosts.vm()).node == "n2"
         assert (await get(made)).node == "n2"
         await made.ask("start", uid=uid(1))
+
+
+@played()
+async def test_other_vms_leave_a_fenced_node_on_which_one_stays_with_its_volumes(
+    made: World,
+) -> None:
+    hosts = OffHosts(made, stuck=True)
+    async with hosts.on():
+        await with_vm(hosts, "data")
+        await made.ask("cordon", "node", node="n2")
+        free = {"eviction_strategy": "None"}
+        await made.vm("create", name="free", image="tiny", uid=uid(2), spec=free)
+        assert (await hosts.vm(2)).node == "n1"
+        await made.ask("uncordon", "node", node="n2")
+        await move(made, node="n2")
+        while not (vm := await hosts.vm()).evacuating:
+            await asyncio.sleep(0.5)
+        one = await hosts.volume()
+        assert one is not None
+        assert one.move is not None
+        hosts.silent = {"n1"}
+        await made.ask("delete", "operation", id=one.move.fill)
+        await asyncio.sleep(40)
+        await made.ask("fence", "node", node="n1", confirm="powered off")
+        await made.vm("create", name="new", image="tiny")
+        await made.say(status(vm, VmState.STOPPED, released=True))
+        await asyncio.sleep(15)
+        assert ((await hosts.vm()).node, (await hosts.vm(2)).node) == ("n1", "n2")
 
 
 @played()

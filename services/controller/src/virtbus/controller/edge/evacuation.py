@@ -229,7 +229,7 @@ class Evacuations:
             extra = {"code": "move_lost", "uid": record.uid}
             log.info("%s will be retried: %s", record.name, error, extra=extra)
             return
-        if fence is not None:
+        if fence is not None and node != old:
             self._fleet.node_spec(fence[0], new.revision - 2)
         self._apply(new)
         self._events.emit(EventKind.VM_MOVED, new.record, f"from {old}")
