@@ -160,6 +160,8 @@ async def test_static_addresses_are_checked_and_belong_to_one_vm(made: World) ->
         for bad in ("10.9.0.1", "10.9.0.0", "10.9.0.255", "10.9.0.66", "10.8.0.5", "fd00:8::5"):
             error = await refused(static(made, 2, {"addresses": [bad]}))
             assert (error.code, paths(error)) == (400, [f"{NIC}.addresses[0]"]), bad
+        part = await refused(static(made, 2, {"addresses": ["10.9.0.7", "10.9.0.201"]}))
+        assert paths(part) == [f"{NIC}.addresses[1]"]
         twice = [{"addresses": ["10.9.0.7"]}, {"addresses": ["10.9.0.7"]}]
         assert (await refused(static(made, 2, *twice))).code == 400
         assert await claimed(made) == {*mine["addresses"], MAC}

@@ -68,7 +68,10 @@ class AddressClaims:
         try:
             for need in wanted:
                 refuse_hosts(need, self._hosts(need))
-                done = await self._claim_static(need, record, done, withheld)
+                done = _with(done, need, ())
+                for address in (*need.static.addresses, *filter(None, (need.static.mac,))):
+                    await self._claim_static(need, address, record, withheld)
+                    done = _with(done, need, (address,))
                 for pool in need.open_pools():
                     done = await self._claim_any(need, pool, done, withheld)
         except VirtbusError:
@@ -90,18 +93,13 @@ class AddressClaims:
                 log.info("left to the sweep: %s", error, extra=extra)
 
     async def _claim_static(
-        self, need: Need, record: VmRecord, done: VmRecord, withheld: Mapping[str, str]
-    ) -> VmRecord:
-        """Claim the addresses that the spec names; return `done` with these claims."""
-        done = _with(done, need, ())
-        static = need.static
-        for address in (*static.addresses, *((static.mac,) if static.mac else ())):
-            key = subjects.address_claim(static.network, address)
-            if withheld.get(key, record.uid) != record.uid:
-                raise AddressTakenError(record, key, withheld[key])
-            await self._commits.claim_key(key, record, renew=True)
-            done = _with(done, need, (address,))
-        return done
+        self, need: Need, address: str, record: VmRecord, withheld: Mapping[str, str]
+    ) -> None:
+        """Claim an address that the spec names."""
+        key = subjects.address_claim(need.static.network, address)
+        if withheld.get(key, record.uid) != record.uid:
+            raise AddressTakenError(record, key, withheld[key])
+        await self._commits.claim_key(key, record, renew=True)
 
     async def _claim_any(
         self, need: Need, pool: AddressPool, done: VmRecord, withheld: Mapping[str, str]
