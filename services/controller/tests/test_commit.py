@@ -203,3 +203,16 @@ async def test_a_replace_of_a_newer_object_is_a_conflict_and_changes_nothing() -
     with pytest.raises(Exception, match="wrong last sequence"):
         await commits.replace(StoredVm(first.record, first.revision), first.record)
     assert await commits.latest(uid(1)) == second
+
+
+async def test_the_place_that_a_record_left_in_a_rebuild_is_forgotten_after_a_day() -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    commits, old = Commits(bus), record()
+    await commits.create(old, None)
+    newer = old.model_copy(update={"node": "n2", "epoch": 2})
+    await commits.write_back(newer, await commits.known(old.uid))
+    former = subjects.vm_record("n1", old.uid)
+    (shelf,) = [one for one in server.shelves.values() if former in one.entries]
+    assert shelf.entries[former].kind is EntryKind.PURGE
+    assert former in shelf.expires_ns

@@ -319,8 +319,8 @@ class Commits:
         if secret is not None and secret.kind is EntryKind.PUT and old.sec_digest:
             await self._bus.put(subjects.vm_secret(record.node, record.uid), secret.value)
         former = subjects.vm_record(known.node, record.uid)
-        move = [Write(former, None, expect=known.revision), Write(key, encode(record), expect=0)]
-        await self._reservations.write(old, record, move)
+        gone = Write(former, None, expect=known.revision, ttl_s=MARKER_TTL_S)
+        await self._reservations.write(old, record, [gone, Write(key, encode(record), expect=0)])
 
     async def latest(self, uid: str) -> StoredVm | None:
         """Return a uid's record from the stream's leader, or None; raises UnreadableValueError."""
