@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from services.controller.tests.fleets import status, uid
+from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_operation_api import off
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
@@ -170,6 +170,18 @@ async def test_nodes_that_do_not_answer_are_named(made: World) -> None:
     error = await refused(made.ask("get", "backup", id=ID))
     assert "n1 did not answer" in error.body.message
     assert (error.code, error.body.retry) == (Code.UNAVAILABLE, Retry.LATER)
+
+
+@played(nodes=2)
+async def test_a_node_that_is_down_may_have_the_backup(made: World) -> None:
+    await off(made)
+    async with holding(made):
+        await asyncio.sleep(60)
+        await made.hear(node("n1"))
+        await settle()
+        assert (await made.ask("list", "backup"))["silent"] == ["n2"]
+        error = await refused(made.ask("get", "backup", id=ID))
+        assert (error.code, "n2 did not answer" in error.body.message) == (Code.UNAVAILABLE, True)
 
 
 @played(nodes=3)

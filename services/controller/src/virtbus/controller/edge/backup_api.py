@@ -138,9 +138,8 @@ class BackupApi:
         Raises:
             VirtbusError:
                 403: the account may not use the backup.
-                404: no node whose heartbeat arrives has the backup, or the requested node is not
-                known.
-                503: a node that may have the backup, and whose heartbeat arrives, did not answer.
+                404: no node has the backup, or the requested node is not known.
+                503: a node that may have the backup did not answer.
         """
 
         async def ask(node: str) -> HeldBackups:

@@ -36,18 +36,16 @@ class BackupDirectories:
         self._fleet = fleet
 
     def nodes(self, node: str | None = None) -> tuple[str, ...]:
-        """Return the given node, or all nodes whose heartbeats arrive.
+        """Return the given node, or all nodes; a node that is down has backups, too.
 
         Raises:
             VirtbusError: 404: no such node is known.
         """
-        if node is not None:
-            if node not in self._fleet.nodes:
-                raise node_not_found(node)
-            return (node,)
-        now_s = asyncio.get_running_loop().time()
-        nodes = sorted(self._fleet.nodes)
-        return tuple(one for one in nodes if not self._fleet.silent(one, now_s))
+        if node is None:
+            return tuple(self._fleet.known_nodes())
+        if not self._fleet.has_node(node):
+            raise node_not_found(node)
+        return (node,)
 
     async def each(
         self,
