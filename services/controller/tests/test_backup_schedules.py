@@ -150,6 +150,18 @@ async def test_a_schedule_needs_a_vm(made: World) -> None:
 
 
 @played()
+async def test_a_run_waits_while_its_vm_leaves_its_node(made: World) -> None:
+    vm = await off(made, evacuating=True)
+    await create(made)
+    await asyncio.sleep(30)
+    assert (await ask(made, "get")).state == "Running"
+    stays = vm.model_copy(update={"evacuating": False})
+    await made.host.put(subjects.vm_record("n1", vm.uid), encode(stays))
+    await made.hear(node("n1"))
+    assert (await running(made)).kind == "backup"
+
+
+@played()
 async def test_a_schedule_of_a_vm_with_a_device_of_its_node_fails(made: World) -> None:
     await off(made, spec=DEVICE)
     await create(made)

@@ -92,7 +92,7 @@ async def test_progress_and_result_are_shown(made: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["runs", "silent", "unknown vm", "no disk", "unplaced", "deleting"]
+    "case", ["runs", "silent", "unknown vm", "no disk", "unplaced", "evacuating", "deleting"]
 )
 def test_refusals(case: str) -> None:
     wanted = {
@@ -101,6 +101,7 @@ def test_refusals(case: str) -> None:
         "unknown vm": "vm_not_found",
         "no disk": "no_disk",
         "unplaced": "unplaced",
+        "evacuating": "unplaced",
         "deleting": "deleting",
     }
 
@@ -111,7 +112,7 @@ def test_refusals(case: str) -> None:
             await made.host.put(subjects.name_claim("default", "web"), encode({"uid": one.uid}))
             await made.host.put(subjects.vm_record("_", one.uid), encode(one))
         elif case != "unknown vm":
-            one = await off(made, deleting=case == "deleting")
+            one = await off(made, **{case: True} if case in {"evacuating", "deleting"} else {})
             if case == "runs":
                 await made.say(status(one, VmState.RUNNING))
             if case == "silent":

@@ -1,10 +1,10 @@
 """Describes the VM or volume that an operation on disks reads; refuses one that is in use."""
 
 from virtbus.controller.core.pools import no_copies
+from virtbus.controller.core.volume_attachment import refuse_unplaced
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmView
@@ -23,14 +23,11 @@ def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, obje
     """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
 
     Raises:
-        VirtbusError: 409 `deleting`: the VM is being deleted or evacuated. 409 `unplaced`: it has
-            no node. 409 `vm_runs`: its guest is not off. 503 `node_silent`: its state is not known.
+        VirtbusError: 409 `deleting`: the VM is being deleted. 409 `unplaced`: it has no node, or is
+            leaving its node. 409 `vm_runs`: its guest is not off. 503 `node_silent`: its state is
+            not known.
     """
-    if vm.ending:
-        raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")
-    if vm.node == UNPLACED:
-        message = f"{vm.name} has no node yet, so it has no disk"
-        raise VirtbusError(Code.CONFLICT, "unplaced", message)
+    refuse_unplaced(vm)
     refuse_unknown(vm.name, vm.node, state)
     if state not in OFF_STATES and not (live and state in UP_STATES):
         message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"

@@ -35,6 +35,8 @@ RETAIN_S = 600.0
 """Time limit of a removal of old backups on all nodes."""
 SETTLE_S = 0.2
 """Delay after `wake`, so that one round handles concurrent changes."""
+PASSING = frozenset({"vm_runs", "unplaced"})
+"""Reasons of refusals that pass by themselves: the VM is starting, waits for a node, or leaves."""
 
 
 class BackupScheduleRuns:
@@ -123,8 +125,8 @@ class BackupScheduleRuns:
             wanted = self._wanted(record) if not record.backup else await self._check(record)
             stored, created = await self._operations.create(wanted)
         except VirtbusError as error:
-            if error.code in {Code.UNAVAILABLE, Code.EXHAUSTED} or error.reason == "vm_runs":
-                raise  # the next round tries again; a VM may be starting
+            if error.code in {Code.UNAVAILABLE, Code.EXHAUSTED} or error.reason in PASSING:
+                raise  # the next round tries again
             await self._fail(held, str(error))
             return
         self._fleet.operations.apply(stored)
