@@ -266,6 +266,7 @@ def test_a_problem_never_repeats_a_secret() -> None:
             },
             ["spec.domain.devices.disks[1].name"],
         ),
+        ({"name": "web", "user_data": "#!/a\n", "spec": {"volumes": [ROOT, SEED]}}, ["user_data"]),
     ],
 )
 def test_each_problem_between_fields_has_its_path(data: Any, expected: list[str]) -> None:

@@ -253,7 +253,8 @@ def test_a_pull_secret_leaves_the_record_and_goes_with_its_own_registry_alone() 
 
 
 def test_the_shorthand_goes_into_the_config_drive_if_that_is_the_seed() -> None:
-    done = admit(request(DRIVE) | {"user_data": "#!/bin/sh\n"}, uid(1))
+    drive = {"name": "drive", "cloud_init_config_drive": {}}
+    done = admit(request(drive) | {"user_data": "#!/bin/sh\n"}, uid(1))
     assert done.secrets is not None
     assert done.secrets.cloud_init["drive"].user_bytes == b"#!/bin/sh\n"
 

@@ -176,7 +176,7 @@ def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
     seed["hostname"] = seed.get("hostname") or create.name
     seed["ssh_keys"] = (*seed.get("ssh_keys", ()), *create.ssh_keys)
     if create.user_data is not None:
-        seed |= {"user_data": create.user_data, "user_data_base64": None}
+        seed["user_data"] = create.user_data
     return volumes
 
 

@@ -28,6 +28,7 @@ _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would ov
     "memory": ("domain", "memory"),
     "network": ("networks",),
 }
+_USER_DATA = ("user_data", "user_data_base64")
 
 
 def between_fields(data: Mapping[str, Any]) -> list[Detail]:
@@ -79,6 +80,11 @@ def _shorthand_conflicts(
         if data.get(field) is not None and inner:
             where = ".".join(("spec", *path))
             found.append(Detail(path=field, message=f"give either {field} or {where}, not both"))
+    seeds = [_map(v.get(kind)) for v in volumes for kind in SEEDS if v.get(kind) is not None]
+    own = [form for seed in seeds[:1] for form in _USER_DATA if seed.get(form) is not None]
+    if data.get("user_data") is not None and own:
+        message = f"give either user_data or {own[0]} of the seed in spec.volumes, not both"
+        found.append(Detail(path="user_data", message=message))
     imaged = any(volume.get("image") or volume.get("container_disk") for volume in volumes)
     if data.get("image") and any(volume.get("name") == ROOT for volume in volumes):
         message = f"give either image or a volume named {ROOT} in spec.volumes, not both"
