@@ -242,6 +242,28 @@ def test_an_update_moves_the_next_run() -> None:
     assert backup_schedules.changed(record, BackupScheduleUpdate(name="nightly"), 1) == record
 
 
+def test_an_update_to_a_shorter_interval_misses_no_run() -> None:
+    begun = backup_schedules.begun(schedule(every_s=24 * 3600), uid(5), 1)
+    want, now_ns = BackupScheduleUpdate(name="nightly", every_s=3600), 1 + 20 * HOUR_NS
+    busy = backup_schedules.changed(begun, want, now_ns)
+    assert (busy.next_ns, backup_schedules.overdue(busy, now_ns).missed) == (now_ns + HOUR_NS, 0)
+    idle = backup_schedules.changed(backup_schedules.succeeded(begun, 5), want, now_ns)
+    assert backup_schedules.begun(idle, uid(6), now_ns).missed == 0
+
+
+def test_an_update_without_an_interval_hides_no_missed_run() -> None:
+    begun = backup_schedules.begun(schedule(every_s=24 * 3600), uid(5), 1)
+    want, now_ns = BackupScheduleUpdate(name="nightly", keep=9), 1 + 60 * HOUR_NS
+    late = backup_schedules.changed(backup_schedules.succeeded(begun, 5), want, now_ns)
+    assert backup_schedules.begun(late, uid(6), now_ns).missed == 1
+
+
+def test_a_longer_interval_does_not_delay_the_first_backup() -> None:
+    want = BackupScheduleUpdate(name="nightly", every_s=24 * 3600, suspended=False)
+    first = backup_schedules.changed(schedule(suspended=True), want, 5)
+    assert backup_schedules.due(first, 5)
+
+
 def test_no_run_is_missed_while_a_schedule_is_suspended() -> None:
     suspended = schedule(suspended=True)
     want = BackupScheduleUpdate(name="nightly", suspended=False)

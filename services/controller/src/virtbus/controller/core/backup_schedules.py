@@ -67,17 +67,22 @@ def made(want: BackupScheduleCreate, uid: str, owner: str, now_ns: int) -> Backu
 def changed(
     record: BackupScheduleRecord, want: BackupScheduleUpdate, now_ns: int
 ) -> BackupScheduleRecord:
-    """Return the schedule after an update. A suspended schedule misses no runs."""
+    """Return the schedule after an update. A suspended schedule misses no runs.
+
+    The due time of the first backup stays. Another due time moves with the interval, but not into
+    the past.
+    """
     names = {"every_s", "keep", "chain", "verify", "suspended"}
     fields = want.model_dump(include=names, exclude_none=True)
     spec = record.spec.model_copy(update=fields)
     if spec == record.spec:
         return record
     more: dict[str, object] = {"spec": spec, "generation": record.generation + 1}
-    begin_ns = record.next_ns - record.spec.every_s * SECOND_NS
-    next_ns = max(record.begun_ns, begin_ns) + spec.every_s * SECOND_NS
-    if record.spec.suspended and next_ns <= now_ns:
-        next_ns = now_ns + spec.every_s * SECOND_NS if record.run else now_ns
+    next_ns, every_ns = record.next_ns, spec.every_s * SECOND_NS
+    if record.begun_ns:
+        next_ns = max(record.begun_ns, next_ns - record.spec.every_s * SECOND_NS) + every_ns
+    if next_ns <= now_ns and (record.spec.suspended or spec.every_s != record.spec.every_s):
+        next_ns = now_ns + every_ns if record.run else now_ns
     more["next_ns"] = next_ns
     if spec.suspended:
         more["missed"] = 0
