@@ -142,3 +142,25 @@ async def test_a_failed_missing_or_hung_command_proves_nothing(tmp_path: Path) -
     assert not missing.done
     hung = await command([sys.executable, "-c", "import time; time.sleep(600)"], 0.3)("n1")
     assert hung == FenceResult(False, "did not end in 0.3 s")
+
+
+async def test_a_child_in_the_background_ends_with_a_command_that_has_ended() -> None:
+    script = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    answer = await command([sys.executable, "-c", script], 20)("n1")
+    assert answer.done, answer
+    async with asyncio.timeout(5):
+        while _runs(answer.output.split()[-1]):
+            await asyncio.sleep(0.01)
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return " Z " not in Path("/proc", pid, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_only_the_end_of_a_long_output_is_kept() -> None:
+    script = "print('x' * 300_000); print('off')"
+    answer = await command([sys.executable, "-c", script], 20)("n1")
+    assert (answer.done, answer.output[-5:], len(answer.output) < 600) == (True, "x off", True)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.node_api import NodeApi
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 RETRY_S = 30.0
 SAID_BYTES = 500
+EXIT_S = 0.05
+"""Interval of the checks if the command has ended."""
+OUTPUT_S = 1.0
+"""Time limit of reading the rest of the output, after the command and its children have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +59,38 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
             )
         except OSError as error:
             return FenceResult(False, f"{words[0]}: {error.strerror}")
-        try:
-            async with asyncio.timeout(timeout_s):
-                output = await _end_of(process)
-                code = await process.wait()
-        except TimeoutError:
-            return FenceResult(False, f"did not end in {timeout_s:g} s")
-        finally:
-            if process.returncode is None:  # its child processes have to end, too
-                with suppress(ProcessLookupError):
+        kept = bytearray()
+        async with background() as tasks:
+            tasks.start(_keep_end(process, kept))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    code = await _exit_code(process)
+            except TimeoutError:
+                return FenceResult(False, f"did not end in {timeout_s:g} s")
+            finally:  # its child processes have to end, too
+                with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.communicate()
+                    await _exit_code(process)
+                await tasks.settle(OUTPUT_S)
+        output = " ".join(kept.decode("utf-8", "replace").split())
         return FenceResult(code == 0, f"exit code {code}" + (f": {output}" if output else ""))
 
     return run
 
 
-async def _end_of(process: asyncio.subprocess.Process) -> str:
-    """Read the whole output; return its last SAID_BYTES bytes as one line."""
-    kept = b""
+async def _exit_code(process: asyncio.subprocess.Process) -> int:
+    """Wait until the process ends. `Process.wait` waits for all processes that hold its pipe."""
+    while process.returncode is None:  # noqa: ASYNC110  asyncio has no event for this
+        await asyncio.sleep(EXIT_S)
+    return process.returncode
+
+
+async def _keep_end(process: asyncio.subprocess.Process, kept: bytearray) -> None:
+    """Read the whole output; keep its last SAID_BYTES bytes in `kept`."""
     assert process.stdout is not None  # noqa: S101  it is a pipe
     while chunk := await process.stdout.read(4096):
-        kept = (kept + chunk)[-SAID_BYTES:]
-    return " ".join(kept.decode("utf-8", "replace").split())
+        kept.extend(chunk)
+        del kept[:-SAID_BYTES]
 
 
 class FenceAgent:
