@@ -16,6 +16,7 @@ from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.vm_status import Condition, VmStatus
@@ -384,6 +385,15 @@ def test_the_memory_of_deleted_vms_is_bounded() -> None:
 def test_the_view_shows_the_nodes_status(state: VmState) -> None:
     one = record()
     assert visible_state(one, status(one, state), NodeState.READY) is state
+
+
+def test_an_orphan_that_waits_for_a_node_is_shown_as_both() -> None:
+    one = record(node="_", annotations={ORPHANED: "web is gone"})
+    shown = view(one, 1, None, NodeState.DOWN, unplaced="no node has room")
+    assert [(one.type, one.message) for one in shown.conditions] == [
+        ("Placed", "no node has room"),
+        ("Orphaned", "web is gone"),
+    ]
 
 
 def test_a_delete_wins_in_the_view() -> None:

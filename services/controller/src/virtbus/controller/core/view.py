@@ -38,10 +38,6 @@ def view(
         goal = record.evacuation_target or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Evacuating", status=True, message=why),)
-    if orphaned := record.annotations.get(ORPHANED):
-        conditions += (
-            Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned),
-        )
     if unplaced and not record.deleting:
         reason, message = "unplaced", unplaced
         conditions = (
@@ -52,6 +48,10 @@ def view(
                 message=message,
                 since_ns=record.created_ns,
             ),
+        )
+    if orphaned := record.annotations.get(ORPHANED):
+        conditions += (
+            Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned),
         )
     return VmView(
         uid=record.uid,
