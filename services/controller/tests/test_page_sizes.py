@@ -181,6 +181,15 @@ def test_history_is_bounded_by_bytes_and_shows_unreadable_events(*, as_json: boo
     assert seen == list(range(1, 65))
 
 
+def test_an_event_that_is_too_large_to_show_takes_no_room_of_others() -> None:
+    spans: list[Any] = [{}] * 15_000
+    bodies = [pack({"data": {}}), pack({"data": {"spans": spans}}), pack({"data": {}})]
+    stored = [fact(number, body) for number, body in enumerate(bodies, start=1)]
+    page = history.page(stored, EventList(after=0), more=False, as_json=True)
+    assert [one["sequence"] for one in page["items"]] == [1, 2, 3]
+    assert "too large" in page["items"][1]["data"]["message"]
+
+
 @played()
 async def test_a_history_request_takes_no_more_of_the_bus_than_a_page(made: World) -> None:
     for number in range(40):

@@ -39,10 +39,9 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
             shown = []
         seen.add(one)
         made = [fitting(item, as_json=as_json) for item in shown]
-        size_bytes = sum(size for _, size in made)
-        if size_bytes > ITEM_BYTES:
+        if sum(size for _, size in made) > ITEM_BYTES:
             made = [fitting(_unshown(message, "it is too large"), as_json=as_json)]
-        left_bytes -= size_bytes
+        left_bytes -= sum(size for _, size in made)
         if items and left_bytes < 0:
             more = True
             break
