@@ -156,6 +156,9 @@ async def test_a_network_that_no_node_could_have_is_refused(made: World) -> None
     forbidden = await refused(make(made, spec={"kind": "cni", "config": config}))
     assert paths(forbidden) == ["spec.config.plugins[0].ipam.type"]
     assert "cni_plugins_allowed" in str(forbidden)
+    await made.hear(node("n2", cni_plugins=("host-local",)))
+    divided = await refused(make(made, spec={"kind": "cni", "config": config}))
+    assert "no node allows all plugins; n1 does not allow host-local" in str(divided)
     await make(made, spec={"kind": "cni", "conflist": "lan"})
 
 

@@ -76,11 +76,13 @@ def _forbidden(config: str, nodes: Iterable[NodeRecord]) -> list[Detail]:
     """Return the plugins that the most permissive node does not allow."""
     wanted = plugins_in(config)
     refused = (
-        [(path, plugin) for path, plugin in wanted if plugin not in node.cni_plugins]
+        (node.node, [(path, plugin) for path, plugin in wanted if plugin not in node.cni_plugins])
         for node in nodes
     )
+    name, lacking = min(refused, key=lambda one: len(one[1]))
     hint = "an operator adds it to the setting cni_plugins_allowed of a node's netd"
+    message = f"no node allows all plugins; {name} does not allow {{}} here"
     return [
-        Detail(path=f"spec.config.{path}", message=f"no node allows {plugin} here", hint=hint)
-        for path, plugin in min(refused, key=len)
+        Detail(path=f"spec.config.{path}", message=message.format(plugin), hint=hint)
+        for path, plugin in lacking
     ]
