@@ -88,6 +88,13 @@ def test_a_port_is_published_once_in_a_vm() -> None:
     other = Interface.model_validate({"name": "b", "publish": [web | here]})
     (found,) = problems(one, other)
     assert found[0] == "interfaces[1].publish[0].host_port"
+    ipv4, mapped = (
+        Interface.model_validate({"name": name, "publish": [web | {"host_address": address}]})
+        for name, address in (("a", "192.0.2.1"), ("b", "::ffff:192.0.2.1"))
+    )
+    assert mapped.publish == ipv4.publish
+    (found,) = problems(ipv4, mapped)
+    assert found[0] == "interfaces[1].publish[0].host_port"
 
 
 def test_the_port_by_which_hosts_exchange_frames_of_overlays_is_not_published() -> None:
@@ -99,7 +106,9 @@ def test_the_port_by_which_hosts_exchange_frames_of_overlays_is_not_published() 
     assert problems(tcp) == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "::ffff:127.0.0.1", "localhost"]
+)
 def test_only_an_address_that_others_reach_is_published(address: str) -> None:
     port = {"host_port": 80, "guest_port": 80, "host_address": address}
     with pytest.raises(ValidationError):

@@ -1,7 +1,7 @@
 """Ports of a host that lead to a port of a guest."""
 
 from collections.abc import Collection
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from operator import not_
 from typing import Annotated, Literal
 
@@ -29,6 +29,8 @@ Protocol = Literal["tcp", "udp"]
 
 def _host_address(text: str) -> str:
     address = ip_address(text)
+    if isinstance(address, IPv6Address):  # an IPv4 address has one form only, so that ports clash
+        address = address.ipv4_mapped or address
     wrong = address.is_loopback or address.is_unspecified or address.is_multicast
     if wrong or address.is_link_local or "%" in text:
         msg = "must be an address by which others reach the host; without it, all are used"
