@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from virtbus.bus.errors import BusError, DeniedError
+from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.cli.__main__ import main
+from virtbus.cli.bus import nodes, place
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -47,7 +51,7 @@ def test_a_node_is_added_to_the_files_also_where_no_server_answers(
     assert main(["bus", "remove-node", "n9", "--dir", base]) == 0
 
 
-def test_other_keys_are_made_once_until_the_servers_know_them(
+def test_each_revocation_makes_other_keys_and_a_check_makes_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base, creds = str(tmp_path / "bus"), tmp_path / "bus/creds"
@@ -56,11 +60,12 @@ def test_other_keys_are_made_once_until_the_servers_know_them(
     assert main(["bus", "revoke-node", "n1", "--dir", base]) == 5
     assert "no server answers" in capsys.readouterr().err
     new = {path.name: path.read_text() for path in creds.iterdir()}
-    assert new.pop("withdrawn-n1.creds") == old["node-n1.creds"]
     changed = {name for name, text in new.items() if text != old[name]}
     assert changed == {"node-n1.creds", "imaged-n1.creds", "netd-n1.creds"}
-    assert main(["bus", "revoke-node", "n1", "--dir", base]) == 5
+    assert main(["bus", "revoke-node", "n1", "--dir", base, "--check"]) == 5
     assert {name: (creds / name).read_text() for name in new} == new
+    assert main(["bus", "revoke-node", "n1", "--dir", base]) == 5
+    assert (creds / "node-n1.creds").read_text() not in {old["node-n1.creds"], new["node-n1.creds"]}
     assert main(["bus", "check", "--dir", base]) == 0
     assert main(["bus", "revoke-node", "n9", "--dir", base]) == 1
     assert "add-node n9" in capsys.readouterr().err
@@ -110,3 +115,36 @@ def test_a_nodes_container_runtime_gets_an_account_with_its_node(
     assert main(["bus", "remove-node", "n1", "--dir", str(base)]) != 0
     assert "CRI-N1" not in accounts.read_text()
     assert not (base / "creds" / "cri-n1.creds").exists()
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> dict[str, BusError | None]:
+    """A server that reloads; the answers to a login by user name, by default none is refused."""
+    answer: dict[str, BusError | None] = {}
+
+    async def answers(_prepared: BusDirectory, plan: BusPlan, user: str) -> Any:
+        return dict.fromkeys((names[0] for names in plan.servers), answer.get(user))
+
+    for module in (nodes, place):
+        monkeypatch.setattr(module, "answers", answers)
+    monkeypatch.setattr(nodes, "reload", lambda _prepared: ["virtbus-1"])
+    return answer
+
+
+@pytest.mark.parametrize("verb", ["remove-node", "revoke-node"])
+def test_a_server_that_cannot_be_checked_may_still_accept_old_keys(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reached: dict[str, BusError | None],
+    verb: str,
+) -> None:
+    """An expired certificate ends each login with the same kind of error as refused keys."""
+    base = str(tmp_path / "bus")
+    assert main(["bus", "init", base, "--host", "localhost", "--node", "n1"]) == 0
+    expired = DeniedError("the bus is not trusted: certificate has expired")
+    reached |= dict.fromkeys(("sys", "node-n1", "withdrawn-n1"), expired)
+    assert main(["bus", verb, "n1", "--dir", base]) == 5
+    assert "localhost: the bus is not trusted" in capsys.readouterr().err
+    reached |= {"sys": None, "node-n1": None, "withdrawn-n1": DeniedError("refused")}
+    repeat = ["--check"] if verb == "revoke-node" else []
+    assert main(["bus", verb, "n1", "--dir", base, *repeat]) == 0

@@ -345,6 +345,7 @@ async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]
     await link.first()
     async with background() as tasks:
         tasks.start(link.run())
+        await asyncio.sleep(0)  # `run` closes the client at its end, so it must have begun
         bus = NatsBus(link, settings.resolved(), name, tasks)
         try:
             yield bus

@@ -250,15 +250,11 @@ class BusDirectory:
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
-        """Return the path of a node's former credentials.
+        """Return the path of a removed node's credentials.
 
         They are kept to check that every server refuses them.
         """
         return self.creds(f"withdrawn-{node}")
-
-    def _withdraw(self, node: str) -> None:
-        with suppress(FileNotFoundError):
-            write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
 
     def renew_node(self, node: str) -> list[Path]:
         """Replace a node's keys; return the files that changed.
@@ -272,7 +268,6 @@ class BusDirectory:
         if node not in plan.nodes:
             msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
             raise BusError(msg)
-        self._withdraw(node)
         users = [role.user for role in permissions.users_on(node)]
         plan.keys = {user: key for user, key in plan.keys.items() if user not in users}
         _changed(self.base / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
@@ -286,7 +281,8 @@ class BusDirectory:
         A new node with this name gets new keys.
         """
         plan = self.plan()
-        self._withdraw(node)
+        with suppress(FileNotFoundError):
+            write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
         gone = [role.user for role in permissions.users_on(node)]
         plan.nodes = [one for one in plan.nodes if one != node]
         plan.cris = [one for one in plan.cris if one != node]

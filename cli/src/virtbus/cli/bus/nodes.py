@@ -111,9 +111,9 @@ def _added(
         )
 
 
-def _check_reloaded(reloaded: list[str]) -> None:
+def _check_reloaded(reloaded: list[str], repeat: str = "repeat this command") -> None:
     if not reloaded:
-        raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
+        raise unavailable("no server answers, so none was reloaded", f"start them, then {repeat}")
 
 
 @click.command(epilog=examples("virtbus bus remove-node n4"))
@@ -139,23 +139,24 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
     epilog=examples(
         """
         virtbus bus revoke-node n4
-        virtbus bus revoke-node n4              again, after the files are on the servers
+        virtbus bus revoke-node n4 --check      after the files are on the servers
         """
     )
 )
 @click.argument("name")
+@click.option("--check", is_flag=True, help="Make no new keys; reload and check the servers again.")
 @directory
 @local
-def revoke_node(invocation: Invocation, name: str, place: str) -> None:
+def revoke_node(invocation: Invocation, name: str, place: str, *, check: bool) -> None:
     """Replace a host's credentials: the old credentials are refused and their connections end.
 
     Use it for credentials that were stolen or are old. The host's VMs keep running. The host is
-    silent until the new files are on it. If a server was not reached, repeat the command.
+    silent until the new files are on it. If a server was not reached, repeat the command with
+    --check. Without --check, each run makes new keys.
     """
     prepared = BusDirectory(Path(place))
     with refusals():
-        goes_on = prepared.withdrawn(name).exists() and name in prepared.plan().nodes
-        changed = [] if goes_on else prepared.renew_node(check_id(name))
+        changed = [] if check else prepared.renew_node(check_id(name))
     creds = [str(prepared.creds(f"{user}-{name}")) for user in ("node", "imaged", "netd")]
     _end(invocation, prepared, name, changed, creds)
 
@@ -165,33 +166,42 @@ def _end(
 ) -> None:
     """Reload the servers, and check that each refuses a host's old credentials.
 
-    The old credentials are kept until all servers refuse them, so that a repeated command can check
-    again.
+    `creds` are the host's new credentials; a removed host has none.
     """
+    repeat = "repeat this command" + (" with --check" if creds else "")
     with refusals():
         reloaded = reload(prepared)
         plan = prepared.plan()
-        taking = asyncio.run(_still_taking(prepared, plan, name)) if reloaded else []
+        taking: dict[str, str] = {}
+        if reloaded and creds:
+            taking = asyncio.run(knows(prepared, plan, f"node-{name}"))
+        elif reloaded:
+            taking = asyncio.run(_taking(prepared, plan, name))
     value: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
-    value |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
+    value |= {"reloaded": reloaded, "still_taking": [*taking], "credentials": creds}
     lines = [written(changed), *(f"credentials: {path}" for path in creds)]
-    lines += copy_hint(prepared, plan, taking)
+    lines += copy_hint(prepared, plan, [*taking])
     invocation.show(value, lambda: "\n".join(lines))
-    _check_reloaded(reloaded)
+    _check_reloaded(reloaded, repeat)
     if taking:
+        whys = "; ".join(f"{server}: {why}" for server, why in taking.items())
         raise unavailable(
-            f"these servers do not refuse the old credentials of {name} yet: {', '.join(taking)}",
-            "start them, or copy accounts.conf as above; then repeat this command",
+            f"these servers may still accept the old credentials of {name}: {whys}",
+            f"start them, or copy accounts.conf as above; then {repeat}",
         )
     prepared.withdrawn(name).unlink(missing_ok=True)
 
 
-async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> list[str]:
-    """Return the servers that did not refuse the withdrawn credentials.
+async def _taking(prepared: BusDirectory, plan: BusPlan, name: str) -> dict[str, str]:
+    """Return why each server may still accept a removed host's credentials; empty if none may.
 
-    A server that does not answer is included, because other hosts may still reach it.
+    A refusal counts only from a server that accepts the user `sys`. A server that cannot be reached
+    from here, or whose certificate is not trusted here, may still accept the host.
     """
     if not prepared.withdrawn(name).exists():
-        return []
-    errors = await answers(prepared, plan, f"withdrawn-{name}")
-    return [server for server, error in errors.items() if not isinstance(error, DeniedError)]
+        return {}
+    found = await knows(prepared, plan, "sys")
+    for server, error in (await answers(prepared, plan, f"withdrawn-{name}")).items():
+        if not isinstance(error, DeniedError):
+            found.setdefault(server, str(error or "it accepts them"))
+    return found
