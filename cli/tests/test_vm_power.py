@@ -60,6 +60,17 @@ async def test_a_paused_start_waits_for_the_paused_guest(script: Script, cli: Cl
     assert "Paused" in ended.out
 
 
+@pytest.mark.parametrize(("state", "code"), [(VmState.PAUSED, 0), (VmState.FAILED, 1)])
+async def test_a_wait_for_an_orphaned_vm_ends(
+    script: Script, cli: Cli, state: VmState, code: int
+) -> None:
+    orphan = vm_view(state=state, annotations={"virtbus.io/orphaned": "no VMI"})
+    script.answer("vm", "pause", orphan)
+    await script.see(WatchReply(items=(orphan,)), WatchReply(synced=True))
+    ended = await cli("vm", "pause", "web", "--timeout", "5")
+    assert ended.code == code, ended.err
+
+
 async def test_a_start_does_not_report_the_previous_starts_failure(
     script: Script, cli: Cli
 ) -> None:

@@ -70,8 +70,13 @@ def node(view: Mapping[str, Any]) -> str:
 
 
 def state(view: Mapping[str, Any]) -> str:
+    """Return the state (`schemas.states.VmState`)."""
+    return str(view.get("state") or "Pending")
+
+
+def shown_state(view: Mapping[str, Any]) -> str:
     """Return the state, with `,orphaned` if the VM's Kubernetes cluster no longer knows the VM."""
-    word = str(view.get("state") or "Pending")
+    word = state(view)
     return f"{word},orphaned" if ORPHANED in (view.get("annotations") or {}) else word
 
 
@@ -79,7 +84,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the VM's cells for the columns of HEADER."""
     return (
         str(view.get("name", "")),
-        state(view),
+        shown_state(view),
         node(view),
         ",".join(addresses(view)) or "-",
         short(image(view)),
@@ -181,7 +186,7 @@ def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [
         ("Name", view.get("name")),
         ("Namespace", view.get("namespace")),
-        ("State", state(view) + (" (being deleted)" if view.get("deleting") else "")),
+        ("State", shown_state(view) + (" (being deleted)" if view.get("deleting") else "")),
         ("Reason", view.get("reason")),
         ("Message", view.get("message")),
         ("Node", node(view)),
