@@ -99,6 +99,21 @@ async def test_list_watch_prints_changes_until_interrupted(script: Script) -> No
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize("last", ["Unmatched", "Deleted"])
+async def test_a_watched_vm_without_its_label_is_not_called_deleted(
+    script: Script, last: str
+) -> None:
+    script.answer("vm", "get", vm_view() if last == "Unmatched" else NOT_FOUND)
+    await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True), WatchReply(gone=UID))
+    words = ("vm", "list", "-w", "-l", "a=b", "-o", "json")
+    process = await start(*words, env=environment(script.files))
+    assert process.stdout is not None
+    states = [json.loads(await process.stdout.readline())["state"] for _ in range(2)]
+    assert states == ["Running", last]
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+
+
 async def test_delete_waits_until_the_watch_reports_gone(script: Script, cli: Cli) -> None:
     script.answer("vm", "delete", vm_view(state=VmState.DELETING, deleting=True))
     await script.see(

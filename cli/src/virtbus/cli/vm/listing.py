@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from virtbus.cli import output
+from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm import request
@@ -44,6 +45,7 @@ def command(
     """List VMs.
 
     With -w, the command prints one line for each change; with -o json, the line is a JSON object.
+    The last line of a VM has the state Deleted, or Unmatched if the VM lost the labels of -l.
     """
     query: dict[str, Any] = {}
     if namespace:
@@ -63,15 +65,30 @@ def command(
 
 def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
     session = invocation.session
-    watch = WireWatch(session, query, _Lines(invocation))
+    lines = _Lines(invocation)
+    watch = WireWatch(session, query, lines)
     watch.start()
     while True:
         session.pump(_TICK_S)
         watch.tick()
+        while lines.ended:
+            view = lines.ended.pop(0)
+            there = "labels" in query and _exists(invocation, str(view.get("uid")))
+            lines.say({**view, "state": "Unmatched" if there else "Deleted"})
+
+
+def _exists(invocation: Invocation, uid: str) -> bool:
+    try:
+        invocation.call("vm", "get", {"uid": uid})
+    except CliError as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 class _Lines(WatchObserver):
-    """Prints a line for each VM that is new, has changed, or was deleted."""
+    """Prints a line for each VM that is new or has changed."""
 
     def __init__(self, invocation: Invocation) -> None:
         self._style = invocation.style
@@ -79,6 +96,8 @@ class _Lines(WatchObserver):
         self._named: dict[str, Mapping[str, Any]] = {}
         self._listed: set[str] | None = None
         self._headed = False
+        self.ended: list[Mapping[str, Any]] = []
+        """The last views of the VMs that are gone from the watch, until `_follow` shows them."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
         uid = str(view.get("uid"))
@@ -89,15 +108,13 @@ class _Lines(WatchObserver):
         if self._last.get(uid, ())[:-1] == cells[:-1] and self._style == "table":
             return
         self._last[uid] = cells
-        self._say(view, cells)
+        self.say(view)
 
     def gone(self, uid: str) -> None:
         self._last.pop(uid, None)
         view = self._named.pop(uid, None)
-        if view is None:
-            return
-        ended = {**view, "state": "Deleted"}
-        self._say(ended, views.row(ended))
+        if view is not None:
+            self.ended.append(view)
 
     def restarted(self) -> None:
         self._listed = set()
@@ -108,14 +125,15 @@ class _Lines(WatchObserver):
                 self.gone(uid)
             self._listed = None
 
-    def _say(self, view: Mapping[str, Any], cells: tuple[str, ...]) -> None:
+    def say(self, view: Mapping[str, Any]) -> None:
+        """Print a VM's line: of the table, or its JSON or YAML."""
         if self._style != "table":
             output.write(output.document(view, self._style))
         else:
             if not self._headed:
                 output.write(_line(views.HEADER))
                 self._headed = True
-            output.write(_line(cells))
+            output.write(_line(views.row(view)))
         output.flush(sys.stdout)
 
 
