@@ -11,6 +11,7 @@ from virtbus.cli.wire.access import Access
 from virtbus.cli.wire.connection import Connection, LinkError
 from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
+from virtbus.schemas.envelope import open_envelope
 
 
 class Link:
@@ -110,3 +111,15 @@ def test_a_first_connection_that_breaks_at_once_is_replaced(connected: list[Link
     connected += [Link(0), Link(1)]
     session()
     assert len(connected[-1].sent) == 1
+
+
+def test_a_long_wait_keeps_within_the_envelopes_time_limit(
+    connected: list[Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(Link, "publish", lambda _link, _subject, body, **_: sent.append(body))
+    monkeypatch.setattr(Link, "subscribe", lambda *_: 1)
+    connected += [Link(1)]
+    with pytest.raises(CliError):
+        session().request("image.pull", {}, timeout_s=7200)
+    assert open_envelope(sent[0]).timeout_ms == 3_600_000

@@ -30,6 +30,8 @@ _REPEAT_AFTER_MS = 2000
 
 An error with a longer `after_ms` is raised, so that a person decides.
 """
+MAX_TIMEOUT_MS = 3_600_000
+"""The longest `timeout_ms` of an envelope (`schemas.envelope`). The wait itself may be longer."""
 Receive = Callable[[WireMessage], None]
 T = TypeVar("T")
 
@@ -260,7 +262,8 @@ class _Asking:
         """
         session = self._session
         left_s = self._deadline - time.monotonic()
-        frame = bodies.envelope(self._subject, self._id, int(left_s * 1000), self._data)
+        timeout_ms = min(int(left_s * 1000), MAX_TIMEOUT_MS)
+        frame = bodies.envelope(self._subject, self._id, timeout_ms, self._data)
         self._got.clear()
         reply = session.inbox(self._got.append)
         try:
