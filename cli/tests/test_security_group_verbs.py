@@ -103,7 +103,7 @@ async def test_update_replaces_the_rules_of_the_given_directions(
     script.answer("security-group", "get", view())
     script.answer("security-group", "update", view())
     file = tmp_path / "web.yaml"
-    file.write_text("rules: [{direction: egress, protocol: udp}]\n")
+    file.write_text("selector: {}\nrules: [{direction: egress, protocol: udp}]\n")
     for words, directions in (
         (("--egress", "udp"), ["egress", "ingress", "ingress"]),
         (("--egress", "udp", "--ingress", "udp"), ["ingress", "egress"]),
@@ -113,6 +113,19 @@ async def test_update_replaces_the_rules_of_the_given_directions(
         assert ended.code == 0, ended.err
         sent = script.data("security-group.update")[-1]
         assert [rule["direction"] for rule in sent_rules(sent)] == directions
+
+
+async def test_an_update_by_a_file_replaces_the_whole_spec(
+    script: Script, cli: Cli, tmp_path: Path
+) -> None:
+    old = GroupSpec.model_validate({**SPEC, "isolates": ["ingress"]})
+    script.answer("security-group", "get", view(spec=old))
+    script.answer("security-group", "update", view())
+    file = tmp_path / "web.yaml"
+    file.write_text("selector: {labels: {app: db}}\n")
+    assert (await cli("security-group", "update", "web", "--file", file)).code == 0
+    (sent,) = script.data("security-group.update")
+    assert sent["spec"] == {"selector": {"labels": {"app": "db"}}}
 
 
 async def test_no_rules_and_rules_exclude_each_other(

@@ -240,7 +240,8 @@ def update(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
         if replaced := [direction for direction in DIRECTIONS if flags[direction]]:
             rules = spec.get("rules") or ()
             given["rules"] += [one for one in rules if one.get("direction") not in replaced]
-        changes |= {"spec": spec | given, "revision": there.get("revision")}
+        spec = given if flags["spec_file"] is not None else spec | given
+        changes |= {"spec": spec, "revision": there.get("revision")}
     _shown(invocation, invocation.call(RESOURCE, "update", asked | changes))
 
 
