@@ -12,6 +12,7 @@ from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 from virtbus.bus.client.flow_control import WINDOW_BYTES
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.streams import ByteStream, accepting
+from virtbus.cli.vm.logs import Visible
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import ConsoleOpen, LogsRead
 from virtbus.schemas.subjects import rpc
@@ -152,6 +153,12 @@ async def test_the_console_opens_with_its_settings(cli: Cli, guest: Guest) -> No
 
 
 @pytest.mark.usefixtures("guest")
+def test_logs_show_every_control_character_as_text() -> None:
+    shown = Visible()
+    said = [shown.text(part) for part in (b"a\tb\r\n\xc2\x9b31m\x7f\x9b", b"\xe2\x82", b"\xac")]
+    assert b"".join(said).decode() == "a\tb\n\\x9b31m\\x7f\\x9b€"
+
+
 async def test_logs_of_a_vm_that_is_elsewhere_exit_3(cli: Cli) -> None:
     assert (await cli("vm", "logs", "web", "--tail-bytes", "1")).code == 3
 

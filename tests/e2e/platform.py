@@ -25,7 +25,7 @@ from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, OutcomeUnknownError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.ids import uuid7
-from virtbus.cli.vm.logs import visible
+from virtbus.cli.vm.logs import Visible
 from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.errors import VirtbusError
@@ -361,7 +361,7 @@ class Platform:
         """Return what `virtbus vm logs` prints; many tests wait for a line of it."""
         path = self.state_dir / "consoles" / f"{self.get(name)['uid']}.log"
         printed = path.read_bytes()[-LOG_BYTES:] if path.exists() else b""
-        return visible(printed).decode(errors="replace")
+        return Visible().text(printed).decode()
 
     def events(self, name: str) -> list[str]:
         """Return the kinds of a VM's events, in the order of the stream."""

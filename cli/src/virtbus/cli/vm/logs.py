@@ -1,5 +1,7 @@
 """Implements `virtbus vm logs`."""
 
+import codecs
+import re
 import sys
 from collections.abc import Callable
 
@@ -14,7 +16,7 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 
 END = "end of log"
 """The agent's reason for closing the stream after the whole log was sent."""
-_KEPT = frozenset(b"\n\t")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @click.command(
@@ -46,7 +48,7 @@ def command(
     A guest may print escape codes. Without --raw, escape codes are shown as text.
     """
     view = fetch(invocation, name, namespace)
-    write = _writer(None if raw else visible)
+    write = _writer(None if raw else Visible().text)
     stream = SerialStream(invocation.session, node_subject(view, "logs"), write)
     query = {"uid": view.get("uid"), "tail_bytes": tail_bytes, "follow": follow}
     closed = stream.read_to_end(query)
@@ -54,15 +56,20 @@ def command(
         raise CliError(Exit.REFUSED, "closed", f"the log ended: {closed}")
 
 
-def visible(data: bytes) -> bytes:
-    """Return `data` with control characters as text: a backslash, `x` and two hex digits.
+class Visible:
+    """Shows control characters in a stream of UTF-8 as text: a backslash, `x` and two hex digits.
 
-    Line feeds and tabs stay; carriage returns are removed.
+    Line feeds and tabs stay; carriage returns are removed. Bytes that are not UTF-8 are shown in
+    the same way, because a terminal may take some of them for control characters (C1).
     """
-    return b"".join(
-        bytes((byte,)) if (byte >= 32 and byte != 127) or byte in _KEPT else b"\\x%02x" % byte
-        for byte in data.replace(b"\r", b"")
-    )
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def text(self, data: bytes) -> bytes:
+        """Return the next bytes of the stream for a terminal."""
+        shown = self._decoder.decode(data).replace("\r", "")
+        return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", shown).encode()
 
 
 def _writer(change: Callable[[bytes], bytes] | None) -> Callable[[bytes], None]:
