@@ -175,12 +175,25 @@ async def test_events_of_a_deleted_vm_are_found_by_its_name(script: Script, cli:
     assert script.data("vm.events")[-1]["uid"] == UID
 
 
+async def test_events_of_a_deleted_vm_are_not_those_of_a_volume_with_its_name(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("vm", "get", NOT_FOUND)
+    volume = fact(EventKind.VOLUME_CREATED, 6).model_copy(update={"uid": UID[::-1]})
+    items = (item(1, fact(EventKind.VM_DELETED, 5)), item(2, volume))
+    script.answer("vm", "events", EventPage(items=items))
+    assert (await cli("vm", "events", "web")).code == 0
+    assert script.data("vm.events")[-1]["uid"] == UID
+
+
 async def test_following_events_shows_stored_and_new_ones_once(script: Script) -> None:
     script.answer("vm", "get", vm_view())
     script.answer("vm", "events", EventPage(items=(item(1, fact(EventKind.VM_ACCEPTED, 5)),)))
     process = await start("vm", "events", "web", "-f", "-o", "json", env=environment(script.files))
     assert process.stdout is not None
     first = json.loads(await process.stdout.readline())
+    spans = {"spans": [{"trace_id": "t", "span_id": "s", "name": "define"}]}
+    await script.node.publish(f"virtbus.evt.n1.{UID}.trace.span", spans)
     await script.happen(EventKind.DOMAIN_STARTED, at_ns=9)
     second = json.loads(await process.stdout.readline())
     assert [one["data"]["kind"] for one in (first, second)] == ["vm.accepted", "domain.started"]
@@ -210,6 +223,7 @@ async def test_trace_draws_children_below_their_parents(script: Script, cli: Cli
     assert ended.code == 0, ended.err
     steps = [line.split("  s  ")[0].rstrip() for line in ended.out.splitlines()[2:]]
     assert steps == ["vm create", "└─ start", "   └─ define"]
+    assert not ended.err
     assert script.data("vm.events")[0]["spans"] is True
 
 
@@ -263,7 +277,9 @@ async def test_trace_shows_the_creation_without_later_work(script: Script, cli: 
     items = tuple(item(n, one) for n, one in enumerate(spans, 1))
     script.answer("vm", "get", vm_view())
     script.answer("vm", "events", EventPage(items=items))
-    assert "attach network" not in (await cli("vm", "trace", "web")).out
+    ended = await cli("vm", "trace", "web")
+    assert "attach network" not in ended.out
+    assert "the steps that created it are not stored" in ended.err
     assert "attach network" in (await cli("vm", "trace", "web", "--all")).out
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from virtbus.cli.event_lines import kind_of
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation
 from virtbus.cli.vm.target import is_uid, ref
 
 PAGE = 200
+_OF_VMS = ("vm.", "domain.", "guest.")
+"""Kinds of events of VMs only. Volumes and other objects with events have names, too."""
 
 
 def stored(
@@ -52,6 +55,8 @@ def _last_with(invocation: Invocation, name: str, namespace: str) -> str | None:
     found: str | None = None
     for item in stored(invocation):
         fact = item.get("data") or {}
+        if not kind_of(item).startswith(_OF_VMS):
+            continue
         if fact.get("name") == name and (fact.get("namespace") or "default") == namespace:
             found = str(fact.get("uid"))
     return found

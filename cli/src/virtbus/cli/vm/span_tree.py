@@ -8,6 +8,8 @@ from virtbus.cli import output, units
 _BAR_CELLS = 32
 _NS_PER_MS = 1_000_000
 _SETTLE_NS = 1_000_000_000
+_CREATES = frozenset({"vm create", "virtbus create vm"})
+"""The spans of a create: that of the command, and that of the controller."""
 
 
 class SpanNode(NamedTuple):
@@ -50,6 +52,11 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[SpanNode]:
                 ok=bool(data.get("ok", True)),
                 message=str(data.get("message") or ""),
             )
+
+
+def is_creation(spans: Iterable[SpanNode]) -> bool:
+    """Return True if these spans of a trace include the create of the VM."""
+    return any(span.name in _CREATES for span in spans)
 
 
 def of_creation(spans: list[SpanNode]) -> list[SpanNode]:

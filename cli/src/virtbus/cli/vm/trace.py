@@ -7,7 +7,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm.history import stored, uid_of
-from virtbus.cli.vm.span_tree import SpanNode, draw, of_creation, spans_of
+from virtbus.cli.vm.span_tree import SpanNode, draw, is_creation, of_creation, spans_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 
@@ -37,7 +37,8 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
             f"no trace of {name} is stored",
             hint="traces are kept for 72 hours; services send them a moment after the work",
         )
-    shown = traces if every else [of_creation(traces[0])]
+    creation = next((spans for spans in traces if is_creation(spans)), None)
+    shown = traces if every else [of_creation(creation or traces[0])]
     value = {
         "traces": [
             {"trace_id": spans[0].trace_id, "spans": [span.as_map() for span in spans]}
@@ -45,6 +46,8 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
         ]
     }
     invocation.show(value, lambda: "\n\n".join(draw(spans) for spans in shown))
+    if not every and creation is None:
+        invocation.note("the steps that created it are not stored; this is its oldest stored work")
     if not every and len(traces) > 1:
         invocation.note(f"{len(traces) - 1} more with --all")
     output.flush()
