@@ -1,11 +1,15 @@
-"""With several servers, the command skips one that is down or silent."""
+"""The addresses of servers: of several, one that answers is taken; one may be of IPv6."""
 
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from cli.tests.fakes import Cli, Script
+from cli.tests.fakes import Cli, Script, environment, run
+
+from virtbus.bus.client.connection import connect
+from virtbus.bus.provisioning import server
 
 pytestmark = pytest.mark.integration
 
@@ -46,3 +50,14 @@ async def test_command_names_every_server_that_does_not_answer(
     assert listed.code == 5
     for url in (away, silent):
         assert url.removeprefix("nats://") in listed.err
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_a_server_listens_on_an_ipv6_address(tmp_path: Path, host: str) -> None:
+    files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
+    async with server.running(files, host=host, port=-1) as there:
+        assert there.url.startswith("nats://[::1]:")
+        async with connect(there.settings("admin"), name="admin") as admin:
+            assert admin.connected
+        listed = await run("node", "list", env=environment(files))
+        assert "no controller answers" in listed.err

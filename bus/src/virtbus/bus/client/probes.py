@@ -67,7 +67,7 @@ def is_free(host: str, port: int) -> bool:
     Raises:
         OSError: no server can listen on `host`, for example because this host lacks the address.
     """
-    with socket.socket() as probe:
+    with _socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -80,7 +80,16 @@ def is_free(host: str, port: int) -> bool:
 
 def any_port(host: str) -> int:
     """Return a port that is free now."""
-    with socket.socket() as probe:
+    with _socket(host) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def bracketed(host: str) -> str:
+    """Return a host for a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

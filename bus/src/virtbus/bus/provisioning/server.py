@@ -31,11 +31,12 @@ STOP_S = 8.0
 RELOAD_S = 60.0
 """Time limit for a reload. A reload takes seconds with 200 nodes, which have 40 imports each."""
 _POLL_S = 0.02
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not bound
 
 _CONFIG = """\
 # Written at every start by virtbus; changes here are lost.
 server_name: "{name}"
-listen: "{host}:{port}"
+listen: "{listen}"
 max_payload: 1MB
 ping_interval: 10s
 write_deadline: 5s
@@ -129,14 +130,14 @@ class Server:
     @property
     def url(self) -> str:
         """Return the URL for clients: this server first, then the other servers of its cluster."""
-        own = f"nats://{self._near}:{self.port}"
+        own = f"nats://{probes.bracketed(self._near)}:{self.port}"
         peers = self._cluster.peers(self.port) if self._cluster is not None else []
         return ",".join([own, *peers])
 
     @property
     def _near(self) -> str:
         """Return the address at which this host reaches the server."""
-        return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
+        return _LOOPBACK.get(self._host, self._host)
 
     @property
     def pid(self) -> int:
@@ -233,8 +234,7 @@ class Server:
         text = _CONFIG.format(
             name=self._name(),
             cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
-            host=self._host,
-            port=self.port,
+            listen=f"{probes.bracketed(self._host)}:{self.port}",
             pid_file=self._files.pid,
             log_file=self._files.log,
             store=self._files.store,
