@@ -106,6 +106,20 @@ async def test_update_sends_only_what_was_given(script: Script, cli: Cli) -> Non
     assert (nothing.code, "nothing to change" in nothing.err) == (2, True)
 
 
+async def test_a_network_that_stays_does_not_hide_the_deletes_of_others(
+    script: Script, cli: Cli
+) -> None:
+    async def delete(request: Request) -> NetworkObjectView:
+        if request.data["name"] == "used":
+            raise VirtbusError(Code.CONFLICT, "network_in_use", "web uses used")
+        return view(name=request.data["name"], state=NetworkState.DELETING)
+
+    script.handlers["network", "delete"] = delete
+    ended = await cli("network", "delete", "blue", "used", "red", "--no-wait")
+    assert (ended.code, ended.out) == (1, "blue deleting\nred deleting\n")
+    assert "web uses used" in ended.err
+
+
 async def test_delete_waits_for_the_end_or_the_reason(script: Script, cli: Cli) -> None:
     answers: list[NetworkObjectView | VirtbusError] = [
         view(state=NetworkState.DELETING),

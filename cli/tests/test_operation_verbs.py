@@ -98,6 +98,21 @@ async def test_list_get_cancel_and_delete(script: Script, cli: Cli) -> None:
     assert (await cli("export", "download", ID)).code == 1
 
 
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+async def test_an_operation_that_refuses_does_not_hide_the_others(
+    script: Script, cli: Cli, verb: str
+) -> None:
+    async def answer(request: Request) -> OperationView:
+        if request.data["id"] == "gone":
+            raise VirtbusError(Code.NOT_FOUND, "operation_not_found", "there is no operation gone")
+        return view()
+
+    script.handlers["operation", verb] = answer
+    ended = await cli("operation", verb, ID, "gone")
+    assert (ended.code, ID in ended.out) == (3, True)
+    assert "there is no operation gone" in ended.err
+
+
 async def test_a_download_of_an_agent_that_is_away_leaves_no_file(
     script: Script, cli: Cli, tmp_path: Path
 ) -> None:

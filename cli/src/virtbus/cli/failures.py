@@ -1,8 +1,11 @@
 """Defines the exception of the `virtbus` command, and its exit codes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Exit(IntEnum):
@@ -112,3 +115,24 @@ def unavailable(message: str, hint: str = "") -> CliError:
 def unknown(message: str, hint: str = "") -> CliError:
     """Return the error for a request that may or may not have been applied."""
     return CliError(Exit.UNKNOWN, "outcome_unknown", message, hint=hint)
+
+
+def tried(work: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[CliError]]:
+    """Call `work` for each item; return the results, and the errors of the other items."""
+    results: list[R] = []
+    failed: list[CliError] = []
+    for item in items:
+        try:
+            results.append(work(item))
+        except CliError as error:
+            failed.append(error)
+    return results, failed
+
+
+def worst(failed: Sequence[CliError]) -> CliError:
+    """Return the error with the highest exit code; the other errors become its details."""
+    found = max(failed, key=lambda error: error.exit_code)
+    for other in failed:
+        if other is not found:
+            found.details = (*found.details, {"message": other.message, "reason": other.reason})
+    return found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from virtbus.cli import output
-from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.failures import CliError, Exit, tried, unknown, worst
 from virtbus.cli.invocation import Invocation
 
 POLL_S = 0.5
@@ -23,38 +23,42 @@ def delete_named(
     """Delete the objects that `asked` names, and show them. With `wait_s` None, do not wait.
 
     `check` gets an object's view while the object exists, and may raise CliError. At the time
-    limit, CliError `outcome_unknown` is raised.
+    limit, CliError `outcome_unknown` is raised. An error of one object is raised after the others
+    were deleted and shown.
     """
-    ended = [invocation.call(resource, "delete", one) for one in asked]
+    ended, failed = tried(lambda one: invocation.call(resource, "delete", one), asked)
     if wait_s is not None:
         until = time.monotonic() + wait_s
-        for view in ended:
-            _wait(invocation, resource, view, until, check)
+        ended, late = tried(lambda view: _gone(invocation, resource, view, until, check), ended)
+        failed += late
     waited = wait_s is not None
     items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": waited} for one in ended]
     word = "deleted" if waited else "deleting"
     lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
-    invocation.show({"items": items}, lambda: lines)
+    if items:
+        invocation.show({"items": items}, lambda: lines)
+    if failed:
+        raise worst(failed)
 
 
-def _wait(
+def _gone(
     invocation: Invocation,
     resource: str,
-    view: View,
+    view: dict[str, Any],
     until: float,
     check: Callable[[View], None],
-) -> None:
-    """Return once the object is gone, or another object has its name."""
+) -> dict[str, Any]:
+    """Return `view` once its object is gone, or another object has its name."""
     asked = output.picked(view, "name", "namespace")
     while True:
         try:
             seen = invocation.call(resource, "get", asked)
         except CliError as error:
             if error.exit_code is Exit.NOT_FOUND:
-                return
+                return view
             raise
         if seen.get("uid") != view.get("uid"):
-            return
+            return view
         check(seen)
         if time.monotonic() > until:
             name, why = seen.get("name"), seen.get("message") or "its node has not answered yet"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from virtbus.cli import output, units
-from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.failures import CliError, Exit, tried, unknown, worst
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.progress import Steps
@@ -102,8 +102,11 @@ def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 
     A cancel is refused once the final step of the operation has begun.
     """
-    views = [invocation.call("operation", "cancel", {"id": id_}) for id_ in dict.fromkeys(ids)]
-    invocation.show({"items": views}, lambda: table(views))
+    views, failed = _each(invocation, "cancel", ids)
+    if views:
+        invocation.show({"items": views}, lambda: table(views))
+    if failed:
+        raise worst(failed)
 
 
 @click.command(epilog=examples("virtbus operation delete 0192f0c1-2d3e-7abc-8def-0123456789ab"))
@@ -111,10 +114,20 @@ def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 @verb
 def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
     """Remove operations that have ended, and the files of exports on their nodes."""
-    views = [invocation.call("operation", "delete", {"id": id_}) for id_ in dict.fromkeys(ids)]
+    views, failed = _each(invocation, "delete", ids)
     items = [{"id": view.get("id"), "deleted": True} for view in views]
     lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)
-    invocation.show({"items": items}, lambda: lines)
+    if items:
+        invocation.show({"items": items}, lambda: lines)
+    if failed:
+        raise worst(failed)
+
+
+def _each(
+    invocation: Invocation, action: str, ids: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], list[CliError]]:
+    """Request `operation.<action>` for each id; return the answers, and the errors of the others."""
+    return tried(lambda id_: invocation.call("operation", action, {"id": id_}), dict.fromkeys(ids))
 
 
 # --- for other verbs --------------------------------------------------------------------------

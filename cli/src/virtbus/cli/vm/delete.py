@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from virtbus.cli import output, units
-from virtbus.cli.failures import CliError, unknown
+from virtbus.cli.failures import CliError, unknown, worst
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
@@ -63,7 +63,7 @@ def command(
         ]
         output.write(output.render({"items": items}, invocation.style))
     if failed:
-        raise _worst(failed)
+        raise worst(failed)
 
 
 _Result = Mapping[str, Any] | CliError
@@ -131,12 +131,3 @@ def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
         + (f": {why}" if why else ""),
         f"the delete continues by itself: `virtbus vm events {view.get('uid')} --follow`",
     )
-
-
-def _worst(failed: list[CliError]) -> CliError:
-    """Return the error with the highest exit code; the other errors become its details."""
-    worst = max(failed, key=lambda error: error.exit_code)
-    for other in failed:
-        if other is not worst:
-            worst.details = (*worst.details, {"message": other.message, "reason": other.reason})
-    return worst
