@@ -1,6 +1,7 @@
 """Creates and copies of volumes against a scripted controller."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,9 @@ from cli.tests.fakes import UID, Cli, Script
 from cli.tests.test_volume_verbs import view
 
 from virtbus.bus.client.ports import Request
+from virtbus.cli import image_nodes, image_upload, volume_create
+from virtbus.cli.failures import CliError
+from virtbus.cli.invocation import Invocation
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationPhase
 from virtbus.schemas.operation_api import OperationView
@@ -111,6 +115,21 @@ async def test_a_failed_copy_shows_the_cause_and_is_repeated(script: Script, cli
     assert script.data("volume.fill") == [{"name": "data-2", "namespace": "default"}]
     script.answer("volume", "fill", failed)
     assert (await cli("volume", "fill", "data-2", "--no-wait")).code == 0
+
+
+def test_the_image_of_a_failed_copy_of_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = SimpleNamespace(name="volumes/default/data-2", digest="sha256:0")
+    monkeypatch.setattr(image_nodes, "chosen", lambda *_: ["n1"])
+    monkeypatch.setattr(image_upload, "uploaded", lambda *_: image)
+    invocation = Invocation("json", None, None)
+    told: list[str] = []
+    made = {"volume": {"name": "data-2", "state": "FillFailed"}, "created": True}
+    monkeypatch.setattr(invocation, "call", lambda *_: made)
+    monkeypatch.setattr(invocation, "note", told.append)
+    wanted: dict[str, Any] = {"namespace": "default", "name": "data-2", "spec": {}}
+    with pytest.raises(CliError, match="data-2 has no content"):
+        volume_create._make_of_file(invocation, wanted, Path("x"), None)
+    assert "stays as the image volumes/default/data-2" in told[0]
 
 
 async def test_a_file_must_have_content(script: Script, cli: Cli, tmp_path: Path) -> None:

@@ -221,10 +221,10 @@ def _make_of_file(
     view = _made(invocation, wanted)
     try:
         view = until_filled(invocation, view)
+        refuse_unfilled(view)
     except CliError:
         invocation.note(f"the uploaded file stays as the image {image.name}; see `image delete`")
         raise
-    refuse_unfilled(view)
     invocation.call("image", "delete", {"ref": image.name, "node": nodes[0]})
     invocation.show(view, lambda: table([view]))
 
