@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from cli.tests.fakes import environment, run, start
 
 from virtbus.cli.failures import CliError
 from virtbus.cli.up import banner
+from virtbus.cli.up.bus_keeper import BusKeeper
 from virtbus.cli.up.plan import BUS_ONLY, Place, choose, rest_s
 from virtbus.cli.up.plan import environment as service_environment
 from virtbus.cli.up.terminal import Terminal
@@ -22,6 +25,18 @@ PLACE = Place(Path("/s"), Path("/r"), "n1", simulate=False)
 
 def test_dead_services_rest_longer_each_time_up_to_30_s() -> None:
     assert [rest_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [({"node": {"node": "n1", "vms": 3}, "vms": []}, 3), ({"items": []}, None), (None, None)],
+)
+async def test_the_vms_of_this_node_are_counted_or_unknown(answer: Any, count: int | None) -> None:
+    admin = AsyncMock()
+    admin.request.return_value = answer
+    keeper = BusKeeper(Mock(), admin, PLACE, Terminal("INFO"))
+    assert await keeper.vms_here() == count
+    assert admin.request.call_args.args == ("virtbus.api.v1.node.get", {"node": "n1"})
 
 
 def test_services_get_their_own_credentials_and_not_the_users() -> None:

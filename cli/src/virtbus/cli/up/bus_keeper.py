@@ -129,13 +129,13 @@ class BusKeeper:
     async def vms_here(self) -> int | None:
         """Return how many VMs this node has; None if unknown."""
         try:
-            page = await self.admin.request("virtbus.api.v1.node.list", {}, timeout_s=1.0)
+            asked = {"node": self._place.node}
+            answer = await self.admin.request("virtbus.api.v1.node.get", asked, timeout_s=1.0)
         except Exception as error:  # noqa: BLE001  any failure: unknown
             self._terminal.say(f"the VMs cannot be counted: {error}", "DEBUG")
             return None
-        items = page.get("items", ()) if isinstance(page, dict) else ()
-        here = [item.get("vms", 0) for item in items if item.get("node") == self._place.node]
-        return int(here[0]) if here else 0
+        node = answer.get("node") if isinstance(answer, dict) else None
+        return int(node["vms"]) if isinstance(node, dict) and "vms" in node else None
 
 
 @asynccontextmanager
