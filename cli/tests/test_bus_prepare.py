@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from virtbus.bus.client.connection import NatsLink
+from virtbus.bus.client.link import Raw
 from virtbus.bus.errors import BusError, DeniedError
+from virtbus.bus.provisioning import config_reload
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.cli.__main__ import main
 from virtbus.cli.bus import nodes, place
@@ -32,8 +36,41 @@ def test_init_writes_a_bus_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_three_servers_need_three_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bus", "init", str(tmp_path / "bus"), "--servers", "3", "--host", "a"]) == 1
     assert "3 times --host" in capsys.readouterr().err
+    assert main(["bus", "init", str(tmp_path / "bus"), "--host", ","]) == 1
+    assert "1 times --host" in capsys.readouterr().err
     assert main(["bus", "init", str(tmp_path / "bus")]) == 2
     assert "--host" in capsys.readouterr().err
+
+
+def test_a_renewed_certificate_is_listed_with_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "bus"
+    init = ["bus", "init", str(base), "--host", "localhost", "-o", "json"]
+    assert main(init) == 0
+    capsys.readouterr()
+    (base / "server-1" / "server.crt").unlink()
+    assert main(init) == 0
+    pair = [str(base / "server-1" / name) for name in ("server.crt", "server.key")]
+    assert told(capsys)["changed"] == pair
+
+
+def test_a_server_that_does_not_answer_a_reload_may_have_reloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = AsyncMock(spec=NatsLink)
+    link.ask.side_effect = TimeoutError
+
+    async def announce(*_: object, **__: object) -> None:
+        link.open.call_args.args[1](Raw("", b'{"server": {"id": "a", "name": "virtbus-1"}}'))
+
+    link.send.side_effect = announce
+    monkeypatch.setattr(config_reload, "GATHER_S", 0.01)
+    monkeypatch.setattr(config_reload, "NatsLink", lambda *_: link)
+    base = str(tmp_path / "bus")
+    assert main(["bus", "init", base, "--host", "localhost"]) == 0
+    assert main(["bus", "add-node", "n1", "--dir", base]) == 4
+    assert "virtbus-1 has not answered within 60 s" in capsys.readouterr().err
 
 
 def test_a_node_is_added_to_the_files_also_where_no_server_answers(

@@ -197,7 +197,7 @@ class BusDirectory:
         folder.mkdir(exist_ok=True, mode=0o700)
         changed: list[Path] = []
         if certificate_authority.ensure_server(self.base / "ca", folder / "server", names):
-            changed.append(folder / "server.crt")
+            changed += [folder / "server.crt", folder / "server.key"]
         shutil.copyfile(self.base / "ca.crt", folder / "ca.crt")
         at = plan.installed_at or str(folder)
         routes = ", ".join(
@@ -354,12 +354,12 @@ def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
     A single server gets all values. With three servers, each gets one value.
 
     Raises:
-        ValueError: there are several servers, but not `count` values, or a value is empty.
+        ValueError: a server has no name, or several servers have not `count` values.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:
-        return [[name for names in split for name in names]]
+        split = [[name for names in split for name in names]]
     if len(split) != count or not all(split):
-        msg = f"{count} servers need {count} times --host, each with the names of one server"
+        msg = f"--servers {count} needs {count} times --host, each with the names of one server"
         raise ValueError(msg)
     return split

@@ -6,7 +6,7 @@ from typing import Any
 
 from virtbus.bus.client.connection import NatsLink
 from virtbus.bus.client.link import Raw
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, OutcomeUnknownError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import background, wait_for_event
 
@@ -26,7 +26,7 @@ async def reload_servers(settings: BusSettings) -> list[str]:
     Raises:
         UnavailableError, DeniedError: as `connection.connect`.
         BusError: a server rejects its configuration; the message has the server's reason.
-        TimeoutError: a server does not answer within RELOAD_S.
+        OutcomeUnknownError: a server does not answer within RELOAD_S.
     """
     link = NatsLink(settings, "reload")
     await link.first()
@@ -49,7 +49,12 @@ async def reload_servers(settings: BusSettings) -> list[str]:
         await subscription.close()
         for _ in range(2):
             for identity, name in found.items():
-                raw = await link.ask(f"$SYS.REQ.SERVER.{identity}.RELOAD", b"", timeout_s=RELOAD_S)
+                subject = f"$SYS.REQ.SERVER.{identity}.RELOAD"
+                try:
+                    raw = await link.ask(subject, b"", timeout_s=RELOAD_S)
+                except TimeoutError:
+                    msg = f"{name} has not answered within {RELOAD_S:g} s; it may have reloaded"
+                    raise OutcomeUnknownError(msg) from None
                 error = _read(raw.body).get("error")
                 if error:
                     msg = f"{name} rejects its configuration: {error.get('description')}"

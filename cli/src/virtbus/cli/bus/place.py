@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from virtbus.bus.client.connection import connect
-from virtbus.bus.errors import BusError, DeniedError, UnavailableError
+from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.schemas.errors import VirtbusError
 
 DEFAULT = "/etc/virtbus/bus"
@@ -32,6 +32,8 @@ def refusals() -> Iterator[None]:
         yield
     except (UnavailableError, DeniedError) as error:
         raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error
+    except OutcomeUnknownError as error:
+        raise unknown(str(error), "repeat the command; revoke-node with --check") from error
     except VirtbusError as error:
         raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     except (BusError, ValueError) as error:
