@@ -14,7 +14,7 @@ import pytest
 from cli.tests.fakes import environment, run, start
 
 from virtbus.cli.failures import CliError
-from virtbus.cli.up import banner
+from virtbus.cli.up import banner, child
 from virtbus.cli.up.bus_keeper import BusKeeper
 from virtbus.cli.up.plan import BUS_ONLY, Place, choose, rest_s
 from virtbus.cli.up.plan import environment as service_environment
@@ -37,6 +37,35 @@ async def test_the_vms_of_this_node_are_counted_or_unknown(answer: Any, count: i
     keeper = BusKeeper(Mock(), admin, PLACE, Terminal("INFO"))
     assert await keeper.vms_here() == count
     assert admin.request.call_args.args == ("virtbus.api.v1.node.get", {"node": "n1"})
+
+
+async def test_a_service_that_is_being_started_is_killed_if_it_does_not_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = asyncio.create_subprocess_exec
+    starting = asyncio.Event()
+    made: list[asyncio.subprocess.Process] = []
+
+    async def slow(*_: object, **__: object) -> asyncio.subprocess.Process:
+        starting.set()
+        await asyncio.sleep(0.1)
+        made.append(await real("sleep", "100", stdout=asyncio.subprocess.PIPE))
+        return made[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    monkeypatch.setattr(child, "STOP_S", 0.1)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process inherits it
+    try:
+        one = child.Child(PLACE, "netd", Terminal("INFO"), {}, parent_fd=0)
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(one.run())
+            await starting.wait()
+            await one.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        with suppress(ProcessLookupError, IndexError):
+            made[0].kill()
+    assert made[0].returncode == -signal.SIGKILL
 
 
 def test_services_get_their_own_credentials_and_not_the_users() -> None:

@@ -37,6 +37,9 @@ class Child:
         self._parent_fd = parent_fd
         self._process: Process | None = None
         self._stopping = asyncio.Event()
+        self._started = asyncio.Event()
+        """Not set while a process is being started, so that `stop` knows each process."""
+        self._started.set()
         self.readiness = ReadySocket(f"{os.getpid()}-{service}")
 
     async def run(self) -> None:
@@ -67,22 +70,24 @@ class Child:
             notify=self.readiness.address,
             inherited=self._inherited,
         )
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"virtbus.{self.service}",
-            env=env,
-            cwd="/",
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            pass_fds=(self._parent_fd,),
-            # a session of its own: Ctrl-C reaches only `up`, which stops the services in order
-            start_new_session=True,
-            limit=_LINE_BYTES,
-        )
-        if self._stopping.is_set():
-            self._signal(signal.SIGTERM)
+        self._started.clear()
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                f"virtbus.{self.service}",
+                env=env,
+                cwd="/",
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
+                pass_fds=(self._parent_fd,),
+                # a session of its own: Ctrl-C reaches only `up`, which stops the services in order
+                start_new_session=True,
+                limit=_LINE_BYTES,
+            )
+        finally:
+            self._started.set()
         await self._relay(process)
         return await process.wait()
 
@@ -101,6 +106,7 @@ class Child:
     async def stop(self) -> None:
         """End the service by SIGTERM, after STOP_S by SIGKILL; then `run` returns."""
         self._stopping.set()
+        await self._started.wait()
         process = self._process
         if process is None or process.returncode is not None:
             return
