@@ -50,3 +50,11 @@ async def test_what_is_not_known_of_a_servers_pool_is_said(script: Script, cli: 
         ["default.a", "8MiB"],
         ["default.b", "unknown"],
     ]
+
+
+async def test_a_pool_of_a_newer_kind_is_listed(script: Script, cli: Cli) -> None:
+    newer = {"node": "n1", "pools": [{"name": "fast", "kind": "nvmeof", "state": "Ready"}]}
+    script.answer("node", "list", {"items": [newer]})
+    listed = await cli("pool", "list")
+    assert listed.code == 0, listed.err
+    assert listed.out.splitlines()[1].split()[1:3] == ["fast", "nvmeof"]

@@ -148,6 +148,17 @@ async def test_file_from_stdin_is_sent_and_flags_override_it(script: Script, cli
     assert sent["labels"] == {"a": "b", "c": "d"}
 
 
+async def test_a_namespace_on_the_command_line_overrides_that_of_the_file(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("vm", "create", accepted())
+    text = "name: web\nimage: tiny\nnamespace: shop\n"
+    for words in (("-n", "default"), (), ("-n", "prod")):
+        assert (await cli("vm", "create", "-f", "-", *words, stdin=text)).code == 0
+    sent = [one["namespace"] for one in script.data("vm.create")]
+    assert sent == ["default", "shop", "prod"]
+
+
 async def test_wait_running_ends_when_the_watch_shows_running(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     await script.see(

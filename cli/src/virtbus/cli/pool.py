@@ -77,10 +77,17 @@ def _pools(invocation: Invocation) -> list[dict[str, Any]]:
     found = []
     for node in invocation.listed("node")["items"]:
         for pool in node.get("pools") or ():
-            kind = PoolKind(str(pool.get("kind")))
-            abilities = abilities_of(str(pool.get("name")), kind)._asdict()
+            abilities = _abilities(str(pool.get("name")), str(pool.get("kind")))
             found.append({"node": node.get("node"), **pool, "abilities": abilities})
     return found
+
+
+def _abilities(name: str, kind: str) -> dict[str, bool]:
+    """Return a pool's abilities; empty for a kind that only newer nodes know."""
+    try:
+        return abilities_of(name, PoolKind(kind))._asdict()
+    except ValueError:
+        return {}
 
 
 def table(items: list[dict[str, Any]]) -> str:

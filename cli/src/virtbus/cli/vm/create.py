@@ -167,9 +167,11 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     if flags["file"] == "-" and flags["user_data"] == "-":
         raise usage("only one of --file and --user-data can be standard input")
     base = request.from_file(flags["file"]) if flags["file"] else {}
+    source = click.get_current_context().get_parameter_source("namespace")
+    named = source is click.core.ParameterSource.COMMANDLINE
     given = {
         "name": name,
-        "namespace": flags["namespace"] if flags["namespace"] != "default" else None,
+        "namespace": flags["namespace"] if flags["namespace"] != "default" or named else None,
         "uid": flags["uid"],
         "labels": request.labels(flags["label_texts"]),
         "ssh_keys": request.ssh_keys(flags["keys"]),

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -183,9 +184,7 @@ async def stdio(target: ForwardTarget, port: int) -> str:
 
     Return the reason of the stream's end.
     """
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    read = await _stdin()
     out_fd = sys.stdout.fileno()
 
     async def out() -> None:
@@ -194,13 +193,24 @@ async def stdio(target: ForwardTarget, port: int) -> str:
         stream.end("the guest closed the connection")
 
     async def back() -> None:
-        while data := await reader.read(CHUNK_BYTES):
+        while data := await read(CHUNK_BYTES):
             await stream.write(data)
         await stream.finish()
 
     async with opening(target.bus, target.subject, target.port(port)) as stream:
         await stream.while_open(out(), back())
         return stream.closed
+
+
+async def _stdin() -> Callable[[int], Awaitable[bytes]]:
+    """Return a function that reads from standard input, at most the given number of bytes."""
+    descriptor = sys.stdin.fileno()
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # asyncio refuses it
+        return lambda most: asyncio.to_thread(os.read, descriptor, most)
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader.read
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
