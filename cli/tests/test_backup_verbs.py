@@ -1,6 +1,7 @@
 """Backups against a scripted controller."""
 
 import asyncio
+import errno
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from cli.tests.fakes import UID, Cli, Handler, Script, environment, start
 from cli.tests.test_operation_verbs import view as operation_view
 
 from virtbus.bus.client.ports import Request
+from virtbus.cli.backup_serve import _cancelled_unless_done
+from virtbus.cli.invocation import Invocation
 from virtbus.schemas.backup import BackupDisk
 from virtbus.schemas.backup_api import BackupPage, BackupView
 from virtbus.schemas.backup_schedule import (
@@ -219,6 +222,15 @@ async def test_an_interrupt_cancels_the_reading(
     process.send_signal(sent)
     await process.communicate()
     assert script.data("operation.cancel") == [{"id": ID}]
+
+
+def test_any_exception_cancels_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, ...]] = []
+    invocation = Invocation("json", None, None)
+    monkeypatch.setattr(invocation, "call", lambda *words: called.append(words[:2]))
+    with pytest.raises(OSError, match="No space"), _cancelled_unless_done(invocation, ID):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert called == [("operation", "cancel")]
 
 
 async def test_an_error_of_the_cancel_does_not_hide_the_first(script: Script, cli: Cli) -> None:

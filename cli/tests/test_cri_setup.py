@@ -232,6 +232,14 @@ def test_uninstall_leaves_the_host_as_it_was(host: Host) -> None:
     call(host, "uninstall")
 
 
+def test_an_uninstall_stops_the_unit_that_is_there(host: Host) -> None:
+    call(host, "install")
+    (host.root / "etc/systemd/system/virtbus-cri.service").unlink()
+    host.calls()
+    call(host, "uninstall")
+    assert host.calls() == ["disable --now virtbus-criproxy", "daemon-reload"]
+
+
 def test_an_install_with_the_default_runtime_removes_the_drop_in(host: Host) -> None:
     host.listen("run/other.sock")
     call(host, "install", "--container-runtime", "/run/other.sock")

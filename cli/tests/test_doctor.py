@@ -1,13 +1,15 @@
 """`virtbus doctor` prints a finding for each check, and a command that fixes each problem."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cli.tests.fakes import environment, run
 
 from virtbus.cli.doctor import bus, container, emulator, host, hypervisor, networking
-from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, fail, ok, warn
+from virtbus.cli.doctor.command import _look
+from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, CheckResult, fail, ok, warn
 
 
 async def test_doctor_reports_every_check_as_json(tmp_path: Path) -> None:
@@ -144,3 +146,11 @@ def test_doctor_reports_libvirtds_version_and_limits() -> None:
         pytest.skip(found.what)
     assert "libvirt" in found.what
     assert "max_workers" in hypervisor.limits().what
+
+
+def test_a_check_that_cannot_be_made_has_its_name(tmp_path: Path) -> None:
+    def broken(_: Path) -> CheckResult:
+        raise PermissionError("denied")
+
+    found = _look(partial(broken, tmp_path))
+    assert (found.name, found.level) == ("broken", WARN)

@@ -67,6 +67,13 @@ async def test_create_sends_the_spec_of_each_kind(script: Script, cli: Cli, tmp_
     assert third["spec"] == {"kind": "cni", "config": '{"plugins": []}'}
     wrong = await cli("network", "create", "dmz", "--kind", "routed", "--on", "n1")
     assert (wrong.code, "--on n1=" in wrong.err) == (2, True)
+    twice = ("--on", "n1=10.1.0.0/24", "--on", "n1=10.2.0.0/24")
+    wrong = await cli("network", "create", "dmz", "--kind", "routed", *twice)
+    assert (wrong.code, "n1 has 10.1.0.0/24 already" in wrong.err) == (2, True)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff")
+    wrong = await cli("network", "create", "dmz", "--kind", "cni", "--config", str(binary))
+    assert (wrong.code, "no UTF-8 text" in wrong.err) == (2, True)
 
 
 async def test_list_shows_objects_and_what_nodes_offer(script: Script, cli: Cli) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from virtbus.cli.__main__ import main
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up.node_command import fleet
 
@@ -44,3 +45,12 @@ def test_the_command_becomes_the_simulation(
         *("--run-dir", str(tmp_path), "--server", "nats://b1"),
     ]
     assert "VIRTBUS_CREDS" not in env
+
+
+@pytest.mark.parametrize("option", [("--data", "/d"), ("--log-level", "DEBUG"), ("--force",)])
+def test_many_nodes_take_no_options_that_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
+) -> None:
+    words = ("node", "up", "--simulate", "--count", "2", "--name", "sim", "--creds", str(tmp_path))
+    assert main([*words, *option]) == 2
+    assert "--count excludes" in capsys.readouterr().err

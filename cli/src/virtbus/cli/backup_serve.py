@@ -110,11 +110,11 @@ def finish(invocation: Invocation, *, id_: str) -> None:
 
 @contextmanager
 def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
-    """Cancel the reading if the body fails or is interrupted, also by SIGTERM."""
+    """Cancel the reading if the body raises any exception, also by SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
-    except (KeyboardInterrupt, CliError) as error:
+    except BaseException as error:
         if isinstance(error, CliError) and error.reason == "id_taken":
             raise  # the id belongs to another operation
         try:

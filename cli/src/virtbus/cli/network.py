@@ -211,14 +211,15 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec |= {word: flags[word] for word in words if flags[word]}
     spec |= {word: list(flags[word]) for word in ("dns", "ranges", "excluded") if flags[word]}
     if flags["config"]:
-        spec["config"] = flags["config"].read_text()
+        spec["config"] = request.read_text(str(flags["config"]), "--config")
     subnets: dict[str, dict[str, str]] = {}
     for text in flags["on_nodes"]:
         node, equals, subnet = text.partition("=")
         if not equals:
             raise usage(f"--on {text} has no subnet", "write it as --on n1=10.1.0.0/24")
         field = "subnets6" if ":" in subnet else "subnets"
-        subnets.setdefault(field, {})[node] = subnet
+        if subnets.setdefault(field, {}).setdefault(node, subnet) != subnet:
+            raise usage(f"--on {text}: {node} has {subnets[field][node]} already")
     return spec | subnets
 
 

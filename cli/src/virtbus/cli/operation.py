@@ -126,7 +126,7 @@ def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 def _each(
     invocation: Invocation, action: str, ids: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], list[CliError]]:
-    """Request `operation.<action>` for each id; return the answers, and the errors of the others."""
+    """Request `operation.<action>` for each id; return the answers, and the errors."""
     return tried(lambda id_: invocation.call("operation", action, {"id": id_}), dict.fromkeys(ids))
 
 

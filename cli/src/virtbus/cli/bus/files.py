@@ -89,7 +89,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     value["deleted"] = done.deleted
     invocation.show(value, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
     if done.deleted:
-        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay deleted")
+        invocation.note(f"{len(done.deleted)} object(s) were deleted on this bus and stay deleted")
     invocation.note("now start all hosts, then: virtbus bus rebuild")
 
 

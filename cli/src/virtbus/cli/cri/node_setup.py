@@ -65,12 +65,13 @@ def uninstall(invocation: Invocation, root: Path) -> None:
     """
     host = HostFiles(root)
     _refuse([*_not_root(root), *_users(host)])
-    argv = ["systemctl", "disable", "--now", *UNITS]
+    missing = host.missing_units()
+    units = [unit for unit in UNITS if unit not in missing]
     steps = []
     if not host.systemd:
         steps.append(f"no systemd runs here; end these services: {' '.join(UNITS)}")
-    elif not host.missing_units():
-        _run(argv)
+    elif units:
+        _run(["systemctl", "disable", "--now", *units])
     removed = host.remove()
     if host.systemd:
         _run(["systemctl", "daemon-reload"])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -38,10 +39,10 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         bus.nats,
         bus.creds,
         bus.instance,
-        lambda: bus.tiny(state_dir),
-        lambda: host.disk(state_dir),
-        lambda: host.images(state_dir),
-        lambda: host.quarantine(state_dir),
+        partial(bus.tiny, state_dir),
+        partial(host.disk, state_dir),
+        partial(host.images, state_dir),
+        partial(host.quarantine, state_dir),
         host.cgroups,
         host.reaper,
         host.clock,
@@ -57,7 +58,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
         hypervisor.libvirtd,
         networking.nftables,
         *([bus.nats_server] if own_bus else []),
-        lambda: bus.tiny(state_dir),
+        partial(bus.tiny, state_dir),
     )
     return [_look(check) for check in wanted]
 
@@ -67,8 +68,8 @@ def _look(check: Check) -> CheckResult:
     try:
         return check()
     except OSError as error:
-        name = getattr(check, "__name__", "check")
-        return warn(name, f"could not be checked: {error}")
+        called = check.func if isinstance(check, partial) else check
+        return warn(called.__name__.replace("_", " "), f"could not be checked: {error}")
 
 
 @click.command(

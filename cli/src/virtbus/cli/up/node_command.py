@@ -75,6 +75,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     While the bus is unreachable, the services wait for it.
     """
     if count > 1:
+        if data or state_dir or run_dir or force or log_level != "INFO":
+            raise usage(
+                "--count excludes --data, --state-dir, --run-dir, --log-level and --force",
+                "simulated nodes keep no files",
+            )
         fleet(simulate=simulate, name=name, nats=nats, creds=creds, count=count)
     state, run = choose(
         data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ, simulate=simulate
