@@ -125,7 +125,9 @@ class Rebuilds:
         async def ask(node: str) -> None:
             while True:
                 try:
-                    reports[node] = await self._report(node, until_s)
+                    # a node has ASK_S for all pages, also if the client waits only briefly
+                    pages_until_s = max(until_s, loop.time() + ASK_S)
+                    reports[node] = await self._report(node, pages_until_s)
                 except (BusError, VirtbusError) as error:
                     if _soon(error) and loop.time() + ASK_AGAIN_S < until_s:
                         await asyncio.sleep(ASK_AGAIN_S)
