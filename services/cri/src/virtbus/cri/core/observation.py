@@ -99,7 +99,7 @@ def doubtful(pod: Pod, view: VmView) -> bool:
 
 
 def read_again(pod: Pod, view: VmView, now_ns: int) -> Pod:
-    """Return the pod as it is after a view of its VM that the stream's leader has now.
+    """Return the pod after `view`, which was just read from the leader of the stream of VMs.
 
     If even this view is older than virtbus-cri's last change, the bus was restored or rebuilt, and
     its revisions have started lower.
