@@ -42,6 +42,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.resources import Resources, ResourcesInForce
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -402,6 +403,19 @@ class Node:
     # --- state on the bus -----------------------------------------------------------------
     async def put(self, wanted: VmRecord) -> None:
         await self.bus.put(subjects.vm_record(wanted.node, wanted.uid), encode(wanted))
+
+    async def export(self, vm: VmRecord) -> str:
+        """Put an export of a VM on the bus; return the key of the record."""
+        fields = {"id": uid(10), "kind": "export", "node": NODE, "resource": "vm", "created_ns": 1}
+        fields |= vm.model_dump(include={"namespace", "uid", "name", "epoch"})
+        key = subjects.operation_record(NODE, uid(10))
+        await self.bus.put(key, encode(OperationRecord.model_validate(fields)))
+        return key
+
+    async def export_phase(self) -> str:
+        """Return the phase of that export; empty if it has none yet."""
+        entry = await self.bus.get(subjects.operation_status(NODE, uid(10)))
+        return str(read(OperationStatus, entry.value).phase) if entry is not None else ""
 
     async def start_another(self) -> None:
         """Return once a new VM was started: all earlier events have been handled."""

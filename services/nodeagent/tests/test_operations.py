@@ -525,25 +525,16 @@ async def test_an_agent_exports_and_a_restarted_one_continues(tmp_path: Path) ->
     await node.join()
     vm = vm_record(1, powered=False)
     await node.put(vm)
-    key = subjects.operation_record(NODE, uid(10))
-    fields: dict[str, Any] = {"id": uid(10), "kind": "export", "node": NODE}
-    fields |= {"namespace": "default", "resource": "vm"}
-    fields |= {"uid": vm.uid, "name": vm.name, "epoch": vm.epoch, "created_ns": 1}
-    status = subjects.operation_status(NODE, uid(10))
-
-    async def phase() -> str:
-        entry = await node.bus.get(status)
-        return str(read(OperationStatus, entry.value).phase) if entry is not None else ""
 
     async def is_phase(wanted: str) -> None:
         async def check() -> bool:
-            return await phase() == wanted
+            return await node.export_phase() == wanted
 
         await eventually(check)
 
     async with node.agent():
         await eventually(in_state(node, "Stopped"))
-        await node.bus.put(key, encode(OperationRecord.model_validate(fields)))
+        key = await node.export(vm)
         await is_phase("Running")
     async with node.agent() as agent:
         await is_phase("Succeeded")

@@ -20,9 +20,7 @@ from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Ensure, ImageReady
-from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.wire import encode, read
 from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
@@ -112,16 +110,10 @@ class Counting(SimulatedNode):
 
 async def exported(node: Node, vm: VmRecord) -> None:
     """Export the VM, which is off, and return when that has ended."""
-    fields = {"id": uid(10), "kind": "export", "node": NODE, "resource": "vm", "created_ns": 1}
-    fields |= vm.model_dump(include={"namespace", "uid", "name", "epoch"})
-    status = subjects.operation_status(NODE, uid(10))
-    await node.bus.put(
-        subjects.operation_record(NODE, uid(10)), encode(OperationRecord.model_validate(fields))
-    )
+    await node.export(vm)
 
     async def succeeded() -> bool:
-        entry = await node.bus.get(status)
-        return entry is not None and read(OperationStatus, entry.value).phase == "Succeeded"
+        return await node.export_phase() == "Succeeded"
 
     await eventually(succeeded)
 
