@@ -19,11 +19,10 @@ from virtbus.bus.client.message_format import CONTENT_TYPE, MSGPACK
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
-from virtbus.cli.wire.session import NOBODY, Session, nobody, refusal_of
+from virtbus.cli.wire.session import MAX_TIMEOUT_MS, NOBODY, Session, nobody, refusal_of
 
 FIRST_ANSWER_S = 5.0
 _PUMP_S = 0.5
-_STREAM_MS = 3_600_000
 
 
 class SerialStream:
@@ -60,7 +59,7 @@ class SerialStream:
         """
         self._reply = self._session.inbox(self._receive)
         asked = {**query, "window": WINDOW_BYTES, "owner": owner()}
-        frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, asked)
+        frame = bodies.envelope(self._subject, self._reply, MAX_TIMEOUT_MS, asked)
         headers = {CONTENT_TYPE: MSGPACK}
         self._session.publish(
             self._subject, bodies.to_msgpack(frame), reply=self._reply, headers=headers
