@@ -144,22 +144,27 @@ async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: serve
 async def test_a_subscription_that_a_loss_interrupted_leaves_the_next_connection(
     nats: server.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "FLUSH_S", 2.0)
     heard: list[Raw] = []
+    waiting, over = asyncio.Event(), asyncio.Event()
+
+    async def flush(_timeout_s: float) -> None:
+        waiting.set()
+        await over.wait()
+        raise TimeoutError
+
     async with (
         connect(nats.settings("controller"), name="c") as bus,
-        asyncio.timeout(15),
+        asyncio.timeout(60),
         asyncio.TaskGroup() as group,
     ):
-        os.kill(nats.pid, signal.SIGSTOP)
+        monkeypatch.setattr(bus._link._client, "flush", flush)  # type: ignore[attr-defined]  # of the first connection only
         opening = group.create_task(bus._link.open("virtbus.report.x", heard.append))
-        while not stopped(nats.pid) or not bus._link._client._pongs:  # type: ignore[attr-defined]  # as long as the PONG is awaited
-            await asyncio.sleep(0.01)
+        await waiting.wait()
         await nats.kill()
         await nats.start(server.binary(), nats.port)
         while bus._link.generation < 2:
             await asyncio.sleep(0.01)
-        assert not opening.done()
+        over.set()
         subscription = await opening
         await asyncio.sleep(connection.LOOK_S)
         assert bus._link.generation == 2

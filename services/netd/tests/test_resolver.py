@@ -127,7 +127,8 @@ async def test_a_silent_server_is_a_failure_in_time_and_delays_no_other_query(
 
 async def test_nobody_but_a_guest_gets_an_answer(host: Host) -> None:
     async with resolving(host) as (node, _server), upstream() as other:
-        await node.attach(A, **WEB)
+        # A guest's socket that is bound and not yet connected would take the query.
+        await client(node, A, **WEB)
         loop = asyncio.get_running_loop()
         query = dns.message.make_query("web.shop.vm.internal", "A").to_wire()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
