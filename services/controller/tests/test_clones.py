@@ -54,12 +54,46 @@ async def test_a_clone_is_on_the_node_of_its_snapshot_and_takes_over_first_boot_
     assert made_clone.origin is not None
     assert (made_clone.node, made_clone.origin.node) == (node, node)
     assert made_clone.origin.snapshot.name == "s"
+    seed = await cloned_seed(made, node)
+    assert (seed.user_bytes, seed.hostname) == (SEED.encode(), "web2")
+
+
+async def cloned_seed(made: World, node: str) -> CloudInit:
+    """The only seed of the clone's secrets, which are its own."""
     entry = await made.host.get(subjects.vm_secret(node, uid(2)))
     assert entry is not None
     secrets = read(VmSecrets, entry.value)
+    assert secrets.uid == uid(2)
     (seed,) = secrets.cloud_init.values()
-    assert seed.user_bytes == SEED.encode()
-    assert (secrets.uid, seed.hostname) == (uid(2), "web2")
+    return seed
+
+
+@played()
+async def test_a_clone_has_the_first_boot_data_in_force_not_those_of_a_refused_update(
+    made: World,
+) -> None:
+    await source(made)
+    node = await snapshot(made)
+    key = subjects.vm_secret(node, uid(1))
+    entry = await made.host.get(key)
+    assert entry is not None
+    newer = VmSecrets(uid=uid(1), cloud_init={"cloudinit": CloudInit(user_data="#!/bin/sh\n")})
+    refused_update = newer.model_copy(update={"replaced": entry.value})
+    await made.host.put(key, encode(refused_update), expect=entry.revision)
+    await clone(made)
+    assert (await cloned_seed(made, node)).user_bytes == SEED.encode()
+
+
+@played()
+async def test_a_clone_waits_for_secrets_that_the_bus_does_not_have_now(made: World) -> None:
+    await source(made)
+    node = await snapshot(made)
+    key = subjects.vm_secret(node, uid(1))
+    entry = await made.host.get(key)
+    assert entry is not None
+    await made.host.put(key, encode(VmSecrets(uid=uid(1))), expect=entry.revision)
+    assert (await refused(clone(made))).reason == "secrets_lost"
+    assert await made.stored(uid(2)) is None
 
 
 @pytest.mark.parametrize(
