@@ -176,6 +176,12 @@ def test_a_changed_run_strategy_changes_the_power_state(strategy: str, on: bool)
     assert after.power_epoch == before.power_epoch + 1
 
 
+def test_a_stop_by_the_run_strategy_has_the_grace_of_the_spec() -> None:
+    at_once = powered(record(), on=False, grace_s=0)
+    started = update(at_once, with_spec(at_once, run_strategy="Once"))
+    assert update(started, with_spec(started, run_strategy="Halted")).stop_grace_s is None
+
+
 def test_start_and_stop_each_raise_the_power_epoch() -> None:
     stopped = powered(record(), on=False, grace_s=7)
     assert (stopped.powered, stopped.power_epoch, stopped.stop_grace_s) == (False, 1, 7)

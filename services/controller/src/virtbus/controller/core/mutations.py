@@ -249,8 +249,12 @@ def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
     return _power(record, on=on, paused=paused)
 
 
-def _power(record: VmRecord, *, on: bool, paused: bool) -> dict[str, Any]:
+def _power(
+    record: VmRecord, *, on: bool, paused: bool, grace_s: int | None = None
+) -> dict[str, Any]:
     """Return the changes of a start (`on`) or stop.
+
+    The grace of an earlier request does not apply to this one.
 
     The record's pause epoch rises, too, if `paused` changes. An agent that was cut off sees only
     the last of several requests. If a paused VM was stopped and started meanwhile, its guest is
@@ -258,7 +262,7 @@ def _power(record: VmRecord, *, on: bool, paused: bool) -> dict[str, Any]:
     """
     pause_epoch = record.pause_epoch + (paused != record.paused)
     epochs = {"power_epoch": record.power_epoch + 1, "pause_epoch": pause_epoch}
-    return {"powered": on, "paused": paused, **epochs}
+    return {"powered": on, "paused": paused, "stop_grace_s": grace_s, **epochs}
 
 
 def _live(path: str) -> bool:
@@ -284,7 +288,7 @@ def powered(
     """
     refuse_deleting(record)
     still = starts_paused(record.spec) if paused is None else paused
-    update = _power(record, on=on, paused=on and still) | {"stop_grace_s": grace_s}
+    update = _power(record, on=on, paused=on and still, grace_s=grace_s)
     return refuse_released(record.model_copy(update=update))
 
 
