@@ -17,7 +17,7 @@ from pathlib import Path
 
 from virtbus.netd.core.passt import cause
 from virtbus.netd.edge.passt_relay import CHANNEL, START_S, TAP
-from virtbus.netd.edge.qemu_processes import processes
+from virtbus.netd.edge.qemu_processes import processes, strings_of
 from virtbus.schemas.errors import Code, VirtbusError
 
 _RELAY = Path(__file__).with_name("passt_relay.py")
@@ -102,13 +102,23 @@ def _spawn(arguments: Sequence[str], channel: int, tap: int) -> int:
 
 def found(name: str) -> list[int]:
     """Return a pidfd of each process of an interface; the caller closes them."""
-    processes_ = []
+    kept = []
     for pid, arguments in processes("cmdline"):
         if name in arguments[:_WORDS]:
             with suppress(ProcessLookupError):
                 process = os.pidfd_open(pid)
-                processes_.append(process)
-    return processes_
+                if _has_name(pid, name):  # The pid may belong to another process by now.
+                    kept.append(process)
+                else:
+                    os.close(process)
+    return kept
+
+
+def _has_name(pid: int, name: str) -> bool:
+    try:
+        return name in strings_of(pid, "cmdline")[:_WORDS]
+    except OSError:
+        return False
 
 
 def end(name: str) -> None:

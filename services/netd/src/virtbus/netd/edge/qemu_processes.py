@@ -18,9 +18,14 @@ def processes(file: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each process: its pid, and the NUL-separated strings of `/proc/<pid>/<file>`."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
+            pid = int(folder.name)
             with suppress(OSError):
-                text = (folder / file).read_bytes().decode(errors="replace")
-                yield int(folder.name), text.split("\0")
+                yield pid, strings_of(pid, file)
+
+
+def strings_of(pid: int, file: str) -> list[str]:
+    """Return the NUL-separated strings of `/proc/<pid>/<file>`; raises OSError."""
+    return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace").split("\0")
 
 
 class QemuProcesses:
