@@ -31,7 +31,7 @@ from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.pool import PoolKind
 from virtbus.schemas.wire import encode_json
 
-ID, VM = uid(90), uid(1)
+ID, OTHER, VM = uid(90), uid(91), uid(1)
 CONTENT = b"exported bytes"
 REAL = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 
@@ -257,8 +257,11 @@ async def test_old_exports_expire(make_node: NodeMaker, threads: DiskThreads) ->
         assert files.expire(60.0, ()) == []
         os.utime(folder(node) / ID, (1, 1))
         assert files.expire(60.0, (ID,)) == []
+        stuck = folder(node) / OTHER
+        (stuck / "a folder").mkdir(parents=True)  # virtbus makes none, so it removes none
+        os.utime(stuck, (1, 1))
         assert files.expire(60.0, ()) == [ID]
-        assert not folder(node).exists()
+        assert list(folder(node).iterdir()) == [stuck]
 
 
 @REAL

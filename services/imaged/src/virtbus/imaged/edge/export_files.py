@@ -5,6 +5,7 @@ leaves a part, which the next attempt replaces. An export is a copy, so it may e
 """
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -19,6 +20,8 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
 from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.wire import decode, encode_json, validate
+
+log = logging.getLogger(__name__)
 
 FOLDER = "exports"
 PART = "part"
@@ -154,7 +157,10 @@ class ExportFiles:
             self._root.rmdir()
 
     def expire(self, older_s: float, busy: Collection[str]) -> list[str]:
-        """Remove exports without a change for `older_s`, except `busy` ids; return removed ids."""
+        """Remove exports without a change for `older_s`, except `busy` ids; return removed ids.
+
+        Log the exports that cannot be removed.
+        """
         try:
             with openat2.opened_directory(self._root) as root:
                 found = {
@@ -164,10 +170,15 @@ class ExportFiles:
                 }
         except FileNotFoundError:
             return []
-        old = [name for name, at_s in found.items() if at_s < time.time() - older_s]
-        for name in old:
-            self.remove(name)
-        return old
+        removed = []
+        for name in (name for name, at_s in found.items() if at_s < time.time() - older_s):
+            try:
+                self.remove(name)
+            except VirtbusError as error:
+                log.warning("export %s remains: %s", name, error, extra={"code": error.reason})
+            else:
+                removed.append(name)
+        return removed
 
     @contextlib.contextmanager
     def _open(self, export: str) -> Iterator[int]:
