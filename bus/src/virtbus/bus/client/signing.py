@@ -99,7 +99,7 @@ class RecordKeys:
         value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
         try:
             await self._bus.put(key, encode(value), expect=0)
-        except OutcomeUnknownError as error:  # UnavailableError: the caller's own write was not sent
+        except OutcomeUnknownError as error:  # the caller's own write was surely not sent
             message = f"{key}: {error}"
             raise UnavailableError(message) from error
         log.info("key %s signs records", signer.id, extra={"code": "signing_key"})

@@ -32,7 +32,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 INPUT_WINDOW_BYTES = 64 * 1024
-"""A service's window of unread bytes per client. It is small, because a service has many clients."""
+"""A service's window of unread bytes per client: small, because a service has many clients."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
 LEFT = "the service ended the stream; open it again"

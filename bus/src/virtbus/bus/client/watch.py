@@ -28,7 +28,7 @@ BRIEF_EXPIRES_S = 5.0
 """Expiry of a pull that might receive messages of a later list (see `WatchSource`)."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
-"""After this silence, the consumer or the connection counts as lost: two heartbeats and a margin."""
+"""After this silence, consumer or connection count as lost: two heartbeats and a margin."""
 SILENT_PARTS = 2
 """Number of waits for SILENCE_S in total. Each wait is longer than HEARTBEAT_S, so that only
 heartbeats wake the process of an idle watch.

@@ -42,7 +42,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import from `account`. `local` is its new subject in the importing account; empty: same."""
+    """An import from `account`. `local` is its new subject in the importing account, if any."""
 
     what: RequestExport | str
     account: str

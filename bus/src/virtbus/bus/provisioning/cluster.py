@@ -32,7 +32,7 @@ class ClusterMember:
 
     @property
     def label(self) -> str:
-        """Return a label for the server's name, unique in the cluster and the same at each start."""
+        """Return a label for the server's name, unique in the cluster and permanent."""
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:
