@@ -19,7 +19,7 @@ class Sources:
     """A set of sources. The simulation has its own; all other processes use `REAL`."""
 
     time_ns: Callable[[], int] = time.time_ns
-    """Unix time in nanoseconds. Use it for display and comparison with stream times, not for order."""
+    """Unix time in nanoseconds, for display and comparison with stream times. It gives no order."""
     uniform: Callable[[float, float], float] = random.uniform
     """A random number in a range, for jitter. Secrets need `secret`."""
     uuid7: Callable[[], str] = uuid7

@@ -95,7 +95,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open a backup file; turn a BackupError into an error of the command."""
+    """Open a backup file. A BackupError of the context's body becomes a CliError."""
     from virtbus.bus.provisioning.backup import BackupError
 
     try:
@@ -122,7 +122,7 @@ def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]")
 
 
 def _write(path: Path, taken: "Backup") -> int:
-    """Write the file atomically, readable by its owner only; return its size in bytes."""
+    """Write a file atomically with mode 0600; return its size in bytes."""
     from virtbus.bus.provisioning.backup import lines
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
