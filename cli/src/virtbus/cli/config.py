@@ -44,7 +44,7 @@ def _detail(service: str, line: str) -> dict[str, str]:
 
 
 def _checked(service: str) -> tuple[bool, str, str]:
-    """Run a service with --check-config; return its success, settings and error text."""
+    """Return a service's success, settings and error text."""
     import subprocess  # no other verb of this module needs it
 
     ended = subprocess.run(  # noqa: S603  our own module, a fixed list of names

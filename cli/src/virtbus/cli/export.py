@@ -174,7 +174,6 @@ def _export(
 
 
 def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> None:
-    """Download the file of an export, check its digest, and show the file's path."""
     result = view.get("result") or {}
     path = Path(file or f"{Path(str(view.get('name'))).name}.{view.get('format', 'qcow2')}")
     part = path.with_name(f"{path.name}.part")
@@ -194,7 +193,6 @@ def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> No
 
 
 def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> str:
-    """Write the exported file to `file`; return the digest."""
     size = int((view.get("result") or {}).get("size_bytes") or 0)
     digest, steps, closed = hashlib.sha256(), Steps(shown=invocation.for_eyes), ""
     try:

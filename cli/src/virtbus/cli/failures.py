@@ -61,7 +61,6 @@ class CliError(Exception):
         return error
 
     def as_map(self) -> dict[str, Any]:
-        """Return the map for `-o json`."""
         fields: dict[str, Any] = {
             "reason": self.reason,
             "message": self.message,

@@ -110,7 +110,6 @@ class Fetching:
 
 
 def _image(answer: PulledImages, node: str) -> ImageInfo:
-    """Return a node's image; raise BusError if the answer lacks it."""
     image = answer.images.get(node)
     if image is None:
         raise BusError(answer.errors.get(node, "the answer has no image"))

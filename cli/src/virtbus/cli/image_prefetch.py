@@ -90,7 +90,7 @@ async def _fetch(
 
 
 _MOVING = ("fetching", "failed")
-"""States whose nodes are first in the table, because a small screen cuts off its end."""
+"""States whose nodes are first in the table, because a small screen cuts off the last rows."""
 
 
 def _row(pull: "NodePull") -> tuple[str, ...]:

@@ -366,7 +366,7 @@ def _elsewhere(spec: Mapping[str, Any]) -> str:
 
 
 def _offer(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the row of a network of nodes, which is no object on the bus."""
+    """Return the row of a network that nodes offer without an object on the bus."""
     nodes = str((item.get("detail") or {}).get("nodes") or "-")
     subnet = str(item.get("subnet") or "set per node")
     name, kind = str(item.get("name", "")), str(item.get("kind", ""))

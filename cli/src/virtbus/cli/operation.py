@@ -18,7 +18,7 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between requests for a state. A snapshot without copies ends within it."""
+"""The first pause between requests for a state. A snapshot without copies takes less time."""
 
 
 @click.group(
@@ -123,7 +123,6 @@ def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 def _each(
     invocation: Invocation, action: str, ids: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], list[CliError]]:
-    """Request `operation.<action>` for each id; return the answers and the errors."""
     return tried(lambda id_: invocation.call("operation", action, {"id": id_}), dict.fromkeys(ids))
 
 

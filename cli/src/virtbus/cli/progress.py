@@ -36,7 +36,6 @@ class Steps:
         return time.monotonic() - self._started
 
     def restart_clock(self) -> None:
-        """Count the time of later steps from now."""
         self._started = time.monotonic()
 
     def step(self, what: str, detail: str = "") -> None:

@@ -130,7 +130,6 @@ def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
 
 
 def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that the options set."""
     given = [word for word in ("selects", "all_vms", *DIRECTIONS, "isolates") if flags[word]]
     if flags["spec_file"] is not None:
         if given:

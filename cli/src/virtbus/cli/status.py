@@ -101,14 +101,13 @@ def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_missing(report: Mapping[str, Any]) -> bool:
-    """Return True if the report is only the agent's error message about a silent service."""
+    """Return True if the report is only the agent's error message, not the service's own report."""
     return (
         report.get("state") != "ready" and bool(report.get("message")) and not report.get("version")
     )
 
 
 def _services(session: Session) -> list[dict[str, Any]]:
-    """Return each service instance that answers $SRV.INFO."""
     found: list[dict[str, Any]] = []
 
     def receive(item: WireMessage) -> None:
@@ -137,7 +136,6 @@ def _services(session: Session) -> list[dict[str, Any]]:
 
 
 def _alarms(bus: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each problem that needs a person."""
     alarms = [
         f"stream {stream.get('name')} is {float(stream.get('fill') or 0):.0%} full:"
         " creates stop at 80 %; delete VMs or raise its limit"

@@ -181,7 +181,7 @@ class NatsLink:
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
-        """Replace a client that lost its connection; repeat this until cancelled."""
+        """Replace each client that loses its connection, until cancelled."""
         try:
             while True:
                 await self._end()

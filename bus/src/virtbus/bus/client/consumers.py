@@ -51,7 +51,7 @@ class OwnConsumer:
 
     async def rewind(self) -> int:
         if self._made:
-            await self.close()  # to create an existing consumer does not begin its list again
+            await self.close()  # creating an existing consumer would not begin its list again
         self._made = True
         config: dict[str, Any] = {
             "name": self._name,
@@ -101,7 +101,7 @@ class NodeConsumer:
     async def rewind(self) -> int:
         """Reset the consumer to sequence 1; return the number of messages in the new list.
 
-        An open pull may have received messages since the reset. They count, too.
+        Messages that an open pull has received since the reset count, too.
 
         Raises:
             BusError: the consumer does not exist yet, or the call fails.

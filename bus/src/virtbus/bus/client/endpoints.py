@@ -110,8 +110,8 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    Decoding empties `raw`, because a parked request (see `EndpointServer`) may wait for hours. Its
-    body would occupy memory.
+    Decoding empties `raw`: a parked request (see `EndpointServer`) may wait for hours, and its body
+    would occupy memory.
     """
 
     raw: Raw

@@ -1,4 +1,4 @@
-"""Adds a gate (`ports.Gate`) to a watch of a MemoryBus. The watch awaits the gate at each list."""
+"""Adds a gate (`ports.Gate`) to a watch of a MemoryBus. The gate precedes each list."""
 
 import asyncio
 from collections.abc import AsyncIterator

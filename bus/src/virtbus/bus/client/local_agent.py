@@ -31,9 +31,9 @@ PROVE_S = 10.0
 AGAIN_S = 2.0
 """Pause between attempts to connect, because a refused login fails at once."""
 SETTLES_S = 2.0
-"""Pause before a different file and key are compared again.
+"""Pause before the file and the key are compared again, if they differ.
 
-An agent needs less time than this between writing its instance key and its file.
+An agent writes its file in less time than this after its instance key.
 """
 
 
@@ -82,8 +82,8 @@ class LocalAgent:
     async def gate(self) -> None:
         """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After REPORT_AFTER_S, systemd gets READY, because its start timeout would end a service that
-        still waits for the agent.
+        After REPORT_AFTER_S, systemd gets READY. Without READY, systemd's start timeout would end a
+        service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
         begun_s, reported = loop.time(), False

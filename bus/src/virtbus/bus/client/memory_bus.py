@@ -76,7 +76,6 @@ class MemoryWatch:
             self.relist()
 
     def seen(self, entry: Entry) -> None:
-        """Queue an entry that was just written, if a filter matches."""
         if self._link.connected and any(matches(one, entry.key) for one in self._filters):
             self._items.put(entry)
 

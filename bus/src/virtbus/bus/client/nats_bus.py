@@ -21,7 +21,7 @@ FLUSH_EVENTS_S = 2.0
 
 
 class NatsBus(CoreMessages):
-    """One connection, made by `connection.connect`. `ports.Bus` documents methods not described."""
+    """One connection, made by `connection.connect`. `ports.Bus` documents most methods."""
 
     def __init__(self, link: Link, settings: BusSettings, name: str, tasks: Background) -> None:
         super().__init__(link, name)

@@ -65,7 +65,7 @@ class DirectClient(Client):
             raise nats.errors.BadSubjectError from error
         await self._enqueue(command)
         waking = self._flush_queue
-        if waking is not None and waking.empty():  # a full queue means that the flusher is awake
+        if waking is not None and waking.empty():  # a queued request already wakes the flusher
             await self._flush_pending()
 
     async def _enqueue(self, command: bytes) -> None:

@@ -73,7 +73,7 @@ def headers_of(block: bytes) -> dict[str, str]:
     read as a header, because the server appends its own headers to a block without a line break.
 
     A name keeps its blanks. The server replaces a forged `Nats-Request-Info`, but overlooks a name
-    that begins with a blank. Without the blank, such a forged header would become valid.
+    that begins with a blank. If this function removed the blank, the forged header would be valid.
     """
     if not block:
         return {}

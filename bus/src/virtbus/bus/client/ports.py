@@ -13,7 +13,7 @@ from virtbus.bus.runtime.sources import Sources
 from virtbus.schemas.wire import MAX_NODES
 
 HISTORY_BYTES = 512 * 1024
-"""Size of a `history`. The message that exceeds this size is the last message returned."""
+"""Size limit of a `history`. The first message that exceeds the limit is still returned."""
 
 
 class EntryKind(StrEnum):

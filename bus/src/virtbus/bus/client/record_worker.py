@@ -28,8 +28,8 @@ LAST_RETRY_S = 60.0
 RELIST_S = 300.0
 """Interval at which the worker lists all records again."""
 ANSWERED_S = 1.0
-"""Within this time, an attempt's outcome surely reaches the agent as the answer to its request. A
-later outcome is published, too."""
+"""An outcome within this time surely reaches the agent as the answer to its request. A later
+outcome is also published."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 NO_PART = frozenset({"powered", "power_epoch", "stop_grace_s", "restart_epoch"})
 NO_PART |= {"paused", "pause_epoch", "requests", "lease", "reserved", "traceparent", "signature"}
@@ -54,7 +54,7 @@ class Step(Protocol[Ready]):
     span: str
     first_retry_s: float
     interrupts: bool
-    """If True, a newer record cancels a running attempt. If False, it waits for the attempt."""
+    """If True, a newer record cancels a running attempt. If False, the newer record waits."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
@@ -203,7 +203,6 @@ class RecordWorker(Generic[Ready]):
         self._late.complete(self.listed)
 
     def _want_found(self) -> None:
-        """Start the step for the records of the list that is now complete."""
         found, self._found = self._found or {}, None
         for record in found.values():
             self.want(record)
@@ -357,7 +356,6 @@ class RecordWorker(Generic[Ready]):
     async def _attempt(
         self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
     ) -> Ready:
-        """Make one attempt; return its outcome, which may be a failure."""
         step, extra = self._step, {"uid": record.uid}
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -390,7 +388,6 @@ async def _relist(watch: Watch, compare: Callable[[], Awaitable[None]] | None) -
 
 
 def _has_parts(done: VmRecord | None, record: VmRecord) -> bool:
-    """Return True if two records of a VM need the same disks and network."""
     return done is not None and all(getattr(done, f) == getattr(record, f) for f in PARTS)
 
 

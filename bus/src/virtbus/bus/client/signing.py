@@ -106,7 +106,6 @@ class RecordKeys:
         return signer
 
     async def listed(self) -> Mapping[str, _Kept]:
-        """Return all keys of the bus by their ids."""
         found: dict[str, _Kept] = {}
         async with self._bus.watch(subjects.signing_keys()) as watch:
             async for item in watch:

@@ -178,7 +178,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Buffer bytes. Small pieces are joined to save memory; only MAX_DATAGRAMS are kept."""
+        """Buffer bytes. Join small pieces to save memory. Keep only the newest MAX_DATAGRAMS."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:

@@ -43,8 +43,8 @@ UP_S = 60.0
 class WatchSource(Protocol):
     """A consumer on the server, from which a watch pulls.
 
-    `stays` is True for a durable consumer. A cluster serves its earlier pulls until they expire,
-    even without their subscription or connection. So earlier pulls can receive messages of a new
+    `stays` is True for a durable consumer. A cluster serves earlier pulls of this consumer until
+    they expire, even if their connection is gone. So earlier pulls can receive messages of a new
     list.
     """
 
@@ -212,14 +212,12 @@ class PullWatch:
             self._doubt = _Doubt.LINK
 
     async def _silent(self) -> bool:
-        """Wait for a message; return True if SILENCE_S passes without a message."""
         for _ in range(SILENT_PARTS):
             if await self._raws.wait(SILENCE_S / SILENT_PARTS):
                 return False
         return True
 
     async def _control(self, raw: Raw) -> None:
-        """Handle a status message: a heartbeat, the end of a pull, or an error."""
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:

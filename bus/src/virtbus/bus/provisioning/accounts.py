@@ -96,8 +96,8 @@ def accounts(
 ) -> list[Account]:
     """Return all accounts of a bus.
 
-    `bridges` are the bridges after the first. `cris` are the nodes that run `virtbus-cri`. `system`
-    adds the user that may reload the servers' configuration.
+    `bridges` are the clusters of further bridges (`permissions.bridge`). `cris` are the nodes that
+    run `virtbus-cri`. `system` adds the user that may reload the servers' configuration.
     """
     control = Account(CONTROL_ACCOUNT, streams=True)
     clients: dict[str, Account] = {}

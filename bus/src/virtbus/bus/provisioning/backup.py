@@ -306,7 +306,6 @@ def _is_record(key: str) -> bool:
 
 
 def _signs(key: str) -> bool:
-    """Return True for the bus key of a signing key."""
     return key.startswith(f"{_SECRETS}{SIGNING}.")
 
 

@@ -106,7 +106,6 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def _names_of(certificate: x509.Certificate) -> Collection[x509.GeneralName]:
-    """Return the readable names in a certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):

@@ -40,7 +40,6 @@ class ClusterMember:
         return [f"nats://{route.rpartition(':')[0]}:{port}" for route in self.others]
 
     def block(self, password: str) -> str:
-        """Return the server's `cluster {}` block."""
         routes = (f'"nats://{ROUTE_USER}:{password}@{route}"' for route in self.others)
         return _BLOCK.format(
             listen=self.listen, user=ROUTE_USER, password=password, routes=", ".join(routes)

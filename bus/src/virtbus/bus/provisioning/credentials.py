@@ -15,7 +15,7 @@ GROUP = "virtbus"
 
 
 def write_secret(path: Path, text: str, *, mode: int = 0o600, group: str = "") -> None:
-    """Replace a file atomically. If root writes it and `group` exists, the mode is 0640."""
+    """Replace a file atomically. For root and an existing `group`, the mode is always 0640."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()

@@ -35,7 +35,7 @@ HELPER_FACTS = {
 }
 """The kinds of events that a node's helpers, imaged and netd, store (`schemas.events`)."""
 NODE_WATCHED = ("progress", "ready", "report")
-"""Third tokens of the subjects that a node publishes for others: `virtbus.node.<id>.<token>.>`."""
+"""Tokens in the subjects that a node publishes for others: `virtbus.node.<id>.<token>.>`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,7 +314,6 @@ class Server:
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process by SIGTERM, and after STOP_S by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -330,7 +329,7 @@ class Server:
 
 
 def _dies_with_us() -> list[str]:
-    """Return a setpriv(1) prefix for the command. It ends the server when this process dies.
+    """Return a setpriv(1) prefix for the command. setpriv ends the server after this process.
 
     Without setpriv, `end_orphan` ends the server at the next start.
     """
@@ -361,7 +360,7 @@ async def end_orphan(files: ServerFiles) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     async with asyncio.timeout(STOP_S):
-        while _orphan(files):  # noqa: ASYNC110  waitpid needs a child process
+        while _orphan(files):  # noqa: ASYNC110  not our child, so we cannot wait for it
             await asyncio.sleep(_POLL_S)
 
 

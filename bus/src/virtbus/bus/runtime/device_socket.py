@@ -1,4 +1,4 @@
-"""Requests to the host's agent over a socket: open devices, make and change logical volumes."""
+"""Asks the host's agent, over a socket, to open devices and to make or change logical volumes."""
 
 import errno
 import json

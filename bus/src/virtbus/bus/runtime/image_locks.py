@@ -11,7 +11,7 @@ import struct
 _FIRST_BYTE, _BYTES = 100, 200
 """First byte and size of the range to lock.
 
-Bytes 100 to 163 are QEMU's own permissions. Bytes 200 to 263 are permissions that it forbids to
+Bytes 100 to 163 are QEMU's own permissions. Bytes 200 to 263 are permissions that QEMU forbids to
 other programs.
 """
 _FLOCK = struct.Struct("hhqqi4x")

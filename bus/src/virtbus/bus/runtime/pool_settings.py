@@ -117,7 +117,7 @@ class _OnServer(StrictModel):
     """A pool on a server. QEMU itself connects to the server, so the host needs no driver."""
 
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The export, unit, image or path of each volume, by `namespace.name`. Each is used once."""
+    """The export, unit, image or path of each volume, by `namespace.name`. All values differ."""
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:

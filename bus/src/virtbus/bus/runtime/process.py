@@ -29,7 +29,7 @@ STOP_AGAIN_S = 2.0
 ALIVE_INTERVAL_S = 3.0
 TRIM_INTERVAL_S = 30.0
 TRIM_AFTER_CPU_S = 0.3
-"""CPU time between two trims. With less CPU time, a service has no free pages."""
+"""Least CPU time of a service between two trims. After less CPU time, no pages are free."""
 _READY: ContextVar[asyncio.Event] = ContextVar("ready")
 """Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
@@ -116,7 +116,7 @@ async def _keep_fresh() -> None:
 async def _build_models() -> None:
     """Build the remaining validators of messages, once the service is ready.
 
-    A later build makes the service ready sooner. An early build keeps requests from waiting.
+    So the service is ready sooner, and later requests do not wait for a validator.
     """
     await _READY.get().wait()
     for model in models():

@@ -117,8 +117,8 @@ S = TypeVar("S", bound=ServiceSettings)
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Return the settings of this process.
 
-    Invalid settings print each problem with its field and exit with 2. `--check-config` prints the
-    effective settings and exits with 0.
+    For invalid settings, print each problem with its field and exit with 2. For `--check-config`,
+    print the effective settings and exit with 0.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     check = "--check-config" in arguments

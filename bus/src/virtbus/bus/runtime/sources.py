@@ -19,7 +19,7 @@ class Sources:
     """A set of sources. The simulation has its own; all other processes use `REAL`."""
 
     time_ns: Callable[[], int] = time.time_ns
-    """Unix time in nanoseconds, for display and comparison with stream times. It gives no order."""
+    """Unix time in nanoseconds, for display and comparison with stream times, not for ordering."""
     uniform: Callable[[float, float], float] = random.uniform
     """A random number in a range, for jitter. Secrets need `secret`."""
     uuid7: Callable[[], str] = uuid7
@@ -27,7 +27,6 @@ class Sources:
     """The given number of cryptographically random bytes."""
 
     def now(self) -> datetime:
-        """Return the wall clock in UTC."""
         return datetime.fromtimestamp(self.time_ns() / 1e9, UTC)
 
 

@@ -44,7 +44,6 @@ class Background:
             task.cancel()
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until the running tasks have ended."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=timeout_s)
 

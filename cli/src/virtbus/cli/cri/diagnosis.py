@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "units": ("systemctl", "status", "--no-pager", *_SERVICES),
     "journal": ("journalctl", "--no-pager", "-n", LINES, *(f"-u{one}" for one in _SERVICES)),
 }
-"""The commands of a diagnosis, by output file without `.txt`. No output contains a secret."""
+"""The commands of a diagnosis, by the name of the output file. No output contains a secret."""
 _STATE = click.option(
     "--state-dir",
     default="/var/lib/virtbus",
@@ -125,7 +125,6 @@ def _dumped(state_dir: Path) -> Source:
 
 
 def _bare(value: Any) -> Any:
-    """Return stored data without fields that may be secret."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     if not isinstance(value, dict):

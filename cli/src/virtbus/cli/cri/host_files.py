@@ -60,7 +60,6 @@ class HostFiles:
 
     @property
     def systemd(self) -> bool:
-        """Return True if systemd runs this host."""
         return (self._root / "run/systemd/system").is_dir()
 
     def missing_units(self) -> list[str]:
@@ -71,7 +70,6 @@ class HostFiles:
 
     @property
     def proxy(self) -> str:
-        """Return the path of the proxy's socket."""
         return self.socket_of("virtbus-criproxy")
 
     def socket_of(self, unit: str) -> str:

@@ -140,7 +140,6 @@ def _started(host: HostFiles, *, restart: bool) -> list[str]:
 
 
 def _silent(host: HostFiles) -> list[str]:
-    """Return the services that accept no connection."""
     return [unit for unit in UNITS if not host.answers(host.socket_of(unit))]
 
 

@@ -61,7 +61,7 @@ def creds() -> CheckResult:
 
 
 def instance() -> CheckResult:
-    """Check that this host's agent acts for its node, by the file `instance` in run_dir."""
+    """Check that this host's agent acts for its node, according to run_dir's file `instance`."""
     path = access.default_creds(os.environ).parent / "instance"
     try:
         word, _, why = path.read_text(errors="replace").partition("\n")

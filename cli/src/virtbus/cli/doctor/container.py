@@ -24,14 +24,14 @@ SERVICES = {
     "image tiny": "imaged",
     "image conversion": "imaged",
 }
-"""The service of docker-compose.yml whose container has a check's resource, by check."""
+"""By check: the service of docker-compose.yml whose container has the check's resource."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""The command that repeats a check in the right container, by check. The default command shows the
-service's state."""
+"""By check: the command that repeats the check in the right container. The default command shows
+the service's state."""
 
 
 def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:

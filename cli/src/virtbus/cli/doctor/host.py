@@ -115,7 +115,6 @@ def reaper() -> CheckResult:
 
 
 def _libvirtd_parent() -> str:
-    """Return the name of libvirtd's parent process; empty if unknown."""
     pid = first_line(read("/run/libvirtd.pid") or read("/run/libvirt/libvirtd.pid") or "")
     stat = read(f"/proc/{pid}/stat") if pid.isdigit() else None
     if not stat:

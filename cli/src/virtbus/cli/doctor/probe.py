@@ -42,7 +42,7 @@ def needs_root(name: str, what: str) -> CheckResult:
 
 
 def is_root() -> bool:
-    """Return True for root. A failed check of root is not due to missing rights."""
+    """Return True if this process is root. Its failures are then not due to missing rights."""
     return os.geteuid() == 0
 
 

@@ -123,7 +123,7 @@ class BusKeeper:
             except (
                 BusError,
                 OSError,
-            ) as error:  # OSError: the server's files cannot be written, perhaps on a full disk
+            ) as error:  # OSError: the server's files cannot be written, as on a full disk
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
@@ -131,7 +131,7 @@ class BusKeeper:
         try:
             asked = {"node": self._place.node}
             answer = await self.admin.request("virtbus.api.v1.node.get", asked, timeout_s=1.0)
-        except Exception as error:  # noqa: BLE001  any failure means unknown
+        except Exception as error:  # noqa: BLE001  any failure: unknown
             self._terminal.say(f"the VMs cannot be counted: {error}", "DEBUG")
             return None
         node = answer.get("node") if isinstance(answer, dict) else None
