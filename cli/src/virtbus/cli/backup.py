@@ -239,7 +239,6 @@ def _volume(
 
 
 def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str, Any]:
-    """Return the spec of the new VM, whose disks are the volumes made from the backup."""
     spec: dict[str, Any] = dict(backup.get("spec") or {})
     kept = {disk["name"] for disk in backup.get("disks") or ()}
     if not kept:

@@ -141,7 +141,6 @@ def _ask(
 
 
 def _until_served(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation once readers can connect; raise CliError if it fails before."""
     steps, pause_s = Steps(shown=invocation.for_eyes), operation.pauses_s()
     try:
         while view.get("phase") not in operation.ENDED and view.get("step") != SERVED:
@@ -198,7 +197,6 @@ async def _forward(
 
 
 async def _run(command: tuple[str, ...], environ: Mapping[str, str], id_: str) -> None:
-    """Run the reader to its end; raise CliError if its exit code is not 0."""
     try:
         process = await asyncio.create_subprocess_exec(*command, env=dict(environ))
     except OSError as error:

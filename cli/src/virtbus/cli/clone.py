@@ -96,7 +96,6 @@ def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
 
 
 def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
-    """Show the copies' progress to the end; raise CliError if a copy fails or on an interrupt."""
     from virtbus.cli.volume_create import refuse_unfilled, until_filled  # loads slowly
 
     for one in view["spec"].get("volumes") or ():
@@ -106,7 +105,6 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return a clone's spec. Without `full`, raise CliError if the source holds volumes."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

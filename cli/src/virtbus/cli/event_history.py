@@ -78,8 +78,6 @@ class _Names:
 
 
 class _HistoryPrinter:
-    """Prints the wanted events when they arrive."""
-
     def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:
         self._printer = event_lines.EventPrinter(invocation.style)
         self._oldest_ns = oldest_ns
@@ -93,7 +91,6 @@ class _HistoryPrinter:
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:
-    """Return the Unix time in ns of the oldest event to show."""
     if since is None and follow:
         return time.time_ns() - units.NS
     try:

@@ -48,7 +48,6 @@ def download(invocation: Invocation, *, id_: str, file: str | None) -> None:
 
 
 def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
-    """Return an export that has succeeded; raise CliError for any other state."""
     view = invocation.call("operation", "get", {"id": id_})
     if view.get("phase") not in operation.ENDED:
         raise CliError(

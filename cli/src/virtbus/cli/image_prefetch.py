@@ -67,7 +67,6 @@ def command(
 
 
 def _check(ref: str) -> None:
-    """Raise CliError for a reference that no node can fetch."""
     from virtbus.schemas.image import check_image_ref
 
     try:

@@ -57,8 +57,6 @@ async def send_to(
 
 
 class _Upload:
-    """The upload of one file to one node."""
-
     def __init__(
         self, bus: Bus, node: str, image: LocalImage, file: int, moved: Callable[[int], None]
     ) -> None:
@@ -70,7 +68,6 @@ class _Upload:
         self._stored = -1
         """Number of bytes that the node has; -1 before the node's first answer."""
         self._next = 0
-        """The position of the next piece."""
 
     async def run(self) -> ImageInfo:
         """Return the image once the node has it.

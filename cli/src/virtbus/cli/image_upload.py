@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1024**2
 _NO_DIGEST = f"sha256:{'0' * 64}"
-"""Placeholder for a digest that is still unknown."""
 
 
 @click.command(

@@ -23,7 +23,6 @@ class LiveTable:
         self._shown = shown
         self._live = shown and output.redraws(self._stream)
         self._lines = 0
-        """Number of lines on the screen that the next drawing overwrites."""
         self._drawn_s = 0.0
         self._printed: set[str] = set()
 

@@ -122,7 +122,6 @@ def _remarks(item: Mapping[str, Any]) -> list[str]:
 
 
 def _size(item: Mapping[str, Any]) -> str:
-    """Return the size of a pool, `>` and the known part of the size, `unknown`, or `-`."""
     size, known = item.get("size_bytes") or 0, item.get("place_bytes") or {}
     assigned = item.get("assigned") or ()
     if all(volume in known for volume in assigned):

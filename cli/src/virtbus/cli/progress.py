@@ -72,7 +72,6 @@ class Steps:
         self._waits = why
 
     def tick(self) -> None:
-        """Redraw the status line, so that the clock in the line advances."""
         self._draw()
 
     def close(self) -> None:

@@ -135,7 +135,6 @@ def restore(
 
 
 def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wait: bool) -> None:
-    """Send a request that begins an operation; show the operation's new snapshot."""
     view = invocation.call("snapshot", action, asked)
     if not wait:
         invocation.show(view, lambda: table([view]))

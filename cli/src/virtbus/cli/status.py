@@ -163,7 +163,6 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
 
 
 def _pending_s(bus: Mapping[str, Any]) -> float | None:
-    """Return the age of the oldest pending VM in seconds; None without a pending VM."""
     created_ns = bus.get("oldest_pending_created_ns")
     return None if not created_ns else max(0.0, (time.time_ns() - int(created_ns)) / units.NS)
 
@@ -185,7 +184,6 @@ def _page(value: Mapping[str, Any]) -> str:
 
 
 def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a sorted row for each service that answers or is in a node's report."""
     reported = {(one["name"], one["node"]): one for one in _reported_services(value)}
     rows: list[tuple[str, ...]] = []
     for service in value["services"]:

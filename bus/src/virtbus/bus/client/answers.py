@@ -93,7 +93,6 @@ class Answers:
         self.streamed = False
 
     async def stream(self, value: Any) -> None:
-        """Send one of several answers."""
         self.streamed = True
         await self._send(render(value, as_json=self.as_json), {})
 

@@ -27,7 +27,6 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""Timeout of a request that states no timeout."""
 STOP_S = 1.0
 """Time limit for running requests to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
@@ -182,7 +181,6 @@ class EndpointServer:
         return True
 
     def _start(self, asked: _Asked) -> None:
-        """Run the handler of a request that has a slot. If too many handlers run, queue it."""
         if self._running < (self._endpoint.running or self._endpoint.limit):
             self._running += 1
             self._tasks.start(self._work(asked))
@@ -199,7 +197,6 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process `first`, then waiting requests, until no waiting request may run."""
         asked: _Asked | None = first
         try:
             while asked is not None:
@@ -249,7 +246,6 @@ class EndpointServer:
     def _unpark(
         self, asked: _Asked, answers: Answers, started_s: float, parked: "asyncio.Future[None]"
     ) -> None:
-        """End a parked request: free its slot, report its error, start a waiting request."""
         self._release(asked)
         took_s = asyncio.get_running_loop().time() - started_s
         error = _given_up() if parked.cancelled() else parked.exception()
@@ -279,7 +275,6 @@ class EndpointServer:
         return None
 
     async def _failed(self, answers: Answers, error: Exception) -> str:
-        """Send a failure to the requester; return the text for the endpoint's statistics."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"
@@ -303,7 +298,6 @@ class EndpointServer:
 
 
 def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
-    """Return the decoded request; raise the errors of `open_request` and `refuse_late`."""
     raw = asked.raw
     frame = open_request(raw.body, most_values)
     deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 CAPACITY = 16_384
 """Maximum number of queued events, about 16 MB: enough for 10,000 creates by two controllers."""
 AT_ONCE = 256
-"""Maximum number of events that are being stored at one time."""
 SAME_S = 600.0
 """Within this time, a connection stores events with the same subject and id only once."""
 REMEMBERED = 4096
@@ -39,7 +38,6 @@ class QueuedEvent:
     """The event's own id. A repeated step emits the same id again."""
     headers: dict[str, str]
     stored_id: str
-    """The message id for the server."""
 
 
 def stored_id(subject: str, message_id: str) -> str:

@@ -67,15 +67,12 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, deque()).append(item)
 
     def callers(self) -> Iterator[str]:
-        """Return the callers that have items, in the order of their turns."""
         return iter(tuple(self._waiting))
 
     def next(self) -> T | None:
-        """Remove and return the oldest item of the caller whose turn it is; None if empty."""
         return self.take(next(iter(self._waiting))) if self._waiting else None
 
     def take(self, caller: str) -> T:
-        """Remove and return a caller's oldest item. The caller then waits behind all others."""
         items = self._waiting.pop(caller)
         item = items.popleft()
         if items:

@@ -31,7 +31,6 @@ class FlowControl:
 
     # --- sending -----------------------------------------------------------------------------
     def limited(self, upto: int) -> None:
-        """Record the position up to which the other end accepts bytes."""
         self._limit = max(self._limit, upto)
 
     @property
@@ -45,7 +44,6 @@ class FlowControl:
         return self._limit - self._sent
 
     def sending(self, size: int) -> int:
-        """Count a sent piece of `size` bytes; return its position."""
         at, self._sent = self._sent, self._sent + size
         return at
 

@@ -24,7 +24,6 @@ class LateRecords:
         self.relist: Callable[[], None] = lambda: None
         self._late: dict[str, _Late] = {}
         self._begun = 0
-        """The number of lists that have begun."""
         self._listing = False
 
     def begin(self) -> None:

@@ -128,7 +128,6 @@ class LocalAgent:
         return await self._other()
 
     async def _other(self) -> bool:
-        """Return True if the key and the local agent's file name different instances."""
         try:
             holder = await self._holder()
         except BusError:

@@ -50,7 +50,6 @@ class Mailbox(Generic[T]):
         return item
 
     def take(self) -> T | None:
-        """Remove and return the oldest item; None if there is none."""
         return self._pop() if self._items else None
 
     def clear(self) -> None:

@@ -71,7 +71,6 @@ class MemoryWatch:
         self._items.put(WatchMark.SYNCED)
 
     def changed(self) -> None:
-        """List again after a reconnect; do nothing after a loss."""
         if self._link.connected:
             self.relist()
 
@@ -80,7 +79,6 @@ class MemoryWatch:
             self._items.put(entry)
 
     def start(self) -> Callable[[], None]:
-        """Start the watch; return a function that stops the watch."""
         self.relist()
         self._shelf.seen.append(self.seen)
         forget = self._link.on_change(self.changed)

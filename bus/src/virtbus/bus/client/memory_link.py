@@ -44,7 +44,6 @@ class MemoryServer:
         """Gets the subject of a core message, and returns True to lose the message."""
 
     def shelf(self, key: str) -> MemoryStream:
-        """Return the stream of a key; create the stream at its first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream == "KV_lease"

@@ -45,12 +45,10 @@ class MemoryStream:
         return max(found, key=lambda entry: entry.revision, default=None)
 
     def listed(self, filters: Sequence[str]) -> list[Entry]:
-        """Return the last entry of each matching key, in order of revision."""
         found = [e for e in self.entries.values() if any(matches(f, e.key) for f in filters)]
         return sorted(found, key=lambda entry: entry.revision)
 
     def check(self, key: str, value: bytes, expect: int | None, expect_over: str | None) -> None:
-        """Raise ConflictError or FullError like the server."""
         if len(value) > MAX_PAYLOAD_BYTES:
             msg = f"{len(value)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
             raise FullError(msg)
@@ -81,7 +79,6 @@ class MemoryStream:
         return entry
 
     def expire(self) -> None:
-        """Remove expired entries. With `markers`, a purge marker replaces each expired value."""
         now_ns = self.clock_ns()
         for key in [key for key, at_ns in self.expires_ns.items() if at_ns <= now_ns]:
             entry = self.entries.pop(key)

@@ -24,7 +24,6 @@ with lean_import():
 log = logging.getLogger(__name__)
 
 RECORD_BYTES = 16 * 1024
-"""The largest TLS record."""
 _UNUSED = asyncio.Queue[Msg](1)
 """An unused stand-in for the queue that nats-py keeps in each subscription."""
 

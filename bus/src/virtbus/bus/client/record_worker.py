@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 LAST_RETRY_S = 60.0
 RELIST_S = 300.0
-"""Interval at which the worker lists all records again."""
 ANSWERED_S = 1.0
 """An outcome within this time surely reaches the agent as the answer to its request. A later
 outcome is also published."""
@@ -83,7 +82,6 @@ class _Job(Generic[Ready]):
     task: "asyncio.Task[None] | None" = None
     failed: Ready | None = None
     askers: int = 0
-    """Number of the agent's requests that wait for `outcome`."""
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self) -> Ready:
@@ -196,7 +194,6 @@ class RecordWorker(Generic[Ready]):
             self._found[uid] = record
 
     def _keep_listed(self) -> None:
-        """After a complete list, drop all VMs that are missing in the list."""
         for uid in (self._jobs.keys() | self._followed.keys()) - self.listed:
             self.drop(uid)
         self.synced = True

@@ -241,7 +241,6 @@ class Records:
         return entry
 
     async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Return the last message of a key and its headers; None and {} without a message."""
         if self._settings.node:
             return await self._last_direct(key)
         try:

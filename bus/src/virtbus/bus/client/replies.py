@@ -47,7 +47,6 @@ class Replies:
         return came
 
     def came(self, token: str, raw: Raw) -> None:
-        """Deliver an answer to the request with this token. Ignore a late answer."""
         waiting = self._waiting.get(token)
         if waiting is not None and not waiting[0].done():
             waiting[0].set_result(raw)

@@ -41,12 +41,10 @@ class Signer:
         self.id = hmac.digest(seed, b"virtbus key", "sha256").hex()[:8]
 
     def signed(self, node: str, uid: str, value: bytes) -> bytes:
-        """Return the encoded record with a new signature."""
         bare = unsigned(value)
         return with_signature(bare, self._text(node, uid, bare))
 
     def verifies(self, record: VmRecord) -> bool:
-        """Return True if this key made the record's signature."""
         bare = encode(record.model_copy(update={"signature": ""}))
         right = self._text(record.node, record.uid, bare)
         return hmac.compare_digest(record.signature.encode(errors="replace"), right.encode())

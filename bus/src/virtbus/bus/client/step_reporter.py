@@ -33,7 +33,6 @@ class StepReporter(EventRecorder):
         await self._bus.publish(subjects.ready(self._node, ready.uid, self._names.step), ready)
 
     def made(self, record: VmRecord, took_ms: float, detail: Mapping[str, str]) -> None:
-        """Emit the event that the step has made resources in `took_ms`."""
         self.emit(self.about(self._names.made, record, took_ms=took_ms, detail=detail))
 
     def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:

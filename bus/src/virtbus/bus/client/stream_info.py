@@ -42,7 +42,6 @@ def report_of(info: Info, consumers: Iterable[Info]) -> StreamReport:
 
 
 def _current(info: Info) -> int:
-    """Return the number of replicas that are online and up to date, including the leader."""
     cluster = info.get("cluster") or {}
     others = cluster.get("replicas") or []
     return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

@@ -189,7 +189,6 @@ class ByteStream:
             self._came.append(bytearray(data))
 
     async def send_keep_alives(self) -> None:
-        """Send a keep-alive with the current limit every KEEP_ALIVE_S until the stream ends."""
         with suppress(StreamEndedError):
             while not await wait_for_event(self._over, KEEP_ALIVE_S):
                 self._still_open()
@@ -314,7 +313,6 @@ async def opening(
 
 
 async def _follow(answers: AsyncIterator[Any], stream: ByteStream) -> None:
-    """Process the service's messages until the stream ends. A lost connection ends it."""
     try:
         while not stream.closed:
             stream.heard(validate(StreamData, await anext(answers)))

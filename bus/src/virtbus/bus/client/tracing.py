@@ -127,7 +127,6 @@ def record_span(
 
 
 def _context(parent: str | None) -> "Context | None":
-    """Return the context of a new span; None means OpenTelemetry's current context."""
     from opentelemetry import trace
 
     if parent is None:

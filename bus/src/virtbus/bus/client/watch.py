@@ -37,7 +37,6 @@ After a pause of this process, a timer expires before pending messages are read.
 each watch on a busy machine would then request a full list.
 """
 UP_S = 60.0
-"""Time limit of one wait for a connection."""
 
 
 class WatchSource(Protocol):
@@ -61,8 +60,6 @@ class WatchSource(Protocol):
 
 
 class _Doubt(StrEnum):
-    """The reason for a new list."""
-
     START = "start"
     ASKED = "asked"
     GAP = "gap"
@@ -120,12 +117,10 @@ class PullWatch:
         self._raws.wake()
 
     def changed(self) -> None:
-        """Request a new list after the connection was lost or made."""
         self._doubt = _Doubt.LINK
         self._raws.wake()
 
     async def _begin(self, why: _Doubt) -> None:
-        """Start a new list: queue RESET, and SYNCED if the list is empty."""
         try:
             if why not in _AT_ONCE:
                 await asyncio.sleep(next(self._pauses))
@@ -191,7 +186,6 @@ class PullWatch:
         )
 
     async def _follow(self) -> None:
-        """Process one message, or set `_doubt` if no message arrives in time."""
         if await self._silent():
             self._doubt = _Doubt.SILENT
         if self._link.generation != self._generation or not self._link.connected:

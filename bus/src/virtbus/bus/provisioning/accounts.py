@@ -122,7 +122,6 @@ def _hears_events(role: Role) -> bool:
 
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
-    """Return one export, with all importers, for each subject that `clients` import."""
     takers: dict[RequestExport | str, list[str]] = {}
     for account in clients:
         for one in account.imports:

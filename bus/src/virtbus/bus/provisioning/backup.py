@@ -65,7 +65,6 @@ class Backup:
 
     @property
     def records(self) -> list[str]:
-        """The keys of VM records."""
         return [key for key in self.values if _is_record(key)]
 
     @property
@@ -75,7 +74,6 @@ class Backup:
 
     @property
     def is_secret(self) -> bool:
-        """Return True if the backup has secrets or signing keys."""
         return any(key.startswith(_SECRETS) for key in self.values)
 
 
@@ -86,7 +84,6 @@ class Restored:
     written: int = 0
     present: int = 0
     vms: list[str] = field(default_factory=list)
-    """The uids of VMs that were written."""
     deleted: list[str] = field(default_factory=list)
     """Uids of VMs, then of named objects, that this bus has deleted and that stay deleted (I3)."""
 
@@ -206,7 +203,6 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
 
 
 async def _put(bus: Bus, key: str, value: bytes) -> bool:
-    """Put the value; return False if the key already has a value."""
     over = vm_anywhere(_uid(key)) if _is_record(key) else None
     try:
         await bus.put(key, value, expect=0, expect_over=over)

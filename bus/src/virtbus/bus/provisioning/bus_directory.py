@@ -218,14 +218,12 @@ class BusDirectory:
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
-        """Create a node's account and credentials; return the changed files."""
         plan = self.plan()
         if node not in plan.nodes:
             plan.nodes.append(node)
         return self.write(plan)
 
     def add_bridge(self, cluster: str) -> list[Path]:
-        """Create the account of a Kubernetes cluster's bridge; return the changed files."""
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
@@ -318,7 +316,6 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Yield a configuration's problems: other ways to log in, open monitoring, missing settings."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -36,7 +36,6 @@ class ClusterMember:
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:
-        """Return the other servers' URLs for clients."""
         return [f"nats://{route.rpartition(':')[0]}:{port}" for route in self.others]
 
     def block(self, password: str) -> str:

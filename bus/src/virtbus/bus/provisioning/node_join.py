@@ -22,7 +22,6 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Interval of the search for new nodes."""
 VERIFY_S = 10.0
 """Interval of the search for deleted consumers. They must exist again after 15 s (F33)."""
 
@@ -91,7 +90,6 @@ async def _join(admin: stream_setup.Admin, node: str) -> str:
 
 
 def _node_of(consumer: str) -> str:
-    """Return the node id in a consumer's name; empty for other consumers."""
     prefix, _, rest = consumer.partition("-")
     return rest.rpartition("-")[0] if prefix == "n" else ""
 
@@ -114,7 +112,6 @@ def _nonce() -> bytes:
 
 
 async def _consumers(admin: stream_setup.Admin) -> set[tuple[str, str]]:
-    """Return (stream, name) of each consumer of the stream KV_vm, which nodes watch."""
     stream, seen = "KV_vm", 0
     found: set[tuple[str, str]] = set()
     while True:

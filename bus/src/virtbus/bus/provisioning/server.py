@@ -73,7 +73,6 @@ class ServerFiles:
 
     @property
     def passwords(self) -> Path:
-        """Return the path of the file with all users' passwords."""
         return self.state_dir / "bus-passwords.json"
 
     @property

@@ -18,7 +18,6 @@ class ServerLogin:
     password: str = ""
 
     def fields(self, user: str) -> str:
-        """Return the user's login as fields of the configuration."""
         if self.nkey:
             return f"nkey: {self.nkey}"
         return f'user: "{user}", password: "{self.password}"'

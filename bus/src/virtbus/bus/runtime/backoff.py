@@ -35,7 +35,6 @@ class Attempts:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self._deadline_s - self._loop.time()
 
     def __aiter__(self) -> AsyncIterator[float]:

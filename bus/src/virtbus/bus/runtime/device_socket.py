@@ -53,7 +53,6 @@ class LogicalAnswer(LenientModel):
     filled_bytes: int = 0
     """Number of complete bytes from the start; 0 means that the content is incomplete."""
     operation: str = ""
-    """The operation that wrote the volume's content."""
     thin: bool = False
     """If True, unwritten areas read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
@@ -118,7 +117,6 @@ def _check(answer: bytes) -> None:
 
 
 def _asked(path: Path, request: bytes, timeout_s: float) -> tuple[bytes, int | None]:
-    """Return the text of the answer, and its device if any."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(timeout_s)
         asking.connect(str(path))

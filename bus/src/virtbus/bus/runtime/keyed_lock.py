@@ -11,5 +11,4 @@ class KeyedLock:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, key: str) -> asyncio.Lock:
-        """Return the key's lock, for use as `async with`."""
         return self._locks.setdefault(key, asyncio.Lock())

@@ -97,7 +97,6 @@ class LvmPool(StrictModel):
 
     kind: Literal[PoolKind.LVM]
     group: LvmName
-    """The name of the volume group."""
     thin_pool: LvmName | None = None
     """The group's thin pool for new volumes; None gives each volume its own extents."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
@@ -126,8 +125,6 @@ class _OnServer(StrictModel):
 
 
 class _WithLogin(_OnServer):
-    """A pool on a server that may require a user and a secret."""
-
     user: User = ""
     """The user's name on the server; empty means no login."""
     secret_file: SecretPath = ""

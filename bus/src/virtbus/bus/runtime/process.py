@@ -240,7 +240,6 @@ def _foreseen(error: Exception) -> bool:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """Yield the errors in a (nested) exception group, or the error itself."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)

@@ -106,7 +106,6 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
 
 
 def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:
-    """Return the result of `work` on a connection as the bus's admin."""
     from virtbus.bus.client.connection import connect
     from virtbus.bus.errors import BusError
 
@@ -122,7 +121,6 @@ def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]")
 
 
 def _write(path: Path, taken: "Backup") -> int:
-    """Write a file atomically with mode 0600; return its size in bytes."""
     from virtbus.bus.provisioning.backup import lines
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

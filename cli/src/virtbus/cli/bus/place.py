@@ -16,7 +16,6 @@ from virtbus.schemas.errors import VirtbusError
 
 DEFAULT = "/etc/virtbus/bus"
 WAIT_S = 3.0
-"""Time limit for a connection to the servers before a reload."""
 BUSY_S = 10.0
 """Time limit for a connection to each server after a reload. A busy server takes seconds."""
 

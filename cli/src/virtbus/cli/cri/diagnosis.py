@@ -16,7 +16,6 @@ from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 LINES = "20000"
-"""Number of journal lines of all services together."""
 COMMAND_S = 30.0
 LOG_BYTES = 4 * 1024**2
 _SERVICES = ("virtbus-nodeagent", "virtbus-netd", "virtbus-imaged", *UNITS)

@@ -162,7 +162,6 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
-    """Replace a file atomically; return False if the file already has this text and mode."""
     if _text(path) == text and stat.S_IMODE(path.stat().st_mode) == mode:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +173,6 @@ def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
 
 
 def _part(path: Path) -> Path:
-    """Return the path of a file before the rename to its final name."""
     return path.with_name(f".{path.name}.part")
 
 

@@ -84,7 +84,6 @@ def uninstall(invocation: Invocation, root: Path) -> None:
 
 # --- conditions --------------------------------------------------------------------------------
 def _hindrances(host: HostFiles, container_runtime: str, root: Path) -> list[tuple[str, str]]:
-    """Return the problems that prevent an install, each with its next step."""
     found = _not_root(root)
     if missing := host.missing_units():
         found.append((f"units are missing: {' '.join(missing)}", "run deploy/install"))
@@ -126,7 +125,6 @@ def _refuse(problems: Sequence[tuple[str, str]]) -> None:
 
 # --- effects -----------------------------------------------------------------------------------
 def _started(host: HostFiles, *, restart: bool) -> list[str]:
-    """Start the services; return the remaining steps for a person."""
     if not host.systemd:
         return [f"no systemd runs here; run these programs: {' '.join(UNITS)}"]
     _run(["systemctl", "daemon-reload"])
@@ -165,7 +163,6 @@ def _numbered(steps: Sequence[str]) -> list[str]:
 
 
 def _run(argv: list[str]) -> None:
-    """Run systemctl; if it fails, raise CliError with its output."""
     program = shutil.which(argv[0])
     if program is None:
         raise CliError(Exit.UNAVAILABLE, "no_systemctl", "systemctl is not in PATH")

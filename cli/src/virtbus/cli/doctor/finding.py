@@ -24,7 +24,6 @@ class CheckResult(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value}
 
     def as_text(self) -> str:
-        """Return one line, and below it the repairing command, if any."""
         level = output.paint_state(f"{self.level:<7}", sys.stdout)
         text = f"{level}  {self.name:<18}  {output.safe(self.what)}"
         return f"{text}\n         {'':<18}  mend: {self.mend}" if self.mend else text

@@ -57,7 +57,6 @@ def node_lines(place: Place) -> list[str]:
 
 
 def _environment(place: Place) -> list[str]:
-    """Return the `export` lines for another terminal; empty for the default `run_dir`."""
     if place.run_dir == Path(DEFAULT_RUN_DIR):
         return []
     return [f"  export VIRTBUS_CREDS={place.client_creds}"]

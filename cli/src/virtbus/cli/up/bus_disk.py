@@ -66,7 +66,6 @@ class BusDisk:
         self._state = ""
 
     async def keep(self) -> None:
-        """Check the disk each second and act on it, until cancelled."""
         while True:
             try:
                 await self._look()
@@ -107,7 +106,6 @@ class BusDisk:
         )
 
     def _take(self, size_bytes: int) -> None:
-        """Create the reserve file if possible."""
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
 
@@ -123,7 +121,6 @@ class BusDisk:
         return set(_FAILED.findall(text))
 
     async def _try(self, room: Room) -> None:
-        """If there are signs of a full disk, write to each bucket and note the failing buckets."""
         now_s = asyncio.get_running_loop().time()
         late = now_s - self._probed_s > LOW_PROBE_S
         if not self._admin.connected or not (self._named or self._stuck or (room.low and late)):

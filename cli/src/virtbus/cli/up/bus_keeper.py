@@ -65,7 +65,6 @@ class BusKeeper:
         return self.server.url
 
     async def keep(self) -> None:
-        """Keep the server, its streams and consumers, and its disk working, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keep_running())
             group.create_task(self.keep_declared())
@@ -104,7 +103,6 @@ class BusKeeper:
                     self._terminal.say(f"the bus {again}")
 
     async def keep_running(self) -> None:
-        """Start the server again after each end, on the same port."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
@@ -127,7 +125,6 @@ class BusKeeper:
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
-        """Return the number of this node's VMs; None if unknown."""
         try:
             asked = {"node": self._place.node}
             answer = await self.admin.request("virtbus.api.v1.node.get", asked, timeout_s=1.0)

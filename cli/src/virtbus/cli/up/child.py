@@ -14,7 +14,6 @@ from virtbus.cli.up.readiness import ReadySocket
 from virtbus.cli.up.terminal import Terminal
 
 STOP_S = 10.0
-"""Time between SIGTERM and SIGKILL."""
 _LINE_BYTES = 256 * 1024
 
 
@@ -103,7 +102,6 @@ class Child:
             self._terminal.relay(self.service, line.decode("utf-8", "replace").rstrip("\n"))
 
     async def stop(self) -> None:
-        """End the service by SIGTERM, and after STOP_S by SIGKILL. Then `run` returns."""
         self._stopping.set()
         await self._started.wait()
         process = self._process
