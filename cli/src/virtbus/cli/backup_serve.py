@@ -110,7 +110,7 @@ def finish(invocation: Invocation, *, id_: str) -> None:
 
 @contextmanager
 def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
-    """Cancel the reading if the body raises an exception. SIGTERM raises one, too."""
+    """Cancel the reading if the body raises an exception, also after SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield

@@ -119,7 +119,6 @@ class Invocation:
         return {**whole, "items": items}
 
     def show(self, value: Any, table: Callable[[], str]) -> None:
-        """Print `table()`, or `value` in the style JSON or YAML."""
         output.write(table() if self.for_eyes else output.render(value, self.style))
 
     def call_and_show(
@@ -135,7 +134,6 @@ class Invocation:
         return view
 
     def note(self, text: str) -> None:
-        """Print a remark for a person to stderr. The styles JSON and YAML have no remarks."""
         if self.for_eyes:
             output.write(text, sys.stderr)
 

@@ -23,10 +23,7 @@ async def accept(
     serve: Serve,
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed.
-
-    `before` is called before each connection takes its unit.
-    """
+    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed."""
     async with background() as tasks:
         while True:
             connection, address = await accepted(listener)
@@ -38,7 +35,7 @@ async def accept(
 
 
 async def accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Return the next connection and its address. Repeat a failed accept after PAUSE_S."""
+    """Return the next connection and its address."""
     loop = asyncio.get_running_loop()
     while True:
         try:

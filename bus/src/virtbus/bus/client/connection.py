@@ -181,7 +181,6 @@ class NatsLink:
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
-        """Replace each client that loses its connection, until cancelled."""
         try:
             while True:
                 await self._end()
@@ -262,7 +261,7 @@ class NatsLink:
     async def _greet(
         self, client: DirectClient, settings: BusSettings, lost: asyncio.Event
     ) -> None:
-        """Connect and log in. Set `lost` when the connection ends. Raises nats-py's exceptions."""
+        """Connect; set `lost` when the connection ends. Raises nats-py's exceptions."""
 
         async def on_error(error: Exception) -> None:
             self._heard(error)

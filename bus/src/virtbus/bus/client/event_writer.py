@@ -100,7 +100,7 @@ class EventWriter:
             )
 
     async def pump(self) -> None:
-        """Store events until cancelled. A retried event may be stored after later events."""
+        """Store events until cancelled. Retries change the order of events."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -119,7 +119,6 @@ class EventWriter:
                 self._idle.set()
 
     async def _store(self, event: QueuedEvent) -> None:
-        """Store one event, with retries. Drop an event that the bus refuses."""
         for delay_s in delays(0.1, 5.0):
             try:
                 await self._records.store(

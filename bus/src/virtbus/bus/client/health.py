@@ -77,7 +77,6 @@ def _unserved(path: Path) -> str:
 
 
 async def _bus(settings: BusSettings, subject: str) -> str:
-    """Return the reason if the login fails or nobody listens on the subject; empty if healthy."""
     if settings.nkey_seed or settings.ca:
         return await _secured_bus(settings, subject)
     who = (settings.user, settings.password)

@@ -33,7 +33,7 @@ AGAIN_S = 2.0
 SETTLES_S = 2.0
 """Pause before the file and the key are compared again, if they differ.
 
-An agent writes its file in less time than this after its instance key.
+An agent writes its instance key first, and its file less than SETTLES_S later.
 """
 
 

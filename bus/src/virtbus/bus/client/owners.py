@@ -7,8 +7,8 @@ that crosses accounts. A request without this header comes from the controllers'
 
 The server replaces a forged header, and writes its own header two bytes before the end of the
 header block. If the block does not end with an empty line, the server's header becomes a part of
-the last line, and a forged header may stay. So a header that contains the name
-`Nats-Request-Info` elsewhere makes a request invalid.
+the last line, and a forged header may stay. So a request is invalid if the name or the value of
+another header contains `Nats-Request-Info`.
 """
 
 import json

@@ -84,7 +84,7 @@ class Write:
 
 
 class Rendered(bytes):
-    """An answer that is already encoded as JSON or msgpack. It is sent unchanged."""
+    """An answer that is already encoded as JSON or msgpack."""
 
     __slots__ = ()
 

@@ -95,10 +95,8 @@ def _headers_of(block: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Sent:
-    """An additional result of `_persist`."""
-
     before: bool = False
-    """True if an earlier attempt may have had an effect."""
+    """True if an earlier attempt of `_persist` may have had an effect."""
 
 
 class Records:

@@ -60,6 +60,8 @@ class WatchSource(Protocol):
 
 
 class _Doubt(StrEnum):
+    """The reason for a new list."""
+
     START = "start"
     ASKED = "asked"
     GAP = "gap"

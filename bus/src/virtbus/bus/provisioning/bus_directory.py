@@ -244,10 +244,7 @@ class BusDirectory:
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
-        """Return the path of a removed node's credentials.
-
-        These credentials are kept to check that each server refuses them.
-        """
+        """Return the path of a removed node's credentials. Servers must refuse them."""
         return self.creds(f"withdrawn-{node}")
 
     def renew_node(self, node: str) -> list[Path]:
@@ -270,10 +267,7 @@ class BusDirectory:
         return self.write(plan)
 
     def remove_node(self, node: str) -> list[Path]:
-        """Remove a node's account and credentials; return the changed files.
-
-        A new node of this name gets new keys.
-        """
+        """Remove a node's account and credentials. A new node of this name gets new keys."""
         plan = self.plan()
         with suppress(FileNotFoundError):
             write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))

@@ -109,7 +109,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running nats-server. An ended server is not restarted by this class."""
+    """A nats-server process. The caller restarts an ended server."""
 
     def __init__(
         self,
@@ -195,7 +195,6 @@ class Server:
             raise BusError(self._why("nats-server rejected its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
-        """Wait until the server accepts (`known`) or refuses these credentials."""
         while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server sends no event
             await asyncio.sleep(_POLL_S)
 

@@ -144,7 +144,6 @@ class BusDisk:
             self._stuck = stuck
 
     async def _tell(self, state: BusStorage) -> None:
-        """Report the state to the controllers, and print a changed state on the terminal."""
         now_s = asyncio.get_running_loop().time()
         kind = "stalled" if state.stalled else "low" if state.low else ""
         if kind != self._state:
